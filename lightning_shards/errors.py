@@ -1,0 +1,75 @@
+"""The tree of errors: what went wrong, the value that was met, and the remedy, in one message.
+
+Every error is a `ShardError` and also the builtin that it refines, so that ``except ValueError``
+goes on working for who does not know this package::
+
+    ShardError
+    ├── ConfigError (ValueError)            a setting, or two settings that do not go together
+    │   └── UnsafeError                     something that could run code and was not switched on
+    ├── PlanError (ValueError)              an epoch that cannot be cut into equal steps
+    ├── UrlError (ValueError)               a pattern of shards that cannot be read
+    ├── ShardNotFoundError (FileNotFoundError)   a shard, or all that a pattern should have matched
+    ├── IndexMismatchError (ValueError)     two sources of counts, or counts and shard, disagree
+    ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
+    ├── SampleError (ValueError)            one sample cannot be turned into a batch row
+    │   └── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
+    ├── StateError (ValueError)             a checkpoint of another data set or another run
+    ├── WorkerError (RuntimeError)          a worker that could not start or that died
+    └── RankError (RuntimeError)            another rank failed: its message, raised here too
+"""
+
+
+class ShardError(Exception):
+    """The root of all errors that this package raises on purpose."""
+
+    def __str__(self) -> str:
+        """The message as it was written (`KeyError` would show its quoted form)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(ShardError, ValueError):
+    """A setting has a value that cannot work, alone or beside another one."""
+
+
+class UnsafeError(ConfigError):
+    """Something that can run a program (a pickle, a `pipe:` URL) was met and is not switched on."""
+
+
+class PlanError(ShardError, ValueError):
+    """The samples cannot be cut into equal steps for all ranks."""
+
+
+class UrlError(ShardError, ValueError):
+    """A shard pattern cannot be read: an open brace, a directory, an unknown scheme."""
+
+
+class ShardNotFoundError(ShardError, FileNotFoundError):
+    """A shard does not exist, or a pattern matches none."""
+
+
+class IndexMismatchError(ShardError, ValueError):
+    """Two sources disagree on how many samples a shard holds."""
+
+
+class DamagedShardError(ShardError, OSError):
+    """The bytes of a shard are not a whole tar archive."""
+
+
+class SampleError(ShardError, ValueError):
+    """A sample cannot be decoded, transformed or put into a batch."""
+
+
+class MissingFieldError(SampleError, KeyError):
+    """A sample has none of the suffixes that a field may come from."""
+
+
+class StateError(ShardError, ValueError):
+    """A checkpoint does not belong to this data set or this run."""
+
+
+class WorkerError(ShardError, RuntimeError):
+    """A worker could not be started, or ended without being asked to."""
+
+
+class RankError(ShardError, RuntimeError):
+    """Another rank failed; its message is raised on this one, so that none waits for it."""

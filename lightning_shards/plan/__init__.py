@@ -1,0 +1,1 @@
+"""The arithmetic of epochs: steps, sizes, order. Pure functions of numbers, numpy only."""

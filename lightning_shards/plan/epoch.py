@@ -1,0 +1,252 @@
+"""The arithmetic of one epoch: how many steps, and what every rank takes at each of them.
+
+Numbers in, numbers out: the plan knows no shard, no file and no clock. All ranks compute the same
+plan, so they stay in lockstep without talking. Every answer is a formula, so a plan of a trillion
+samples costs no more than one of ten.
+
+Ten samples, four ranks, batch size 2. Numbers are positions of the epoch's global sequence, ``*``
+marks a repeat (weight 0), ``|`` parts the ranks::
+
+    remainder   step 0               step 1                   dropped   padded
+    drop        0 1|2 3|4 5|6 7      -                              2        0
+    pad         0 1|2 3|4 5|6 7      8 9|0*1*|2*3*|4*5*             0        6
+    balanced    0 1| 2 | 3 | 4       5 6| 7  | 8  | 9               0        0
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lightning_shards.errors import ConfigError, PlanError
+
+Remainder = Literal["drop", "pad", "balanced"]
+"""What happens to the samples that fill no whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """The rest of one epoch, cut into steps; made by `plan_epoch`.
+
+    Steps are numbered from 0 at `done`. A step out of range, or a rank, is a `ConfigError`.
+
+    Attributes:
+        samples: samples of the whole epoch.
+        batch_size: samples per rank and step.
+        world_size: number of data-parallel ranks.
+        remainder: what happens to the samples that fill no whole step.
+        done: samples of this epoch that were trained before this plan begins.
+    """
+
+    samples: int
+    batch_size: int
+    world_size: int
+    remainder: Remainder
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no epoch can have.
+
+        Raises:
+            ConfigError: a size below its least value, `done` outside of the epoch, or an unknown
+                remainder.
+        """
+        for name, value, least, remedy in (
+            ("batch_size", self.batch_size, 1, "set the samples per rank and step"),
+            ("world_size", self.world_size, 1, "set the number of data-parallel ranks"),
+            ("samples", self.samples, 0, "set the number of samples of one epoch"),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}; {remedy}")
+        if not 0 <= self.done <= self.samples:
+            raise ConfigError(
+                f"done must be from 0 to the {self.samples} samples of the epoch, got {self.done}; "
+                "give the samples trained in this epoch, repeats not counted"
+            )
+        if self.remainder not in get_args(Remainder):
+            raise ConfigError(
+                f"remainder must be one of {', '.join(get_args(Remainder))}, "
+                f"got {self.remainder!r}; train takes 'drop', evaluation 'balanced'"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Places in a full step: batch size x world size."""
+        return self.batch_size * self.world_size
+
+    @property
+    def steps(self) -> int:
+        """Steps still to run, the same on every rank."""
+        if self.remainder == "drop":
+            return self._left // self.global_batch
+        return -(-self._left // self.global_batch)
+
+    @property
+    def served(self) -> int:
+        """Distinct samples still to be served, over all ranks."""
+        return min(self._left, self.steps * self.global_batch)
+
+    @property
+    def dropped(self) -> int:
+        """Samples at the end of the epoch that no step serves."""
+        return self._left - self.served
+
+    @property
+    def padded(self) -> int:
+        """Places filled with repeats, over all ranks; all of them are in the last step."""
+        return 0 if self._is_even else self.steps * self.global_batch - self.served
+
+    def require_steps(self) -> "EpochPlan":
+        """This plan, if its epoch has a step at all.
+
+        The rest of an epoch may well be empty (`done` > 0): the next epoch follows.
+
+        Raises:
+            PlanError: a whole epoch (`done` == 0) without a single step.
+        """
+        if self.steps or self.done:
+            return self
+        if not self.samples:
+            raise PlanError(
+                "the data set has no samples; check the shard pattern and the counts in its index"
+            )
+        raise PlanError(
+            f"{self.samples} samples do not fill one step of {self.world_size} ranks x "
+            f"{self.batch_size} samples; lower the batch size or set remainder='pad'"
+        )
+
+    def size(self, step: int, rank: int) -> int:
+        """Samples in the batch of this rank at this step, repeats included."""
+        return self._distinct(step, rank) + self.num_repeats(step, rank)
+
+    def num_repeats(self, step: int, rank: int) -> int:
+        """How many samples, at the end of this rank's batch, are repeats (weight 0)."""
+        distinct = self._distinct(step, rank)
+        return 0 if self._is_even else self.batch_size - distinct
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Batch sizes at this step, repeats included, one per rank.
+
+        >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="balanced")
+        >>> [plan.sizes(step) for step in range(plan.steps)]
+        [(2, 1, 1, 1), (2, 1, 1, 1)]
+        """
+        return tuple(self.size(step, rank) for rank in range(self.world_size))
+
+    def repeats(self, step: int) -> tuple[int, ...]:
+        """Repeats at the end of each rank's batch at this step, one number per rank.
+
+        >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="pad")
+        >>> plan.sizes(1), plan.repeats(1)
+        ((2, 2, 2, 2), (0, 2, 2, 2))
+        """
+        return tuple(self.num_repeats(step, rank) for rank in range(self.world_size))
+
+    def span(self, step: int) -> tuple[int, int]:
+        """Positions (start, stop) of this step in the epoch's global sequence.
+
+        The ranks take consecutive slices of it, of `sizes(step)`. In a padded step `stop` exceeds
+        `samples`: position p >= samples is a repeat of position p % samples.
+
+        >>> plan_epoch(10, batch_size=2, world_size=4, remainder="pad").span(1)
+        (8, 16)
+        """
+        self._check("step", step, self.steps)
+        start = self.trained(step)
+        places = self._total(step) if self._is_even else self.global_batch
+        return start, start + places
+
+    def trained(self, steps: int) -> int:
+        """The cursor's samples after `steps` further steps, 0 <= steps <= `self.steps`.
+
+        Plans are memoryless: the plan with this number as `done` is exactly the rest of this plan.
+        """
+        self._check("steps", steps, self.steps + 1)
+        first_steps, first_total, later_total = self._totals
+        first = min(steps, first_steps)
+        return self.done + first * first_total + (steps - first) * later_total
+
+    def share(self, rank: int, worker: int = 0, num_workers: int = 1) -> int:
+        """Distinct samples of this rank in the steps worker, worker + num_workers, and so on.
+
+        >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="balanced")
+        >>> plan.share(rank=0), plan.share(rank=0, worker=1, num_workers=2)
+        (4, 2)
+        """
+        self._check("rank", rank, self.world_size)
+        self._check("worker", worker, num_workers)
+        first_steps, first_total, later_total = self._totals
+        num_first = len(range(worker, first_steps, num_workers))
+        num_later = len(range(worker, self.steps, num_workers)) - num_first
+        first = num_first * self._slice(first_total, rank)
+        return first + num_later * self._slice(later_total, rank)
+
+    @property
+    def _left(self) -> int:
+        return self.samples - self.done
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether every rank gets a sample at every step without a repeat, as balanced wants."""
+        return self.remainder == "balanced" and self._left >= self.steps * self.world_size
+
+    @property
+    def _totals(self) -> tuple[int, int, int]:
+        """Number of first steps, distinct samples in each of them, and in each later step."""
+        if self._is_even and self.steps:
+            # The larger steps come first: then the rest of the plan is a balanced plan again.
+            total, num_larger = divmod(self._left, self.steps)
+            return num_larger, total + 1, total
+        full_steps, rest = divmod(self._left, self.global_batch)
+        return full_steps, self.global_batch, rest
+
+    def _total(self, step: int) -> int:
+        """Distinct samples of all ranks at this step."""
+        first_steps, first_total, later_total = self._totals
+        return first_total if step < first_steps else later_total
+
+    def _slice(self, total: int, rank: int) -> int:
+        """This rank's part of `total` distinct samples of one step."""
+        if self._is_even:
+            return total // self.world_size + (rank < total % self.world_size)
+        return min(max(total - rank * self.batch_size, 0), self.batch_size)
+
+    def _distinct(self, step: int, rank: int) -> int:
+        """Distinct samples of this rank at this step."""
+        self._check("step", step, self.steps)
+        self._check("rank", rank, self.world_size)
+        return self._slice(self._total(step), rank)
+
+    def _check(self, name: str, value: int, total: int) -> None:
+        """Refuse a number that is not in range(total)."""
+        if not 0 <= value < total:
+            raise ConfigError(
+                f"{name} must be at least 0 and below {total}, got {value}; stay inside {self}"
+            )
+
+
+def plan_epoch(
+    samples: int, batch_size: int, world_size: int, remainder: Remainder, done: int = 0
+) -> EpochPlan:
+    """The plan of what is left of an epoch after `done` of its samples were trained.
+
+    With R = samples - done and G = batch_size x world_size:
+
+    - ``drop``: R // G full steps; the rest is not served.
+    - ``pad``: the rest gets one more full step; its places beyond R are repeats.
+    - ``balanced``: as many steps as ``pad``, without repeats. Steps differ by at most one sample,
+      the larger ones first, and so do the ranks of one step. It pads exactly like ``pad`` when
+      some step would leave a rank without a sample (R // steps < world_size).
+
+    A plan without a step is a plan: `EpochPlan.require_steps` refuses it.
+
+    >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="drop")
+    >>> plan.steps, plan.served, plan.dropped, plan.padded
+    (1, 8, 2, 0)
+    >>> plan_epoch(10, 2, 4, "balanced", done=5).span(0)
+    (5, 10)
+    >>> plan_epoch(3, 2, 4, "balanced").repeats(0)    # fewer samples than ranks
+    (0, 1, 2, 2)
+
+    Raises:
+        ConfigError: see `EpochPlan`.
+    """
+    return EpochPlan(samples, batch_size, world_size, remainder, done)

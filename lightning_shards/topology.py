@@ -1,0 +1,42 @@
+"""Where a stream of batches is made: which rank, and which worker of that rank."""
+
+from dataclasses import dataclass, replace
+
+from lightning_shards.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One producer of batches among all of them.
+
+    It is found out once, in the trainer process, and then passed on as an argument: a worker never
+    asks the environment which rank it serves (under forkserver and spawn the answer is wrong).
+
+    Attributes:
+        rank: data-parallel rank, 0 <= rank < world_size.
+        world_size: number of data-parallel ranks.
+        worker: number of this worker within its rank, 0 <= worker < num_workers.
+        num_workers: number of workers that share the batches of this rank, at least 1.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a place outside of its own world.
+
+        Raises:
+            ConfigError: `rank` or `worker` is negative or not below its total.
+        """
+        for name, value, total in (
+            ("rank", self.rank, self.world_size),
+            ("worker", self.worker, self.num_workers),
+        ):
+            if not 0 <= value < total:
+                raise ConfigError(f"{name} must be from 0 to {total - 1}, got {value} of {total}")
+
+    def with_worker(self, worker: int, num_workers: int) -> "Place":
+        """The place of one worker of this rank."""
+        return replace(self, worker=worker, num_workers=num_workers)
