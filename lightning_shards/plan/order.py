@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     SHARD_DRAWS = 1
     STREAM_STARTS = 2
     SHARD_ORDER = 3
+    TRANSFORMS = 4
 
 
 @dataclass(frozen=True, slots=True)

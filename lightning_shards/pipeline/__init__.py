@@ -1,0 +1,1 @@
+"""From shards to batches, inside a worker: read, decode, transform, collate."""

@@ -1,0 +1,230 @@
+"""From the members of a sample to its fields: select by suffix, decode, transform."""
+
+import inspect
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from lightning_shards.errors import ConfigError, MissingFieldError, SampleError, UnsafeError
+from lightning_shards.pipeline import images
+from lightning_shards.pipeline.collate import Sample
+from lightning_shards.pipeline.seeds import SampleSeeds
+from lightning_shards.shards.urls import redact
+
+Decoder: TypeAlias = Callable[[bytes], Any]
+"""Bytes of a member to a value; raises ValueError or OSError for bytes it cannot read."""
+
+Transform: TypeAlias = Callable[..., Any]
+"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
+
+
+def _decode_int(data: bytes) -> int:
+    return int(data)
+
+
+def _decode_npy(data: bytes) -> np.ndarray:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _decode_pth(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+DECODERS: dict[str, Decoder] = {
+    "raw": bytes,
+    "text": bytes.decode,
+    "int": _decode_int,
+    "json": json.loads,
+    "npy": _decode_npy,
+    "rgb": images.decode_rgb,
+    "gray": images.decode_gray,
+    "pil": images.decode_pil,
+    "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
+    "pth": _decode_pth,  # likewise
+}
+IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
+UNSAFE_DECODERS = frozenset({"pickle", "pth"})
+
+_SUFFIX_DECODERS = {
+    "int": "cls cls2 class count index inx id",
+    "text": "txt text transcript",
+    "json": "json jsn",
+    "npy": "npy",
+    "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
+    "pickle": "pkl pickle pyd",
+    "pth": "pth",
+}
+_BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
+
+
+def decoder_of(suffix: str) -> str:
+    """The name of the default decoder of a suffix; `raw` for one that is not known."""
+    return _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1].lower(), "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One entry of a batch and where its values come from.
+
+    Attributes:
+        name: its key in the batch.
+        suffixes: member suffixes, the first that a sample has is taken.
+        decoder: name of the decoder, None for each suffix's default.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    decoder: str | None = None
+
+    def decoders(self) -> set[str]:
+        """Names of the decoders that this field can need."""
+        return {self.decoder or decoder_of(suffix) for suffix in self.suffixes}
+
+    def decode(self, members: Mapping[str, Any]) -> Any:
+        """The value of this field in a sample.
+
+        Raises:
+            MissingFieldError: the sample has none of the suffixes.
+            SampleError: its bytes cannot be decoded.
+        """
+        suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
+        where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
+        if suffix is None:
+            found = sorted(key for key in members if not key.startswith("__"))
+            raise MissingFieldError(
+                f"{where} has no member for field {self.name!r}: wanted one of "
+                f"{list(self.suffixes)}, found {found}; name one of these in `fields`"
+            )
+        decoder = self.decoder or decoder_of(suffix)
+        try:
+            return DECODERS[decoder](members[suffix])
+        except Exception as error:
+            raise SampleError(
+                f"{where}: member {suffix!r} ({len(members[suffix])} bytes) cannot be decoded as "
+                f"{decoder!r} for field {self.name!r}: {error}; repair the shard, or name another "
+                f"decoder in `decode`"
+            ) from error
+
+
+def make_fields(
+    fields: Mapping[str, str], decode: Mapping[str, str], allow_unsafe: frozenset[str]
+) -> tuple[Field, ...]:
+    """The fields of a split, checked.
+
+    Args:
+        fields: batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
+        decode: batch key to the name of a decoder.
+        allow_unsafe: decoders that can run code and are wanted all the same.
+
+    Raises:
+        ConfigError: no fields, an unknown decoder, or a decoder whose library is missing.
+        UnsafeError: a field that would need a pickle which is not switched on.
+    """
+    if not fields:
+        raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
+    for what, names in (
+        ("decode", decode.keys() - fields.keys()),
+        ("fields", {"__key__"} & fields.keys()),
+    ):
+        if names:
+            raise ConfigError(
+                f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
+            )
+    made = tuple(
+        Field(name, tuple(part.strip().lower() for part in text.split(";")), decode.get(name))
+        for name, text in fields.items()
+    )
+    for field in made:
+        _require_decoders(field, allow_unsafe)
+    return made
+
+
+def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
+    if not all(field.suffixes) or field.name.startswith("__"):
+        raise ConfigError(
+            f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
+            "'jpg;png', none empty, and let no field's name begin with '__'"
+        )
+    unknown = field.decoders() - DECODERS.keys()
+    if unknown:
+        raise ConfigError(
+            f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
+            f"take one of {sorted(DECODERS)}, or 'raw' and a transform"
+        )
+    unsafe = (field.decoders() & UNSAFE_DECODERS) - allow_unsafe
+    if unsafe:
+        name = min(unsafe)
+        raise UnsafeError(
+            f"field {field.name!r} would be decoded as {name!r}, which can run any program that is "
+            f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
+        )
+    if field.decoders() & IMAGE_DECODERS:
+        images.require_pillow()
+
+
+@dataclass(frozen=True)
+class DecodeFields:
+    """A stage that turns members into fields and keeps the keys that begin with `__`."""
+
+    fields: tuple[Field, ...]
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Decode sample by sample."""
+        for members in samples:
+            kept = {key: value for key, value in members.items() if key.startswith("__")}
+            yield kept | {field.name: field.decode(members) for field in self.fields}
+
+
+class ApplyTransforms:
+    """A stage that applies each field's transform, with that sample's own randomness.
+
+    Sample number i of this worker and turn has the position ``first + i * stride``, which no other
+    worker or rank of the epoch has.
+    """
+
+    def __init__(
+        self, transforms: Mapping[str, Transform], seeds: SampleSeeds, first: int, stride: int
+    ) -> None:
+        self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
+        self._seeds, self._first, self._stride = seeds, first, stride
+        self._globals = any(not rng for _, _, rng in self._transforms)
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Transform sample by sample."""
+        for number, sample in enumerate(samples):
+            position = self._first + number * self._stride
+            if self._globals:
+                self._seeds.seed_globals(position)
+            rng = self._seeds.generator(position)
+            for name, transform, wants_rng in self._transforms:
+                sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
+            yield sample
+
+
+def takes_rng(transform: Transform) -> bool:
+    """Whether a transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # a builtin without a signature
+        return False
+
+
+def _transformed(sample: Sample, name: str, transform: Transform, rng: object | None) -> Any:
+    if name not in sample:
+        raise SampleError(
+            f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
+            "a stage dropped or renamed it"
+        )
+    try:
+        return transform(sample[name]) if rng is None else transform(sample[name], rng=rng)
+    except Exception as error:
+        raise SampleError(
+            f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
+            f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
+        ) from error

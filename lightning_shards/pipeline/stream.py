@@ -1,0 +1,300 @@
+"""The stream reader, and the only door to webdataset: whole shards, read forward, from any URL.
+
+One epoch of one worker is a `webdataset.pipeline.DataPipeline`::
+
+    shard parts -> tar expansion -> shuffle -> decode fields -> user's stages -> transforms
+                                                                                      |
+                                                     batches of the planned sizes  <--+
+
+Which shards those are is arithmetic on (seed, epoch, place), in `plan/order.py`. webdataset's own
+node and worker splits are not used: they ask the environment for the rank, repeat epoch 0 in fresh
+workers, and give ranks unequal shares.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import quote
+
+from webdataset.filters import shuffle
+from webdataset.gopen import Pipe, gopen
+from webdataset.pipeline import DataPipeline
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from lightning_shards.errors import (
+    DamagedShardError,
+    SampleError,
+    ShardError,
+    ShardNotFoundError,
+    StateError,
+)
+from lightning_shards.pipeline.collate import Batch, BatchFormat, Sample, collate, format_batch
+from lightning_shards.pipeline.fields import (
+    ApplyTransforms,
+    DecodeFields,
+    Field,
+    Transform,
+    takes_rng,
+)
+from lightning_shards.pipeline.parts import ShardPart, exact_parts, resampled_parts
+from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
+from lightning_shards.pipeline.source import Epochs, Turn
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.urls import is_local, redact
+from lightning_shards.topology import Place
+
+Sampling: TypeAlias = Literal["resampled", "shuffled", "sequential"]
+
+Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
+
+_STAGE_POSITIONS = 1 << 48
+"""Where the positions that seed stages begin, far above those of samples."""
+
+_SHUFFLE_POSITIONS = 1 << 49
+"""Likewise for the shuffle buffers."""
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """Streams whole shards through webdataset; restarts from any cursor, with fresh draws.
+
+    Attributes:
+        index: the shards and, where known, how many samples each holds.
+        epochs: how the stream is cut into epochs.
+        sampling: `resampled` draws shards with replacement; the others serve each sample once.
+        seed: keys every draw, shuffle and transform.
+        fields: what is taken from each sample.
+        transforms: one callable per field that has one.
+        stages: the user's stages, after the fields are decoded and before the transforms.
+        shuffle_buffer: samples held by webdataset's shuffle; 0 for none, as `sequential` has.
+        batch_format: a dict, or the fields in order as a tuple.
+    """
+
+    index: ShardIndex
+    epochs: Epochs
+    sampling: Sampling
+    seed: int
+    fields: tuple[Field, ...]
+    transforms: dict[str, Transform]
+    stages: tuple[Stage, ...] = ()
+    shuffle_buffer: int = 1000
+    batch_format: BatchFormat = "dict"
+
+    def with_epochs(self, epochs: Epochs) -> "StreamSource":
+        """The same samples, cut into other epochs."""
+        return replace(self, epochs=epochs)
+
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:
+        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+
+        Raises:
+            StateError: the cursor is inside an epoch that serves each sample once. Ranks and
+                workers read stretches of their own, not the epoch's first samples.
+            ShardError: a shard, a sample or a stage cannot give what was planned.
+        """
+        if cursor.samples and self.sampling != "resampled":
+            raise StateError(
+                f"the stream reader cannot begin {cursor.samples} samples into an epoch with "
+                f"sampling={self.sampling!r}; resume from a checkpoint of an epoch's end, or train "
+                "with sampling='resampled'"
+            )
+        for turn in self.epochs.turns(place, cursor):
+            yield from self._batches_of(turn)
+
+    def first_sample(self, place: Place) -> None:
+        """Make one batch of one sample, to see that fields, stages and transforms fit the shards.
+
+        Raises:
+            ShardError: they do not.
+        """
+        alone = replace(
+            self,
+            index=replace(self.index, counts=None),  # without counts a shard is read from its start
+            sampling="resampled",
+            shuffle_buffer=0,
+            epochs=Epochs(place.world_size, batch_size=1, remainder="drop"),
+        )
+        next(alone.batches(place, Cursor()))
+
+    def _batches_of(self, turn: Turn) -> Iterator[Batch]:
+        samples = self._samples(turn)
+        for step in turn.own_steps():
+            if self._draws_from_globals():
+                with preserved_globals():
+                    self._seed_stages(turn, step)
+                    batch = self._batch(samples, turn, step)
+            else:
+                batch = self._batch(samples, turn, step)
+            yield batch
+        if self.sampling != "resampled" and turn.steps == turn.plan.steps and any(samples):
+            raise SampleError(
+                "a stage made more samples than it was given, but each sample is planned once; "
+                "stages that add samples need sampling='resampled'"
+            )
+
+    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int) -> Batch:
+        size = turn.plan.size(step, turn.place.rank)
+        rows = list(islice(samples, size))
+        if len(rows) < size:
+            raise SampleError(
+                f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
+                "but each is planned once; stages that drop samples need sampling='resampled'"
+            )
+        names = [field.name for field in self.fields]
+        weights: list[int] = []
+        if self.epochs.remainder != "drop":
+            repeats = turn.plan.num_repeats(step, turn.place.rank)
+            weights = [1] * (size - repeats) + [0] * repeats
+        return format_batch(collate(rows, names, weights), names, self.batch_format)
+
+    def _samples(self, turn: Turn) -> Iterator[Sample]:
+        """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
+        if self.sampling == "resampled":
+            return self._pipeline(turn, resampled_parts(self.index, self.seed, turn))
+        return chain.from_iterable(
+            self._pipeline(turn, exact_parts(self.index, self.seed, turn, weight, self._shuffled()))
+            for weight in (1, 0)
+        )
+
+    def _pipeline(self, turn: Turn, parts: Iterator[ShardPart]) -> Iterator[Sample]:
+        place = turn.place
+        seeds = SampleSeeds(self.seed, turn.epoch, turn.plan.done)
+        lane = place.worker * place.world_size + place.rank
+        watch = _Watch(limit=2 * self.index.num_shards + self.shuffle_buffer + 16)
+        stages: list[Any] = [lambda: parts, _Expand(self.index, watch)]
+        if self.sampling != "sequential" and self.shuffle_buffer > 1:
+            rng = python_generator(seeds, _SHUFFLE_POSITIONS + lane)
+            stages.append(shuffle(self.shuffle_buffer, rng=rng))
+        stages += [DecodeFields(self.fields), *self.stages]
+        stages.append(
+            ApplyTransforms(self.transforms, seeds, lane, place.world_size * place.num_workers)
+        )
+        stages.append(watch.arrived)
+        return iter(DataPipeline(*stages))
+
+    def _shuffled(self) -> bool:
+        return self.sampling == "shuffled"
+
+    def _draws_from_globals(self) -> bool:
+        return bool(self.stages) or not all(map(takes_rng, self.transforms.values()))
+
+    def _seed_stages(self, turn: Turn, step: int) -> None:
+        position = _STAGE_POSITIONS + step * turn.place.world_size + turn.place.rank
+        SampleSeeds(self.seed, turn.epoch, turn.plan.done).seed_globals(position)
+
+
+@dataclass
+class _Watch:
+    """Ends a stream whose shards or stages give nothing, which would otherwise read for ever."""
+
+    limit: int
+    parts: int = 0
+
+    def opened(self) -> None:
+        """Count a part of a shard that is about to be read."""
+        self.parts += 1
+        if self.parts > self.limit:
+            raise SampleError(
+                f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
+                "drops every sample; look at the shards and at `stages`"
+            )
+
+    def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """The last stage: each sample that gets here starts the count again."""
+        for sample in samples:
+            self.parts = 0
+            yield sample
+
+
+@dataclass(frozen=True)
+class _Expand:
+    """The stage that reads parts of shards; a sample that comes out knows its `__id__`."""
+
+    index: ShardIndex
+    watch: _Watch
+
+    def __call__(self, parts: Iterator[ShardPart]) -> Iterator[Sample]:
+        for part in parts:
+            self.watch.opened()
+            expected = None if self.index.counts is None else int(self.index.counts[part.shard])
+            stop = None if part.take is None else part.skip + part.take
+            with closing(read_shard(self.index.urls[part.shard], expected)) as samples:
+                for number, sample in enumerate(islice(samples, stop)):
+                    if number >= part.skip:
+                        sample["__id__"] = (part.shard, number)
+                        yield sample
+
+
+def read_shard(url: str, expected: int | None) -> Generator[Sample, None, None]:
+    """The samples of one shard in file order, each a dict of suffix to bytes.
+
+    Args:
+        url: a local path or a URL that webdataset can open.
+        expected: how many samples the index says it holds, None when nobody knows.
+
+    Raises:
+        ShardNotFoundError: there is no such file.
+        DamagedShardError: it cannot be fetched or read to its end, or holds another number.
+    """
+    number = 0
+    try:
+        with _opened(url) as stream:
+            files = tar_file_expander(iter([{"url": url, "stream": stream}]))
+            for sample in group_by_keys(files):
+                yield sample
+                number += 1
+    except ShardError:
+        raise
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(
+            f"{redact(url)} does not exist; check the path in `urls`"
+        ) from error
+    except Exception as error:
+        raise DamagedShardError(
+            f"{redact(url)} cannot be read on after {number} samples: {type(error).__name__}: "
+            f"{_first_argument(error)}; check that it can be fetched, then fetch or write it again"
+        ) from error
+    if expected is not None and number != expected:
+        raise DamagedShardError(
+            f"{redact(url)} gave {number} samples where its index says {expected}: it is damaged "
+            "or was changed after it was counted; write it again, or bring the index up to date"
+        )
+
+
+@contextmanager
+def _opened(url: str) -> Generator[Any]:
+    """A shard's bytes; a program behind them is checked at the end, killed when left early."""
+    if is_local(url):
+        with open(url, "rb") as file:  # noqa: PTH123 a path as webdataset would open it
+            yield file
+        return
+    # curl expands [1-2] and {a,b} in a URL on its own: two shards would be read as one
+    plain = quote(url, safe="%/:=&?~#+!$,;'@()*") if url.startswith("http") else url
+    stream = cast("Any", gopen(plain))
+    try:
+        yield stream
+    except BaseException:
+        _kill(stream)
+        raise
+    while stream.read(1 << 16):
+        pass  # what follows the archive, so that the program can end by itself
+    stream.close()  # a Pipe raises here when its program failed
+
+
+def _kill(stream: Any) -> None:
+    if isinstance(stream, Pipe):
+        process, output = cast("Any", stream).proc, cast("Any", stream).stream
+        process.kill()
+        process.wait()
+        output.close()
+    else:
+        stream.close()
+
+
+def _first_argument(error: Exception) -> object:
+    """The message alone: webdataset appends streams and URLs, which may hold secrets."""
+    return error.args[0] if error.args else ""
