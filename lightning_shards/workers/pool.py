@@ -1,0 +1,55 @@
+"""What a pool of workers offers: batches of one rank in step order, and an end.
+
+`inline` and `processes` implement it; a stream can always be closed and started elsewhere, as a
+source holds no progress.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.source import Source
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+
+
+class Produced(NamedTuple):
+    """A batch and what it cost: the seconds that its worker spent to make it."""
+
+    batch: Batch
+    seconds: float
+
+
+class BatchStream(Protocol):
+    """The batches of one rank in step order, without end, until it is closed."""
+
+    def __next__(self) -> Produced:
+        """Wait for the next batch."""
+        ...
+
+    def close(self) -> None:
+        """End all workers; they are gone when this returns. Closing twice does nothing."""
+        ...
+
+
+class Pool(Protocol):
+    """Runs a source in workers."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that make batches side by side; 1 for the trainer's own thread."""
+        ...
+
+    def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
+        """Begin at the cursor. `place` is the rank's; the pool tells its workers apart."""
+        ...
+
+
+def produce(source: Source, place: Place, cursor: Cursor) -> Iterator[Produced]:
+    """The batches of one worker, each with the seconds it took."""
+    batches = source.batches(place, cursor)
+    while True:
+        begin = time.perf_counter()
+        batch = next(batches)
+        yield Produced(batch, time.perf_counter() - begin)

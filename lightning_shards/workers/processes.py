@@ -1,0 +1,199 @@
+"""Worker processes, by torch's DataLoader: round robin over workers gives batches in step order."""
+
+import ast
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lightning_shards.errors import ConfigError, ShardError, WorkerError
+from lightning_shards.pipeline.source import Source
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.pool import BatchStream, Produced, produce
+
+StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
+
+_PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
+"""What the main script has imported of these, the fork server imports once instead of each worker:
+it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
+
+_WATCH_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class ProcessPool:
+    """Runs the source in `num_workers` processes.
+
+    Attributes:
+        num_workers: processes per rank.
+        prefetch: batches that each of them keeps ready.
+        start_method: `forkserver` by default: a fork of a rank that has gloo and autograd threads
+            can deadlock.
+        pin_memory: whether a thread copies batches into page-locked memory.
+    """
+
+    num_workers: int
+    prefetch: int = 2
+    start_method: StartMethod = "forkserver"
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what could only fail later, inside a worker.
+
+        Raises:
+            ConfigError: `num_workers` or `prefetch` is below 1.
+            WorkerError: the script would be run again by each worker.
+        """
+        for name, value in (("num_workers", self.num_workers), ("prefetch", self.prefetch)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1 for worker processes, got {value}")
+        if self.start_method != "fork":
+            require_main_guard()
+
+    def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
+        """Start the workers at the cursor."""
+        context = multiprocessing.get_context(self.start_method)
+        if self.start_method == "forkserver":
+            context.set_forkserver_preload([name for name in _PRELOAD if name in sys.modules])
+        loader = DataLoader(
+            _WorkerShare(source, place, cursor, os.getpid()),
+            batch_size=None,
+            num_workers=self.num_workers,
+            collate_fn=_identity,  # the default would turn tuples into lists
+            prefetch_factor=self.prefetch,
+            multiprocessing_context=cast("Any", context),
+            pin_memory=self.pin_memory,
+        )
+        return _ProcessStream(iter(loader))
+
+
+class _Failure(NamedTuple):
+    """An error of ours on its way from a worker, with the worker's stack as text."""
+
+    error: ShardError
+    stack: str
+
+
+class _WorkerShare(IterableDataset[Any]):
+    """What one worker process makes. Everything it needs travels with it, the rank included."""
+
+    def __init__(self, source: Source, place: Place, cursor: Cursor, trainer_pid: int) -> None:
+        super().__init__()
+        self._source, self._place, self._cursor = source, place, cursor
+        self._trainer_pid = trainer_pid
+
+    def __iter__(self) -> Iterator[Produced | _Failure]:
+        info = get_worker_info()
+        assert info is not None  # noqa: S101 only worker processes iterate over it
+        end_with(self._trainer_pid)
+        try:
+            yield from produce(
+                self._source, self._place.with_worker(info.id, info.num_workers), self._cursor
+            )
+        except ShardError as error:
+            yield _Failure(error, traceback.format_exc())
+
+
+class _ProcessStream:
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
+
+    def __next__(self) -> Produced:
+        if self._iterator is None:
+            raise StopIteration
+        try:
+            produced = next(self._iterator)
+        except RuntimeError as error:
+            self.close()
+            if str(error).startswith("DataLoader worker"):
+                raise WorkerError(
+                    f"a worker process ended without being asked to: {error} Likely causes: out of "
+                    "memory (fewer workers, smaller prefetch), /dev/shm full, or a crash in a "
+                    "decoder; num_workers=0 shows the crash itself"
+                ) from error
+            raise
+        if isinstance(produced, _Failure):
+            self.close()
+            produced.error.add_note(f"It happened in a worker process:\n{produced.stack}")
+            raise produced.error
+        return cast("Produced", produced)
+
+    def close(self) -> None:
+        if self._iterator is None:
+            return
+        self._iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
+        self._iterator = None
+        for worker in self._workers:
+            if worker.is_alive():  # a Python handler for SIGTERM may never get to run
+                worker.kill()
+            worker.join()
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def end_with(trainer_pid: int) -> None:
+    """End this worker, and the programs that it runs, as soon as the trainer process is gone.
+
+    Workers of a fork server outlive a trainer that was killed: their parent is the server.
+    """
+    threading.Thread(target=_watch, args=(trainer_pid,), daemon=True).start()
+
+
+def _watch(trainer_pid: int) -> None:
+    try:
+        if hasattr(os, "pidfd_open"):
+            ended = select.poll()
+            ended.register(os.pidfd_open(trainer_pid))  # readable when the process has ended
+            ended.poll()
+        else:
+            while True:
+                os.kill(trainer_pid, 0)
+                time.sleep(_WATCH_INTERVAL_S)
+    except ProcessLookupError:
+        pass  # it ended before this thread began
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)  # curl, waiting for a server that sends nothing
+    os._exit(1)  # no clean-up: the queues lead to a process that is gone
+
+
+def require_main_guard() -> None:
+    """Check that workers can import the main script without running it again.
+
+    A worker that is not forked imports the main script. Without the guard it would run the training
+    once more, wait for ranks that never come, and the trainer would wait for it.
+
+    Raises:
+        WorkerError: the main script has no ``if __name__ == "__main__":``.
+    """
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if file is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
+        return  # a notebook, or `python -m package`: these are not imported again
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # not a script whose text we can read, a zip archive for instance
+    tests = [node.test for node in tree.body if isinstance(node, ast.If)]
+    names = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
+    if "__name__" not in names:
+        raise WorkerError(
+            f'{file} has no `if __name__ == "__main__":`. Worker processes import this script, and '
+            "would run the training in it once more. Put what it does into a function main() and "
+            'end the script with\n\n    if __name__ == "__main__":\n        main()\n\n'
+            'or set LoaderConfig(multiprocessing_context="fork") or num_workers=0'
+        )
