@@ -1,0 +1,67 @@
+"""Train from plain WebDataset tar shards under any Lightning strategy, all ranks in lockstep.
+
+The names below are the public ones. They are loaded on first use, so that importing the package
+costs no torch and no Lightning.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_shards.callbacks.epoch import SetEpoch
+    from lightning_shards.callbacks.throughput import DataThroughputMonitor
+    from lightning_shards.cli import ShardCLI
+    from lightning_shards.config import LoaderConfig, SplitConfig
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.errors import ShardError
+    from lightning_shards.loader import ShardLoader
+    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.epoch import EpochPlan, plan_epoch
+    from lightning_shards.shards.index import ShardIndex
+    from lightning_shards.shards.urls import expand_urls
+    from lightning_shards.topology import Place
+
+_HOMES = {
+    "Cursor": "plan.cursor",
+    "DataThroughputMonitor": "callbacks.throughput",
+    "EpochPlan": "plan.epoch",
+    "LoaderConfig": "config",
+    "Place": "topology",
+    "SetEpoch": "callbacks.epoch",
+    "ShardCLI": "cli",
+    "ShardDataModule": "datamodule",
+    "ShardError": "errors",
+    "ShardIndex": "shards.index",
+    "ShardLoader": "loader",
+    "SplitConfig": "config",
+    "expand_urls": "shards.urls",
+    "plan_epoch": "plan.epoch",
+}
+
+__all__ = [
+    "Cursor",
+    "DataThroughputMonitor",
+    "EpochPlan",
+    "LoaderConfig",
+    "Place",
+    "SetEpoch",
+    "ShardCLI",
+    "ShardDataModule",
+    "ShardError",
+    "ShardIndex",
+    "ShardLoader",
+    "SplitConfig",
+    "expand_urls",
+    "plan_epoch",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lightning_shards' has no attribute {name!r}")
+    return getattr(import_module(f"lightning_shards.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Lightning callbacks: the epoch for foreign loaders, and who waits for whom."""

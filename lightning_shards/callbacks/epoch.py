@@ -1,0 +1,68 @@
+"""Tell everything that wants to know it which epoch this is; Lightning tells samplers alone."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_shards.loader import ShardLoader
+from lightning_shards.progress import restart_train_loaders, train_loaders
+
+
+class SetEpoch(pl.Callback):
+    """Calls `set_epoch` on every train loader, sampler, batch sampler and dataset that has it.
+
+    From the second epoch of a process on the call comes before the iterator is made. In the first
+    one Lightning has made the iterator before any hook runs, and workers may hold the wrong epoch.
+    That matters when a run is resumed: then the iterators of foreign loaders are made anew. A
+    `ShardLoader` needs none of this, as it asks for the epoch when its first batch is wanted.
+
+    Workers of a foreign loader with `persistent_workers=True` keep the dataset that they were
+    started with; a dataset that has `set_epoch` is warned about there.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Repair the first epoch of this process; on a resume within it no epoch hook runs."""
+        foreign = self._set_epochs(trainer)
+        if foreign and trainer.current_epoch > 0:
+            restart_train_loaders(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set the epoch that begins; a second call with the same epoch changes nothing."""
+        self._set_epochs(trainer)
+
+    def _set_epochs(self, trainer: pl.Trainer) -> bool:
+        """Set the epoch everywhere; whether a foreign object was told."""
+        foreign = False
+        for loader in train_loaders(trainer):
+            for set_epoch in find_set_epochs(loader):
+                set_epoch(trainer.current_epoch)
+                foreign = foreign or not isinstance(loader, ShardLoader)
+            if _workers_keep_dataset(loader):
+                rank_zero_warn(
+                    "set_epoch() of a dataset does not reach its persistent workers: use "
+                    "persistent_workers=False, or share the epoch with the workers"
+                )
+        return foreign
+
+
+def find_set_epochs(loader: object) -> Iterator[Callable[[int], object]]:
+    """The `set_epoch` methods of a loader and of what it is made of, each object once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts: list[Any] = [
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    ]
+    for part in {id(part): part for part in parts}.values():
+        set_epoch = getattr(part, "set_epoch", None)
+        if callable(set_epoch):
+            yield set_epoch
+
+
+def _workers_keep_dataset(loader: object) -> bool:
+    dataset = getattr(loader, "dataset", None)
+    return bool(getattr(loader, "persistent_workers", False)) and hasattr(dataset, "set_epoch")

@@ -1,0 +1,163 @@
+"""The configuration: frozen dataclasses that YAML, omegaconf and the command line can fill.
+
+Configuration stops here. The layers below take plain arguments.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning_shards.errors import ConfigError
+
+Split = Literal["train", "val", "test", "predict"]
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """What to read for one split, and how it is cut into steps.
+
+    Args:
+        urls: Shards: paths or URLs with braces, local wildcards, ``::`` between several; or a
+            list.
+        sampling: ``resampled`` draws shards with replacement, ``shuffled`` gives each sample once
+            in a new order each epoch, ``sequential`` in file order. Default: resampled for train,
+            sequential for the others.
+        reader: ``stream`` reads whole shards forward through webdataset. ``indexed`` is not part of
+            this release; ``auto`` takes the stream.
+        dataset_size: Samples of an epoch. Needed where no counts are known; under ``resampled`` it
+            may differ from them, as an epoch is nominal there.
+        remainder: Samples that fill no whole step: ``drop`` them, ``pad`` with repeats of weight 0,
+            or ``balanced``: smaller batches of nearly equal size. Default: drop for train, balanced
+            for the others.
+        batch_size: Samples per rank and step; overrides the module's for this split.
+        fields: Batch key to member suffixes; overrides the module's for this split.
+        decode: Batch key to decoder; overrides the module's for this split.
+        transforms: Batch key to callable; overrides the module's for this split.
+        stages: Callables from an iterator of samples to an iterator of samples, run after the
+            fields are decoded.
+        shuffle_buffer: Samples that webdataset's shuffle holds; 0 for none, as ``sequential`` has.
+        shuffle_run: Samples kept together by the indexed reader; not used by the stream.
+        shuffle_block: Samples shuffled together by the indexed reader; not used by the stream.
+        on_bad_sample: ``raise`` says which sample is bad; ``substitute`` is not in this release.
+        max_bad: Budget of substitutions per epoch and job.
+    """
+
+    urls: str | list[str]
+    sampling: Literal["resampled", "shuffled", "sequential"] | None = None
+    reader: Literal["auto", "stream", "indexed"] = "auto"
+    dataset_size: int | None = None
+    remainder: Literal["drop", "pad", "balanced"] | None = None
+    batch_size: int | None = None
+    fields: dict[str, str] | None = None
+    decode: dict[str, str] | None = None
+    transforms: dict[str, Any] | None = None
+    stages: list[Any] = field(default_factory=list[Any])
+    shuffle_buffer: int = 1000
+    shuffle_run: int = 64
+    shuffle_block: int = 16_384
+    on_bad_sample: Literal["raise", "substitute"] = "raise"
+    max_bad: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what can be seen to be wrong without looking at the shards.
+
+        Raises:
+            ConfigError: naming the setting, its value and the remedy.
+        """
+        if not self.urls:
+            raise ConfigError(
+                "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
+            )
+        require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
+        require_choice("reader", self.reader, ("auto", "stream"), later=("indexed",))
+        require_choice("remainder", self.remainder, (None, "drop", "pad", "balanced"))
+        require_choice("on_bad_sample", self.on_bad_sample, ("raise",), later=("substitute",))
+        for name, value in (("dataset_size", self.dataset_size), ("batch_size", self.batch_size)):
+            if value is not None:
+                require_at_least(name, value, 1)
+        require_at_least("shuffle_buffer", self.shuffle_buffer, 0)
+        require_at_least("shuffle_run", self.shuffle_run, 0)
+        require_at_least("shuffle_block", self.shuffle_block, 1)
+        if self.max_bad:
+            raise ConfigError(
+                f"max_bad={self.max_bad} has no effect with on_bad_sample='raise'; leave it at 0"
+            )
+        for name, each in [
+            *(self.transforms or {}).items(),
+            *((f"stages[{i}]", s) for i, s in enumerate(self.stages)),
+        ]:
+            require_callable(name, each)
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches are made, not which: nothing here changes a batch.
+
+    Args:
+        pool: ``processes`` or ``inline``; ``num_workers=0`` is always inline. ``threads`` is not
+            part of this release.
+        threads_per_worker: Decoding threads of each worker; only 1 in this release.
+        prefetch: Batches that each worker keeps ready.
+        multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
+            threads can deadlock.
+        pin_memory: Whether batches are copied into page-locked memory. Default: when the
+            accelerator is CUDA.
+        cache_dir: Where the counts of scanned shards are kept. Default: ~/.cache/lightning_shards.
+    """
+
+    pool: Literal["processes", "threads", "inline"] = "processes"
+    threads_per_worker: int = 1
+    prefetch: int = 2
+    multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
+    pin_memory: bool | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: naming the setting, its value and the remedy.
+        """
+        require_choice("pool", self.pool, ("processes", "inline"), later=("threads",))
+        require_choice("threads_per_worker", self.threads_per_worker, (1,))
+        require_at_least("prefetch", self.prefetch, 1)
+        require_choice(
+            "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
+        )
+
+
+def require_at_least(name: str, value: int, least: int) -> None:
+    """Check a whole number against its least value.
+
+    Raises:
+        ConfigError: it is below, or no whole number.
+    """
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def require_choice(
+    name: str, value: object, choices: tuple[object, ...], later: tuple[object, ...] = ()
+) -> None:
+    """Check a setting against its choices; those of `later` are named as not built yet.
+
+    Raises:
+        ConfigError: it is none of the choices.
+    """
+    if value in later:
+        raise ConfigError(
+            f"{name}={value!r} is not part of this release; take one of {list(choices)}"
+        )
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")
+
+
+def require_callable(name: str, value: object) -> None:
+    """Check a transform or a stage.
+
+    Raises:
+        ConfigError: it cannot be called.
+    """
+    if not callable(value):
+        raise ConfigError(
+            f"{name} must be a callable, or class_path and init_args in YAML, got {value!r}"
+        )

@@ -1,0 +1,383 @@
+"""The Lightning face: four splits, one loader factory, and ranks that agree before they train."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_shards.agreement import agree
+from lightning_shards.config import (
+    LoaderConfig,
+    Split,
+    SplitConfig,
+    require_at_least,
+    require_callable,
+    require_choice,
+)
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.loader import ShardLoader, require_same
+from lightning_shards.pipeline.fields import UNSAFE_DECODERS, Field, make_fields
+from lightning_shards.pipeline.source import Epochs
+from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.plan.order import ORDER_VERSION
+from lightning_shards.progress import EvaluationProgress, TrainProgress
+from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.topology import Place
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.pool import Pool
+from lightning_shards.workers.processes import ProcessPool
+
+_STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+_SPLIT_OF: dict[RunningStage | None, Split] = {
+    RunningStage.TRAINING: "train",
+    RunningStage.SANITY_CHECKING: "val",
+    RunningStage.VALIDATING: "val",
+    RunningStage.TESTING: "test",
+    RunningStage.PREDICTING: "predict",
+}
+"""The split that a trainer's running stage reads."""
+
+
+class ShardDataModule(pl.LightningDataModule):
+    """Loads WebDataset tar shards for all ranks in lockstep.
+
+    Args:
+        train: The shards to train on.
+        val: The shards to validate on; each sample once over all ranks.
+        test: The shards to test on; likewise.
+        predict: The shards to predict on; likewise.
+        fields: Batch key to member suffixes, the first that a sample has:
+            ``{"image": "jpg;png", "label": "cls"}``.
+        decode: Batch key to decoder: raw, text, int, json, npy, rgb, gray, pil. Default: by suffix.
+        transforms: Batch key to callable, applied to each sample; one with a parameter ``rng`` gets
+            a ``numpy.random.Generator`` of its own for each sample.
+        device_transforms: Batch key to callable, applied to the whole batch on the device.
+        batch_size: Samples per rank and step.
+        num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
+        seed: Keys every draw, shuffle and random transform.
+        batch_format: ``dict``, or ``tuple`` for the fields alone, in their order.
+        loader: How batches are made; nothing in it changes a batch.
+        allow_unsafe: Names of what can run code and is wanted all the same: ``pipe`` (URLs that run
+            a shell command), ``pickle``, ``pth``.
+    """
+
+    def __init__(
+        self,
+        train: SplitConfig | None = None,
+        val: SplitConfig | None = None,
+        test: SplitConfig | None = None,
+        predict: SplitConfig | None = None,
+        *,
+        fields: dict[str, str],
+        decode: dict[str, str] | None = None,
+        transforms: dict[str, Any] | None = None,
+        device_transforms: dict[str, Any] | None = None,
+        batch_size: int = 32,
+        num_workers: int = 2,
+        seed: int = 0,
+        batch_format: Literal["dict", "tuple"] = "dict",
+        loader: LoaderConfig = LoaderConfig(),  # noqa: B008 frozen, and jsonargparse reads it
+        allow_unsafe: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.splits: dict[Split, SplitConfig | None] = {
+            "train": train, "val": val, "test": test, "predict": predict,
+        }  # fmt: skip
+        self.fields, self.decode = fields, decode or {}
+        self.transforms, self.device_transforms = transforms or {}, device_transforms or {}
+        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        self.batch_format: Literal["dict", "tuple"] = batch_format
+        self.loader_config = loader
+        self.allow_unsafe = frozenset(allow_unsafe or ())
+        self._loaders: dict[Split, ShardLoader] = {}
+        self._settings: dict[Split, tuple[object, ...]] = {}
+        self._indexes: dict[Split, ShardIndex] = {}
+        self._failed: Exception | None = None
+        self._saved: dict[str, Any] = {}
+        self._check()
+
+    def _check(self) -> None:
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("num_workers", self.num_workers, 0)
+        require_at_least("seed", self.seed, 0)
+        require_choice("batch_format", self.batch_format, ("dict", "tuple"))
+        for name in self.allow_unsafe:
+            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
+        for transforms in (self.transforms, self.device_transforms):
+            for name, transform in transforms.items():
+                require_callable(f"the transform of {name!r}", transform)
+        for split in self.splits.values():
+            if split is not None:
+                self._make_fields(split)
+
+    def prepare_data(self) -> None:
+        """Count the samples of local shards, once per node; the counts are kept in the cache."""
+        self._guarded(lambda: [self._index(split) for split in self._wanted_splits()])
+
+    def setup(self, stage: str) -> None:
+        """Find the shards and their counts on this rank."""
+        warnings.filterwarnings(  # ours calls the module's own hook, see on_after_batch_transfer
+            "ignore", message="You have overridden `on_after_batch_transfer` in both"
+        )
+        self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
+
+    def train_dataloader(self) -> ShardLoader:
+        """The loader of `train`; all ranks call this together."""
+        return self._agreed_loader("train")
+
+    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
+        """The loader of `val`, none without that split; all ranks call this together."""
+        return self._agreed_loader("val") if self.splits["val"] else []
+
+    def test_dataloader(self) -> ShardLoader:
+        """The loader of `test`; all ranks call this together."""
+        return self._agreed_loader("test")
+
+    def predict_dataloader(self) -> ShardLoader:
+        """The loader of `predict`; all ranks call this together."""
+        return self._agreed_loader("predict")
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Apply `device_transforms`, then the LightningModule's own hook, which ours would hide."""
+        assert self.trainer is not None  # noqa: S101 only a trainer calls hooks
+        config = self.splits[_SPLIT_OF[self.trainer.state.stage]]
+        for number, name in enumerate((config and config.fields) or self.fields):
+            if name not in self.device_transforms:
+                continue
+            if isinstance(batch, dict):
+                batch[name] = self.device_transforms[name](batch[name])
+            else:
+                changed = self.device_transforms[name](batch[number])
+                batch = (*batch[:number], changed, *batch[number + 1 :])
+        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must agree with, in plain values, equal on all ranks."""
+        loader = self._loaders.get("train")
+        if loader is None:
+            return self._saved
+        return loader.state_dict() | _shape(loader)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state; it is compared when fit asks for its train loader."""
+        self._saved = state_dict
+        if "train" in self._loaders:
+            self._check_saved(self._loaders["train"])
+
+    def teardown(self, stage: str) -> None:
+        """End the workers."""
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the workers; Lightning calls no teardown after an exception."""
+        self._close()
+
+    def loader(self, split: Split, *, rank: int = 0, world_size: int = 1) -> ShardLoader:
+        """A loader of any rank without a Trainer; what is missing is prepared here.
+
+        Args:
+            split: ``train``, ``val``, ``test`` or ``predict``.
+            rank: data-parallel rank.
+            world_size: number of data-parallel ranks.
+
+        Raises:
+            ShardError: the split is not configured, its shards cannot be found or counted, or they
+                hold too few samples for one step.
+        """
+        source = self._source(split, self._index(split))
+        return self._make_loader(split, source, Place(rank, world_size))
+
+    def _wanted_splits(self, stage: str | None = None) -> list[Split]:
+        if stage is None and self.trainer is not None and self.trainer.state.fn is not None:
+            stage = self.trainer.state.fn.value
+        wanted = _STAGE_SPLITS[stage] if stage is not None else tuple(self.splits)
+        return [split for split in wanted if self.splits[split] is not None]
+
+    def _guarded(self, find: Callable[[], object]) -> None:
+        """Keep a failure until all ranks meet: they wait in a barrier behind the hook."""
+        try:
+            find()
+        except Exception as error:
+            if self.trainer is None or self.trainer.world_size == 1:
+                raise
+            self._failed = self._failed or error
+
+    def _agreed_loader(self, split: Split) -> ShardLoader:
+        assert self.trainer is not None  # noqa: S101 only a trainer calls hooks
+        error, self._failed = self._failed, None
+        loader = None
+        if error is None:
+            try:
+                loader = self._current_loader(split, self.trainer)
+            except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
+                error = caught
+        agree(self._facts(split, loader) if loader else {}, error)
+        assert loader is not None  # noqa: S101 agree() raised otherwise
+        return loader
+
+    def _facts(self, split: Split, loader: ShardLoader) -> dict[str, int | str]:
+        """What must be the same on all ranks; nothing of the rank itself."""
+        return {
+            f"the steps of an epoch of {split}": len(loader),
+            "the batch size": loader.epochs.batch_size,
+            "the world size": loader.place.world_size,
+            **loader.identity,
+        }
+
+    def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
+        """The loader made before, unless what it depends on has changed."""
+        replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+        place = Place(replicas["rank"], replicas["num_replicas"])
+        source = self._source(split, self._index(split))
+        settings = (trainer, place, source, self.num_workers)
+        if self._settings.get(split) != settings:
+            source.first_sample(place)  # a wrong field or transform shows here, on all ranks
+            if split in self._loaders:
+                self._loaders[split].close()
+            self._loaders[split] = self._make_loader(split, source, place, trainer)
+            self._settings[split] = settings
+            rank_zero_info(describe(split, self._loaders[split], source))
+        if split == "train":
+            self._check_saved(self._loaders[split])
+        return self._loaders[split]
+
+    def _make_loader(
+        self, split: Split, source: StreamSource, place: Place, trainer: pl.Trainer | None = None
+    ) -> ShardLoader:
+        steps = source.epochs.plan(place.world_size).require_steps().steps
+        identity: dict[str, int | str] = {
+            "order_version": ORDER_VERSION,
+            "seed": self.seed,
+            "sampling": source.sampling,
+            "shards": source.index.fingerprint(),
+        }
+        progress = None
+        if trainer is not None:
+            progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
+        loader = ShardLoader(
+            source, self._pool(trainer), place, identity=identity, progress=progress
+        )
+        return loader.with_epoch(steps).with_length(steps)
+
+    def _pool(self, trainer: pl.Trainer | None) -> Pool:
+        config = self.loader_config
+        if self.num_workers == 0 or config.pool == "inline":
+            return InlinePool()
+        on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
+        return ProcessPool(
+            self.num_workers,
+            config.prefetch,
+            config.multiprocessing_context,
+            on_cuda if config.pin_memory is None else config.pin_memory,
+        )
+
+    def _index(self, split: Split) -> ShardIndex:
+        if split not in self._indexes:
+            urls = expand_urls(self._config(split).urls, allow_pipe="pipe" in self.allow_unsafe)
+            self._indexes[split] = load_index(urls, cache_dir=self.loader_config.cache_dir)
+        return self._indexes[split]
+
+    def _config(self, split: Split) -> SplitConfig:
+        config = self.splits.get(split)
+        if config is None:
+            given = [name for name, each in self.splits.items() if each]
+            raise ConfigError(
+                f"there is no {split!r} split; this module was given {given}: add "
+                f"{split}=SplitConfig(urls=...)"
+            )
+        return config
+
+    def _source(self, split: Split, index: ShardIndex) -> StreamSource:
+        config = self._config(split)
+        is_train = split == "train"
+        sampling = config.sampling or ("resampled" if is_train else "sequential")
+        epochs = Epochs(
+            samples=epoch_samples(split, config.dataset_size, sampling, index),
+            batch_size=config.batch_size or self.batch_size,
+            remainder=config.remainder or ("drop" if is_train else "balanced"),
+            pinned=not is_train,
+        )
+        return StreamSource(
+            index=index,
+            epochs=epochs,
+            sampling=sampling,
+            seed=self.seed,
+            fields=self._make_fields(config),
+            transforms=self.transforms if config.transforms is None else config.transforms,
+            stages=tuple(config.stages),
+            shuffle_buffer=config.shuffle_buffer,
+            batch_format=self.batch_format,
+        )
+
+    def _make_fields(self, config: SplitConfig) -> tuple[Field, ...]:
+        fields = self.fields if config.fields is None else config.fields
+        decode = self.decode if config.decode is None else config.decode
+        return make_fields(fields, decode, self.allow_unsafe)
+
+    def _check_saved(self, loader: ShardLoader) -> None:
+        """Compare a checkpoint with this run: called for `train` alone."""
+        if not self._saved:
+            return
+        require_same(loader.identity | _shape(loader), self._saved)
+
+    def _close(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+
+
+def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
+    """Samples of an epoch: from the counts where they are known, else as configured.
+
+    Raises:
+        ConfigError: nobody knows, exact sampling without counts, or both are there and differ.
+    """
+    known = index.samples
+    if known is None:
+        if sampling != "resampled":
+            raise ConfigError(
+                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
+                "which nobody has counted; put a wids JSON or sizes.json beside the shards"
+            )
+        if dataset_size is None:
+            raise ConfigError(
+                f"nobody knows how many samples {split!r} has: its shards are remote and have no "
+                "wids JSON or sizes.json beside them; set dataset_size"
+            )
+        return dataset_size
+    if known == 0:
+        raise PlanError(
+            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
+        )
+    if dataset_size is None or dataset_size == known:
+        return known
+    if sampling != "resampled":
+        raise ConfigError(
+            f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that its "
+            f"shards hold; leave it out, or take sampling='resampled', where an epoch is nominal"
+        )
+    return dataset_size
+
+
+def describe(split: str, loader: ShardLoader, source: StreamSource) -> str:
+    """One line for the log: the epoch in numbers."""
+    plan = loader.epochs.plan(loader.place.world_size)
+    return (
+        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
+        f"{source.sampling} by the stream reader, {plan.steps:,} steps of {plan.world_size} x "
+        f"{plan.batch_size} samples ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
+    )
+
+
+def _shape(loader: ShardLoader) -> dict[str, int | str]:
+    """What Lightning's count of batches depends on: it means nothing under another one."""
+    plan = loader.epochs.plan(loader.place.world_size)
+    return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}

@@ -1,0 +1,267 @@
+"""The loader: a sized iterable that cuts one endless stream into epochs and keeps the cursor.
+
+It is not a DataLoader, as Lightning calls `iter()` up to three times an epoch, the first time
+before it says which epoch it is. So `__iter__` is a lazy generator: where to begin is asked at the
+first `next()`. Lightning also never exhausts a loader that has a length, so the cursor moves on
+**before** a batch is handed out, and nothing that matters stands after the last `yield`.
+"""
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from lightning_shards.errors import ConfigError, ShardError, StateError
+from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.source import Epochs, Source
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.pool import BatchStream, Pool
+
+STATE_VERSION = 1
+
+
+class Progress(Protocol):
+    """Tells a loader where to begin: a trainer's progress, or none for a plain loop."""
+
+    def begin(self, loader: "ShardLoader") -> tuple[Cursor, int | None]:
+        """At an iteration's first `next()`: the cursor, and the trainer's own limit of steps."""
+        ...
+
+    def trained(self, loader: "ShardLoader") -> Cursor:
+        """How far the whole job has come, for a checkpoint."""
+        ...
+
+
+@dataclass
+class LoaderTimes:
+    """What the loader measured since it was made; the throughput window reads it.
+
+    Attributes:
+        batches: batches handed out.
+        samples: samples in them, of this rank.
+        wait_s: seconds that `next()` took, without the first batch of a stream.
+        produce_s: seconds that the workers spent to make these batches, summed over workers.
+        start_s: seconds until the first batches of streams came: workers start, buffers fill.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    produce_s: float = 0.0
+    start_s: float = 0.0
+
+
+class _Standing(NamedTuple):
+    """Where a stream stands: the next batch it will give, and the limit it was started with."""
+
+    stream: BatchStream
+    cursor: Cursor
+    limit: int | None
+
+
+class ShardLoader:
+    """Batches of one split for one rank, the same number on every rank.
+
+    The one rule: if the stream stands at the wanted (epoch, samples, limit), go on; otherwise start
+    it there. So workers are busy with the next epoch while the model validates.
+
+    Without a Trainer a batch counts as trained when it is handed out; an iteration starts at the
+    beginning of `epoch`, except right after `load_state_dict`; finishing an epoch moves `epoch` on,
+    a `break` does not.
+
+    Args:
+        source: what makes the batches.
+        pool: where they are made.
+        place: the rank and the world size.
+        identity: plain values that a checkpoint must agree with, such as the seed.
+        progress: a trainer's progress; None for a plain loop.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pool: Pool,
+        place: Place,
+        *,
+        identity: dict[str, int | str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.epoch = 0
+        self.place = place
+        self.pool = pool
+        self.times = LoaderTimes()
+        self._source = source
+        self.identity = identity or {}
+        self._progress = progress
+        self._resumed: Cursor | None = None
+        self._trained = Cursor()
+        self._standing: _Standing | None = None
+        self._is_first = True
+        self._iteration = 0
+
+    @property
+    def epochs(self) -> Epochs:
+        """How the samples are cut into epochs."""
+        return self._source.epochs
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, also in one that is resumed in the middle."""
+        return self.epochs.steps(self.place.world_size)
+
+    def with_epoch(self, steps: int) -> "ShardLoader":
+        """A new loader whose epochs have `steps` steps on every rank.
+
+        Raises:
+            ConfigError: fewer than one, or more than the plan has.
+        """
+        planned = self.epochs.plan(self.place.world_size).steps
+        if not 1 <= steps <= planned:
+            raise ConfigError(
+                f"an epoch of {steps} steps cannot be cut from a plan of {planned}; give 1 to "
+                f"{planned}, or a larger dataset_size under sampling='resampled'"
+            )
+        limit = None if steps == planned else steps
+        return self._copy(self._source.with_epochs(self.epochs.with_limit(limit)))
+
+    def with_length(self, steps: int) -> "ShardLoader":
+        """A new loader that reports `steps` as its length, which must be the truth.
+
+        Raises:
+            ConfigError: an epoch has another number of steps. One too many and Lightning skips
+                validation silently; one too few and it cuts the epoch.
+        """
+        if steps != len(self):
+            raise ConfigError(
+                f"a length of {steps} is not what an epoch gives, which is {len(self)} steps; "
+                f"call with_epoch({steps}) first"
+            )
+        return self._copy(self._source)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch; under a Trainer its own epoch wins."""
+        if epoch != self.epoch:
+            self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of one epoch; nothing starts before the first is asked for."""
+        cursor, limit = self._begin()
+        self._iteration += 1
+        iteration = self._iteration
+        epochs = self.epochs if limit is None else self.epochs.with_limit(self._shorter(limit))
+        plan = epochs.plan(self.place.world_size, cursor.samples)
+        last = epochs.steps(self.place.world_size, cursor.samples) - 1
+        self._stand_at(cursor, epochs)
+        for step in range(last + 1):
+            if iteration != self._iteration:
+                raise ShardError(
+                    "two iterations of one loader ran at the same time; finish or drop the first, "
+                    "or make a second loader"
+                )
+            following = Cursor(cursor.epoch, plan.trained(step + 1))
+            if step == last:
+                following = epochs.next_epoch(cursor)
+            batch = self._next_batch(following, plan.size(step, self.place.rank))
+            if self._progress is None:
+                self.epoch, self._trained = following.epoch, following
+            yield batch
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
+        trained = self._progress.trained(self) if self._progress else self._trained
+        return {
+            "version": STATE_VERSION,
+            "epoch": trained.epoch,
+            "samples": trained.samples,
+            **self.identity,
+        }
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        """Begin the next iteration where the state was taken.
+
+        Raises:
+            StateError: the state belongs to other shards, another seed or another version.
+        """
+        require_same({"version": STATE_VERSION, **self.identity}, state)
+        self._resumed = self._trained = Cursor(int(state["epoch"]), int(state["samples"]))
+        self.epoch = self._resumed.epoch
+
+    def close(self) -> None:
+        """End the workers; the next iteration starts them again."""
+        if self._standing is not None:
+            standing, self._standing = self._standing, None
+            standing.stream.close()
+
+    @property
+    def _iterator(self) -> None:
+        """Lightning ends a loader's workers by setting this to None."""
+        return
+
+    @_iterator.setter
+    def _iterator(self, value: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the running stream: a copy in another process starts its own."""
+        return self.__dict__ | {"_standing": None}
+
+    def _copy(self, source: Source) -> "ShardLoader":
+        loader = copy.copy(self)  # by __getstate__, without the running stream
+        loader.times, loader._source = LoaderTimes(), source  # noqa: SLF001 one of our own
+        return loader
+
+    def _begin(self) -> tuple[Cursor, int | None]:
+        if self._progress is not None:
+            return self._progress.begin(self)
+        resumed, self._resumed = self._resumed, None
+        return resumed or Cursor(0 if self.epochs.pinned else self.epoch), None
+
+    def _shorter(self, limit: int) -> int:
+        return limit if self.epochs.limit is None else min(limit, self.epochs.limit)
+
+    def _stand_at(self, cursor: Cursor, epochs: Epochs) -> None:
+        standing = self._standing
+        if standing and (standing.cursor, standing.limit) == (cursor, epochs.limit):
+            return
+        self.close()
+        begin = time.perf_counter()
+        stream = self.pool.start(self._source.with_epochs(epochs), self.place, cursor)
+        self.times.start_s += time.perf_counter() - begin
+        self._standing = _Standing(stream, cursor, epochs.limit)
+        self._is_first = True
+
+    def _next_batch(self, following: Cursor, samples: int) -> Batch:
+        assert self._standing is not None  # noqa: S101 _stand_at came first
+        begin = time.perf_counter()
+        try:
+            produced = next(self._standing.stream)
+        except BaseException:
+            self.close()
+            raise
+        seconds = time.perf_counter() - begin
+        times = self.times
+        times.batches += 1
+        times.samples += samples
+        times.produce_s += produced.seconds
+        if self._is_first:
+            times.start_s += seconds
+            self._is_first = False
+        else:
+            times.wait_s += seconds
+        self._standing = self._standing._replace(cursor=following)
+        return produced.batch
+
+
+def require_same(expected: dict[str, int | str], state: dict[str, int | str]) -> None:
+    """Check that a saved state agrees with this run.
+
+    Raises:
+        StateError: naming the field, both values and the two ways out.
+    """
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise StateError(
+                f"the checkpoint was made with {name}={state.get(name)!r}, this run has {value!r}; "
+                "set it back to resume, or start anew without the loader's state"
+            )
