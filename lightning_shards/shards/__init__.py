@@ -1,0 +1,1 @@
+"""What is on disk: URLs, tar archives, counts. No torch."""

@@ -1,0 +1,202 @@
+"""Counts that somebody left beside the shards: wids JSON indexes and `sizes.json`.
+
+Such a file is data, and may come from a stranger: it is only ever held against the shards that the
+user named, by file name, and nothing in it is opened. Two files that disagree are an error, for one
+of them is wrong; a file that cannot be read is passed over, since the shards themselves can answer.
+"""
+
+import json
+import logging
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import Final, TypeGuard, cast
+
+from lightning_shards.errors import IndexMismatchError
+
+MAX_JSON_BYTES: Final = 256 << 20
+MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
+HTTP_TIMEOUT_S: Final = 10.0
+
+_SIZES = "sizes.json"
+_WIDS = "wids.json"
+_ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
+_WIDS_MARKER = b'"wids_version"'
+_UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CountClaim:
+    """What one file says of one shard.
+
+    Attributes:
+        samples: samples in the shard.
+        source: path or URL of the file that says so.
+        size_bytes: size that the shard had then, where the file tells it.
+    """
+
+    samples: int
+    source: str
+    size_bytes: int | None = None
+
+
+def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
+    """The counts that the JSON files in a local folder give for these of its shards.
+
+    Raises:
+        IndexMismatchError: Two files disagree, or a shard's size is not the one that was indexed.
+    """
+    wanted = frozenset(names)
+    parts = Path(folder).absolute().parts
+    claims: dict[str, CountClaim] = {}
+    for path in sorted(Path(folder).glob("*.json")):
+        marker = b"" if path.name == _SIZES else _WIDS_MARKER
+        content = read_json(path, containing=marker) if path.is_file() else None
+        for name, claim in _claims(content, str(path), parts, wanted):
+            _check_size(Path(folder) / name, claim)
+            _merge(claims, name, claim)
+    return claims
+
+
+def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
+    """The counts that `sizes.json` and `wids.json` give for these shards of an http(s) folder.
+
+    Whatever keeps a file from being read means no counts; the shards' own stream reports trouble.
+
+    Raises:
+        IndexMismatchError: The two files disagree.
+    """
+    wanted = frozenset(names)
+    parts = tuple(folder.split("/"))
+    claims: dict[str, CountClaim] = {}
+    for file_name in (_SIZES, _WIDS):
+        url = f"{folder}/{file_name}"
+        try:
+            content = _fetch_json(url)
+        except (OSError, HTTPException) as error:
+            _log.info("no counts from %s: %s", url, error)
+            break  # nobody answers: one wait is enough
+        for name, claim in _claims(content, url, parts, wanted):
+            _merge(claims, name, claim)
+    return claims
+
+
+def read_json(path: Path, *, containing: bytes = b"") -> object:
+    """The content of a JSON file; None if it is too large, damaged or lacks these bytes."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            _log.warning("%s is passed over: more than %d bytes", path, MAX_JSON_BYTES)
+            return None
+        data = path.read_bytes()
+        return json.loads(data) if containing in data else None
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("%s is passed over: %s", path, error)
+        return None
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value from a JSON file can be a number of samples."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_SAMPLES
+
+
+def _fetch_json(url: str) -> object:
+    """The content of a JSON file on a web server; None if it is absent or no JSON."""
+    try:
+        # only folders of http(s) shards get here
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+            data: bytes = reply.read(MAX_JSON_BYTES + 1)
+        return json.loads(data) if len(data) <= MAX_JSON_BYTES else None
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code not in _ABSENT:
+            _log.info("no counts from %s: %s", url, error)
+    except (ValueError, RecursionError) as error:
+        _log.info("no counts from %s: %s", url, error)
+    return None
+
+
+def _claims(
+    content: object, source: str, folder: tuple[str, ...], names: frozenset[str]
+) -> Iterator[tuple[str, CountClaim]]:
+    """What the content of one JSON file says of these shards, by file name."""
+    if not isinstance(content, dict):
+        return
+    fields = cast("dict[str, object]", content)
+    if fields.get("wids_version") == 1:
+        yield from _wids_claims(fields, source, folder, names)
+    elif source.rpartition("/")[2] == _SIZES:
+        for name in names & fields.keys():
+            samples = fields[name]
+            if is_count(samples):
+                yield name, CountClaim(samples, source)
+            else:
+                _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
+
+
+def _wids_claims(
+    fields: dict[str, object], source: str, folder: tuple[str, ...], names: frozenset[str]
+) -> Iterator[tuple[str, CountClaim]]:
+    """What a wids index says of these shards.
+
+    An entry whose path ends in this folder is meant for certain. One that gives another folder (the
+    shards were moved) counts where it is the only one of its file name.
+    """
+    certain: set[str] = set()
+    moved: dict[str, set[CountClaim]] = {}
+    base = fields.get("base")
+    for entry in _mappings(fields.get("shardlist")):
+        parts = _entry_parts(base, entry.get("url"))
+        samples, size = entry.get("nsamples"), entry.get("filesize")
+        if not parts or parts[-1] not in names or not is_count(samples):
+            continue
+        claim = CountClaim(samples, source, size if isinstance(size, int) else None)
+        above = parts[:-1]
+        if not above or folder[-len(above) :] == above:
+            certain.add(parts[-1])
+            yield parts[-1], claim
+        else:
+            moved.setdefault(parts[-1], set()).add(claim)
+    for name, claims in moved.items():
+        if name not in certain and len(claims) == 1:
+            yield name, claims.pop()
+
+
+def _mappings(value: object) -> Iterator[dict[str, object]]:
+    """The JSON objects in a JSON list; nothing if it is no list."""
+    for entry in cast("list[object]", value) if isinstance(value, list) else []:
+        if isinstance(entry, dict):
+            yield cast("dict[str, object]", entry)
+
+
+def _entry_parts(base: object, url: object) -> tuple[str, ...]:
+    """The relative path of an entry; empty if it points anywhere but below the index's folder."""
+    if not isinstance(url, str):
+        return ()
+    path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
+    return () if _UNSAFE_NAME.search(path) else PurePosixPath(path).parts
+
+
+def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
+    """Add a claim, unless another one contradicts it."""
+    known = claims.setdefault(name, claim)
+    if known.samples != claim.samples:
+        raise IndexMismatchError(
+            f"{name} holds {known.samples} samples by {known.source}, {claim.samples} by "
+            f"{claim.source}; delete or remake the one that is out of date"
+        )
+
+
+def _check_size(shard: Path, claim: CountClaim) -> None:
+    """Refuse a shard that was written again since it was indexed."""
+    size = shard.stat().st_size
+    if claim.size_bytes not in (None, size):
+        raise IndexMismatchError(
+            f"{shard} changed since it was indexed: it has {size} bytes, {claim.size_bytes} by "
+            f"{claim.source}; remake that index, or fetch the shard again"
+        )

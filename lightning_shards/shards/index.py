@@ -1,0 +1,161 @@
+"""How many samples each shard holds: the numbers that every order and every epoch is made from.
+
+The counts come from what lies beside the shards (`count_files`), else from a scan of the headers,
+which is kept for the next run (`counts_cache`). Remote shards are never scanned: without a file
+that counts them they have no counts, and then the whole index has none.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.count_files import CountClaim, http_claims, local_claims
+from lightning_shards.shards.counts_cache import CountsCache, stamp_of
+from lightning_shards.shards.tar import count_samples
+from lightning_shards.shards.urls import is_local, require_local_shards, split_url
+
+_FINGERPRINT_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """The shards of a data set, in order, and what they hold.
+
+    Attributes:
+        urls: shards as `expand_urls` gives them; one may appear several times.
+        counts: samples of each shard, int64, shape (num_shards,), read-only; None when unknown.
+    """
+
+    urls: tuple[str, ...]
+    counts: NDArray[np.int64] | None
+
+    def __post_init__(self) -> None:
+        """Refuse counts that do not fit the urls, and keep others from changing them.
+
+        Raises:
+            IndexMismatchError: There are more or fewer counts than urls, or a negative one.
+        """
+        if self.counts is None:
+            return
+        counts = np.array(self.counts, dtype=np.int64)  # a copy
+        if counts.shape != (len(self.urls),) or (counts < 0).any():
+            raise IndexMismatchError(
+                f"an index needs one count, 0 or more, for each of its {len(self.urls)} shards; "
+                f"got {counts.size} from {counts.min(initial=0)} to {counts.max(initial=0)}"
+            )
+        counts.setflags(write=False)
+        object.__setattr__(self, "counts", counts)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards, repeats included."""
+        return len(self.urls)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in all shards together; None when unknown."""
+        return None if self.counts is None else int(self.counts.sum())
+
+    def fingerprint(self) -> str:
+        """Which data this is: 16 hex digits over the ordered (file name, count) list.
+
+        Folders, hosts and queries are not in it, so the data may move.
+        """
+        counts = ["?"] * self.num_shards if self.counts is None else self.counts.tolist()
+        digest = hashlib.sha256()
+        for url, count in zip(self.urls, counts, strict=True):
+            name = split_url(url)[1]
+            digest.update(f"{name}\0{count}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:_FINGERPRINT_LENGTH]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardIndex):
+            return NotImplemented
+        if self.counts is None or other.counts is None:
+            return self.urls == other.urls and self.counts is other.counts
+        return self.urls == other.urls and bool((self.counts == other.counts).all())
+
+    def __hash__(self) -> int:
+        return hash(self.urls)
+
+
+def load_index(
+    urls: Sequence[str],
+    *,
+    cache_dir: str | Path | None = None,
+    show_progress: bool | None = None,
+) -> ShardIndex:
+    """Find out how many samples each of these expanded urls holds.
+
+    Asked in turn: wids JSON files and `sizes.json` beside the shards (over http(s) `sizes.json` and
+    `wids.json`), earlier scans in `cache_dir` (default `~/.cache/lightning_shards`), and the
+    headers of local tars. If one remote shard stays without a count, there are none at all, and
+    nothing is scanned. `show_progress` draws a line on stderr while shards are scanned; None does
+    so on a terminal.
+
+    Raises:
+        ShardNotFoundError: A local shard does not exist.
+        IndexMismatchError: Two sources of counts disagree, or a shard changed since it was indexed.
+        DamagedShardError: A shard that had to be scanned is not a whole tar.
+    """
+    require_local_shards(urls)
+    places = [split_url(url) for url in urls]
+    folders: dict[str, list[str]] = {}
+    for folder, name in dict.fromkeys(places):
+        folders.setdefault(folder, []).append(name)
+    known: dict[tuple[str, str], int] = {}
+    unknown: dict[str, list[str]] = {}
+    for folder, names in folders.items():
+        claims = _claims(folder, names)
+        known |= {(folder, name): claim.samples for name, claim in claims.items()}
+        unknown[folder] = [name for name in names if name not in claims]
+    if any(names and not is_local(folder) for folder, names in unknown.items()):
+        return ShardIndex(tuple(urls), None)
+    is_shown = sys.stderr.isatty() if show_progress is None else show_progress
+    for folder, names in unknown.items():
+        if names:
+            counts = _scan(folder, names, CountsCache(folder, cache_dir), is_shown=is_shown)
+            known |= {(folder, name): samples for name, samples in counts.items()}
+    in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
+    return ShardIndex(tuple(urls), in_order)
+
+
+def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:
+    """The counts that files in this folder give, by file name; none where no file can be asked."""
+    if is_local(folder):
+        return local_claims(folder, names)
+    if folder.lower().startswith(("http://", "https://")):
+        return http_claims(folder, names)
+    return {}
+
+
+def _scan(
+    folder: str, names: Sequence[str], cache: CountsCache, *, is_shown: bool
+) -> dict[str, int]:
+    """The samples of local shards, by file name; what was counted is kept even if one fails."""
+    cache.load()
+    # taken before any shard is read: one that changes meanwhile is counted anew by the next run
+    stamps = {name: stamp_of(Path(folder, name)) for name in names}
+    found = {name: cache.get(name, stamp) for name, stamp in stamps.items()}
+    counts = {name: samples for name, samples in found.items() if samples is not None}
+    to_scan = [name for name in names if name not in counts]
+    if not to_scan:
+        return counts
+    try:
+        for done, name in enumerate(to_scan, start=1):
+            counts[name] = count_samples(Path(folder, name))
+            cache.put(name, stamps[name], counts[name])
+            if is_shown:
+                sys.stderr.write(f"\rcounted {done} of {len(to_scan)} shards in {folder or '.'}")
+                sys.stderr.flush()
+    finally:
+        if is_shown:
+            sys.stderr.write("\n")
+        cache.store()
+    return counts

@@ -1,0 +1,224 @@
+"""From what a user writes to a list of shards: braces, `::` lists, wildcards, `file:` URLs.
+
+A string that names shards may come from a YAML file, so nothing here opens one, and what could run
+a program when opened (`pipe:`) is refused before it gets anywhere. webdataset decides by the scheme
+of a URL how to open it; a local path that merely looks like a URL is therefore written with `./`.
+"""
+
+# Shards are strings: pathlib would take off the leading ./ that keeps them local.
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH118, PTH120, PTH207
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import unquote
+
+from braceexpand import braceexpand
+
+from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
+
+ALLOWED_SCHEMES: Final = ("file", "http", "https", "gs", "hf", "ais", "sftp", "ftps", "scp", "htgs")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_WILDCARDS = re.compile(r"[*?[]")
+_REMOTE_WILDCARDS = re.compile(r"[][*{}]")
+_NUM_NAMED = 3  # missing shards that a message names; the rest are counted
+
+
+def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[str]:
+    """The shards that the patterns stand for, in the user's order, repeats kept.
+
+    A pattern may hold braces (`{000..012}`, `{a,b}`), several patterns joined by `::`, and, when it
+    is local, the wildcards `*`, `?` and `[..]` (matches are sorted) and a leading `~`. `file:` URLs
+    come back as plain paths. A plain path need not exist: see `require_local_shards`.
+
+    >>> expand_urls("https://host/train-{08..10}.tar::/data/extra.tar")
+    ['https://host/train-08.tar', 'https://host/train-09.tar', 'https://host/train-10.tar', \
+'/data/extra.tar']
+
+    Raises:
+        UrlError: A pattern is empty, has an unbalanced brace or an unknown scheme, or is a folder.
+        UnsafeError: A `pipe:` URL without `allow_pipe`.
+        ShardNotFoundError: A wildcard matches no file.
+    """
+    patterns = [urls] if isinstance(urls, str) else list(urls)
+    if not patterns:
+        raise UrlError("no shards: the list of urls is empty; name at least one shard")
+    expanded: list[str] = []
+    for pattern in patterns:
+        for part in pattern.split("::"):
+            for url in _braces(part):
+                expanded += _resolve(url.strip(), allow_pipe=allow_pipe)
+    return expanded
+
+
+def is_local(url: str) -> bool:
+    """Whether the shard is a file of this machine (a plain path or a `file:` URL)."""
+    return _scheme(url) in ("", "file")
+
+
+def redact(url: str) -> str:
+    """The URL as messages may show it: no user, no password, no query, no command's arguments.
+
+    >>> redact("https://user:secret@host/000.tar?signature=secret")
+    'https://host/000.tar'
+    >>> redact("pipe:curl -H secret https://host/000.tar")
+    'pipe:curl ...'
+    """
+    if is_local(url):
+        return url
+    scheme, _, rest = url.strip().partition(":")
+    if scheme.lower() == "pipe":
+        # up to a "=", too: the first word may set a variable, TOKEN=secret curl ...
+        program = re.split(r"[\s=]", rest.strip(), maxsplit=1)[0]
+        return f"{scheme}:{program} ..."
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    if not rest.startswith("//"):
+        return f"{scheme}:{rest}"
+    authority, slash, path = rest[2:].partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Folder and file name of a shard, without user, password and query.
+
+    The folder of `000.tar` is the empty string. A `pipe:` URL has the folder `pipe:` and the whole
+    command for a name, which only ever gets compared and hashed.
+    """
+    if _scheme(url) == "pipe":
+        return "pipe:", url
+    if is_local(url):
+        return os.path.split(url)
+    folder, _, name = redact(url).rpartition("/")
+    return folder, name
+
+
+def missing_shards(urls: Sequence[str]) -> list[str]:
+    """The local shards among expanded urls that are not files, each once."""
+    return [url for url in dict.fromkeys(urls) if is_local(url) and not os.path.isfile(url)]
+
+
+def require_local_shards(urls: Sequence[str]) -> None:
+    """Refuse expanded urls of which a local one is no file.
+
+    Raises:
+        ShardNotFoundError: It names the first few, how many of how many, and what to look at.
+    """
+    missing = missing_shards(urls)
+    if not missing:
+        return
+    named = ", ".join(missing[:_NUM_NAMED])
+    more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
+    folder = os.path.dirname(missing[0]) or "."
+    remedy = (
+        "check the numbers in the braces"
+        if os.path.isdir(folder)
+        else f"the folder {folder} does not exist on this machine: check the path and the mount"
+    )
+    raise ShardNotFoundError(
+        f"{len(missing)} of {len(urls)} shards do not exist: {named}{more}; {remedy}"
+    )
+
+
+def _scheme(url: str) -> str:
+    """The scheme in lower case, empty for a plain path."""
+    match = _SCHEME.match(url.lstrip())
+    return match[1].lower() if match else ""
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    """The pattern with its braces expanded."""
+    try:
+        yield from braceexpand(pattern)
+    except ValueError as error:
+        raise UrlError(
+            f"unbalanced braces in {redact(pattern)!r}: every {{ needs a }}, as in "
+            "{000000..000009}; a brace that belongs to the name is written \\{"
+        ) from error
+
+
+def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
+    """The shards of one URL without braces: itself, or the files that its wildcards match."""
+    scheme = _scheme(url)
+    if scheme == "pipe":
+        return [_checked_pipe(url, allow_pipe=allow_pipe)]
+    if not url:
+        raise UrlError("an empty url among the shards; take out what stands for it ('', '::')")
+    if _CONTROL.search(url):
+        raise UrlError(f"a control character in {redact(url)!r}; shard urls hold printable text")
+    if scheme == "":
+        return _resolve_local(os.path.expanduser(url))
+    if scheme == "file":
+        return _resolve_local(_path_of_file_url(url))
+    _check_remote(url, scheme, allow_pipe=allow_pipe)
+    return [url]
+
+
+def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
+    """The `pipe:` URL itself, if the user has switched such URLs on."""
+    if not allow_pipe:
+        raise UnsafeError(
+            f"{redact(url)!r} would run a shell command. If you do need it, set "
+            "allow_unsafe=['pipe'] in your own code or on the command line, with urls you trust"
+        )
+    return url
+
+
+def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
+    """Refuse schemes nobody opens, and characters that curl and gsutil would expand themselves."""
+    if scheme == "s3":
+        raise UrlError(
+            f"{redact(url)!r}: s3 is not read yet; use presigned https:// urls, or "
+            "'pipe:aws s3 cp URL -' with allow_unsafe=['pipe']"
+        )
+    if scheme not in ALLOWED_SCHEMES:
+        allowed = (*ALLOWED_SCHEMES, "pipe") if allow_pipe else ALLOWED_SCHEMES
+        raise UrlError(
+            f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}; "
+            "a local file of that name is written with a leading ./"
+        )
+    if _REMOTE_WILDCARDS.search(redact(url)):
+        raise UrlError(
+            f"a wildcard in {redact(url)!r}: only local folders can be listed; count the shards in "
+            "braces, {000..123}, and write %5B for a [ that belongs to the name"
+        )
+
+
+def _path_of_file_url(url: str) -> str:
+    """The plain path of `file:///absolute`, `file://localhost/absolute` or `file:relative`."""
+    rest = url.partition(":")[2]
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise UrlError(
+                f"{url!r} names the machine {host!r}; a file: url is file:///absolute/path or "
+                "file:relative/path, on this machine"
+            )
+        rest = slash + path
+    path = unquote(rest)
+    if not path or _CONTROL.search(path):
+        raise UrlError(f"{url!r} names no file; write file:///absolute/path or file:relative/path")
+    return path
+
+
+def _resolve_local(path: str) -> list[str]:
+    """The path itself, or the files that it matches as a pattern."""
+    if os.path.isdir(path):
+        raise UrlError(f"{path} is a folder; name its shards: {os.path.join(path, '*.tar')}")
+    if not _WILDCARDS.search(path) or os.path.exists(path):
+        return [_plain(path)]
+    matches = sorted(match for match in glob.glob(path) if not os.path.isdir(match))
+    if not matches:
+        raise ShardNotFoundError(
+            f"no file matches {path}; check the folder and the pattern, and that this machine "
+            "sees the folder"
+        )
+    return [_plain(match) for match in matches]
+
+
+def _plain(path: str) -> str:
+    """The path such that webdataset can take it for nothing but a file (`-` is its stdin)."""
+    looks_special = ":" in path or path == "-"
+    return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path

@@ -1,0 +1,225 @@
+"""The index as a value, the scan behind it, and the cache that saves the next scan."""
+
+import json
+import logging
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.shards.index import ShardIndex, load_index
+
+# --- the value
+
+
+def test_an_index_sums_its_counts():
+    shards = ShardIndex(("a.tar", "b.tar"), np.array([3, 4]))
+    assert (shards.num_shards, shards.samples) == (2, 7)
+    assert shards.counts.dtype == np.int64
+
+
+def test_an_index_without_counts_has_no_size():
+    assert ShardIndex(("a.tar",), None).samples is None
+
+
+def test_counts_belong_to_the_index():
+    mine = np.array([1, 2])
+    shards = ShardIndex(("a", "b"), mine)
+    mine[0] = 9
+    assert shards.counts.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        shards.counts[0] = 9
+
+
+@pytest.mark.parametrize("counts", [[1], [1, -1], [[1, 1]]])
+def test_counts_that_do_not_fit_the_urls_are_refused(counts):
+    with pytest.raises(IndexMismatchError, match="one count, 0 or more, for each of its 2 shards"):
+        ShardIndex(("a", "b"), np.array(counts))
+
+
+def test_equal_indexes_are_equal():
+    shards = ShardIndex(("a", "b"), np.array([1, 2]))
+    assert shards == pickle.loads(pickle.dumps(shards))
+    assert hash(shards) == hash(ShardIndex(("a", "b"), np.array([1, 2])))
+    assert shards != ShardIndex(("a", "b"), np.array([1, 3]))
+    assert shards != ShardIndex(("a", "c"), np.array([1, 2]))
+    assert shards != ShardIndex(("a", "b"), None)
+    assert ShardIndex(("a",), None) == ShardIndex(("a",), None)
+    assert shards != "a"
+
+
+def test_the_fingerprint_follows_names_counts_and_order_only():
+    def fingerprint(urls, counts):
+        return ShardIndex(tuple(urls), None if counts is None else np.array(counts)).fingerprint()
+
+    here = fingerprint(["/data/a.tar", "/data/b.tar"], [1, 2])
+    assert here == "af8c28ab48377d98"  # checkpoints hold it: it may not change
+    assert here == fingerprint(["https://u:p@host/x/a.tar?sig=1", "b.tar"], [1, 2])
+    others = [
+        (["b.tar", "a.tar"], [2, 1]),
+        (["a.tar", "b.tar"], [2, 1]),
+        (["a.tar", "b.tar"], None),
+    ]
+    assert len({here, *(fingerprint(*other) for other in others)}) == 4
+
+
+# --- scans and their cache
+
+
+def test_a_scan_counts_shards_in_the_order_of_the_urls(write_shards, load):
+    urls = write_shards([3, 0, 5])
+    assert load([urls[2], urls[0], urls[1], urls[2]]).counts.tolist() == [5, 3, 0, 5]
+
+
+def test_the_default_cache_is_in_the_home_folder(write_shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load_index(write_shards([1]))
+    (cached,) = (tmp_path / "home/.cache/lightning_shards").iterdir()
+    assert json.loads(cached.read_text())["counts"]["000.tar"][2] == 1
+    assert stat.S_IMODE(cached.parent.stat().st_mode) == 0o700
+
+
+def test_a_second_run_scans_nothing(write_shards, load, forbid_scans):
+    urls = write_shards([3, 4])
+    load(urls)
+    forbid_scans()
+    assert load(urls).counts.tolist() == [3, 4]
+
+
+def test_a_shard_of_another_time_is_scanned_again(write_shards, write_tar, load):
+    urls = write_shards([3, 4])
+    load(urls)
+    size = Path(urls[0]).stat().st_size
+    write_tar(urls[0], [("0.a", b""), ("1.a", b"")])
+    assert Path(urls[0]).stat().st_size == size  # tarfile fills up to 10 KiB: only the time tells
+    os.utime(urls[0], ns=(1, 1))
+    assert load(urls).counts.tolist() == [2, 4]
+
+
+def test_a_shard_of_another_size_is_scanned_again(write_shards, write_tar, load):
+    urls = write_shards([3, 4])
+    os.utime(urls[0], ns=(1, 1))
+    load(urls)
+    write_tar(urls[0], [("0.a", bytes(20_000)), ("1.a", b"")])
+    os.utime(urls[0], ns=(1, 1))
+    assert load(urls).counts.tolist() == [2, 4]
+
+
+def test_splits_in_one_folder_share_a_cache_file(write_shards, load, forbid_scans, tmp_path):
+    urls = write_shards([3, 4])
+    load(urls[:1])
+    load(urls[1:])
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    forbid_scans()
+    assert load(urls).counts.tolist() == [3, 4]
+
+
+def test_folders_with_equal_names_do_not_mix(write_shards, load, tmp_path):
+    urls = write_shards([3], tmp_path / "train") + write_shards([4], tmp_path / "val")
+    for _ in range(2):
+        assert load(urls).counts.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "\udcff",
+        "[]",
+        "[" * 100_000,
+        '{"version": 2, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, 7]}}',
+        '{"version": 1, "folder": "/elsewhere", "counts": {"000.tar": [SIZE, TIME, 7]}}',
+        '{"version": 1, "folder": "FOLDER", "counts": []}',
+        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": 7}}',
+        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME]}}',
+        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, "7"]}}',
+        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, -7]}}',
+    ],
+)
+def test_a_cache_that_makes_no_sense_is_scanned_again(write_shards, load, tmp_path, content):
+    (url,) = write_shards([3])
+    load([url])
+    (cached,) = (tmp_path / "cache").iterdir()
+    size, time = Path(url).stat().st_size, Path(url).stat().st_mtime_ns
+    for name, value in (("SIZE", size), ("TIME", time), ("FOLDER", tmp_path)):
+        content = content.replace(name, str(value))
+    cached.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert load([url]).samples == 3
+    assert json.loads(cached.read_text())["counts"] == {"000.tar": [size, time, 3]}
+
+
+def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    assert load_index(write_shards([3]), cache_dir=tmp_path / "file" / "x").samples == 3
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "could not be kept" in record.getMessage()
+
+
+def test_a_user_without_a_home_gets_counts(write_shards, monkeypatch, caplog):
+    def no_home(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert load_index(write_shards([3])).samples == 3
+    assert "could not be kept" in caplog.text
+
+
+def test_a_failed_write_leaves_nothing_behind(write_shards, load, tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert load(write_shards([3])).samples == 3
+    assert "No space left" in caplog.text
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_counts_found_before_a_damaged_shard_are_kept(write_shards, load, tmp_path):
+    urls = write_shards([3, 4])
+    Path(urls[1]).write_bytes(Path(urls[1]).read_bytes()[:700])
+    with pytest.raises(DamagedShardError, match=r"001.tar is cut short"):
+        load(urls)
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert list(json.loads(cached.read_text())["counts"]) == ["000.tar"]
+
+
+def test_processes_may_share_a_cache(write_shards, load, tmp_path, forbid_scans):
+    urls = write_shards([3] * 20)
+    program = (
+        "import sys, os; from lightning_shards.shards.index import load_index\n"
+        "for t in range(20):\n"
+        "    os.utime(sys.argv[2 + t])\n"
+        "    assert load_index(sys.argv[2:], cache_dir=sys.argv[1]).samples == 60"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cache"), *urls]
+    running = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    load(urls)
+    forbid_scans()
+    assert load(urls).samples == 60
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_scan_shows_its_progress_when_asked(write_shards, load, capsys):
+    urls = write_shards([3, 4])
+    load(urls[:1])
+    assert capsys.readouterr().err == ""  # not a terminal
+    load(urls, show_progress=True)
+    assert capsys.readouterr().err.startswith("\rcounted 1 of 1 shards in /")
+    load(urls, show_progress=True)
+    assert capsys.readouterr().err == ""  # all in the cache
+
+
+def test_a_missing_shard_comes_before_all_else(write_shards, load, forbid_scans):
+    urls = write_shards([3])
+    forbid_scans()
+    with pytest.raises(ShardNotFoundError, match=r"1 of 2 shards do not exist: .*999.tar"):
+        load([*urls, urls[0].replace("000.tar", "999.tar")])

@@ -1,0 +1,360 @@
+"""Python's `tarfile` and webdataset are the oracles; damage must never go unnoticed."""
+
+import bz2
+import gzip
+import itertools
+import lzma
+import os
+import struct
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from webdataset.writer import ShardWriter, TarWriter
+
+from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.tar import (
+    BLOCK,
+    Member,
+    count_samples,
+    group_members,
+    split_name,
+    walk_members,
+)
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+END = bytes(2 * BLOCK)
+
+
+def _header(name="a.txt", size=0, flag=b"0", size_field=None, sign="B"):
+    """One ustar header with a right checksum, of unsigned (`B`) or signed (`b`) bytes."""
+    header = bytearray(BLOCK)
+    raw = name if isinstance(name, bytes) else name.encode()
+    header[: len(raw)] = raw
+    header[100:108] = b"0000644\0"
+    header[124:136] = size_field or b"%011o\0" % size
+    header[136:148] = b"%011o\0" % 0
+    header[156:157] = flag
+    header[257:265] = b"ustar\x0000"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(struct.unpack(f"512{sign}", header))
+    return bytes(header)
+
+
+def _padded(data):
+    return data + bytes(-len(data) % BLOCK)
+
+
+def _member(data=b"", **fields):
+    return _header(size=len(data), **fields) + _padded(data)
+
+
+def _pax(**records):
+    """A PAX header's data."""
+    body = b""
+    for keyword, value in records.items():
+        record = b" %s=%s\n" % (keyword.replace("__", ".").encode(), value)
+        length = len(record) + 1
+        while length != len(record) + len(str(length)):
+            length = len(record) + len(str(length))
+        body += str(length).encode() + record
+    return body
+
+
+def _members(data):
+    return list(walk_members(data, "https://user:secret@host/000.tar?secret"))
+
+
+def _tarfile_members(path):
+    with tarfile.open(path) as archive:
+        return [Member(m.name, m.offset_data, m.size) for m in archive if m.isreg()]
+
+
+def _special(name, kind):
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.linkname = "0.txt"
+    return info
+
+
+ARCHIVES = {
+    "two suffixes": [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("1.jpg", b"x" * 512)],
+    "folders and dots": [("d/e/0.left.png", b"1"), ("d/e/0.right.png", b"2"), ("d.e/0.x", b"3")],
+    "upper case": [("A.JPG", b"1"), ("A.Cls", b"2"), ("a.jpg", b"3")],
+    "long names": [("n" * 90 + ".txt", b"1"), ("d" * 80 + "/" + "n" * 80 + ".txt", b"2")],
+    "no suffix": [("README", b"1"), ("0.a", b"1"), ("README", b"2"), ("0.b", b"2"), ("d.x/R", b"")],
+    "hidden": [(".hidden", b"1"), ("d/.x", b"2"), ("d/..y", b"3"), ("0.", b"4"), ("..a", b"5")],
+    "meta": [
+        ("__a__", b"1"),
+        ("__a__.x", b"2"),
+        ("__a__/b.x", b"3"),
+        ("d/__a__", b""),
+        ("__", b""),
+    ],
+    "meta-like": [("__a.b__", b"1"), ("__c__d.e__", b"2"), ("__f.g", b"3"), ("h/__i__/j.k", b"4")],
+    "bad": [("0.__bad__", b"1"), ("0.x", b"2"), ("1.__bad__", b""), ("1.x", b""), ("2.x", b"")],
+    "not adjacent": [("0.a", b"1"), ("1.a", b"1"), ("0.b", b"1"), ("1.b", b"1")],
+    "unicode": [("ä.txt", b"1"), ("\udcff.txt", b"2")],
+    "special": [
+        (_special("dir.x", tarfile.DIRTYPE), b""),
+        ("0.txt", b"1"),
+        (_special("1.txt", tarfile.SYMTYPE), b""),
+        (_special("2.txt", tarfile.LNKTYPE), b""),
+        (_special("3.txt", tarfile.FIFOTYPE), b""),
+        (_special("4.txt", tarfile.CHRTYPE), b""),
+        (_special("5.txt", tarfile.CONTTYPE), b"5"),
+        ("0.cls", b"1"),
+    ],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("mtime", [0, 1.5])
+@pytest.mark.parametrize("tar_format", FORMATS)
+@pytest.mark.parametrize("members", ARCHIVES.values(), ids=ARCHIVES)
+def test_members_and_samples_are_those_of_the_oracles(
+    tmp_path, write_tar, webdataset_keys, members, tar_format, mtime
+):
+    path = write_tar(tmp_path / "0.tar", members, tar_format=tar_format, mtime=mtime)
+    walked = _members(path.read_bytes())
+    assert walked == _tarfile_members(path)
+    assert [key for key, _ in group_members(walked, "0.tar")] == webdataset_keys(path)
+    assert count_samples(path) == len(webdataset_keys(path))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    names=st.lists(
+        st.text("abA_./", min_size=1, max_size=8)
+        | st.sampled_from(["__a__", "a.__key__", "b\n.x", "a.b\n", "d\n/e.f", "a.__bad__", "a.A"]),
+        max_size=6,
+    ),
+    tar_format=st.sampled_from(FORMATS),
+)
+@example(names=["a.x", "a.__url__"], tar_format=tarfile.USTAR_FORMAT)
+@example(names=["a.x", "b", "a.X"], tar_format=tarfile.USTAR_FORMAT)
+def test_any_names_make_the_samples_that_webdataset_makes(
+    tmp_path_factory, write_tar, webdataset_keys, names, tar_format
+):
+    path = write_tar(
+        tmp_path_factory.getbasetemp() / "names.tar",
+        [(name, b"1") for name in names],
+        tar_format=tar_format,
+    )
+    try:
+        expected = len(webdataset_keys(path))
+    except ValueError:
+        with pytest.raises(DamagedShardError, match=r"two members for the suffix|is reserved"):
+            count_samples(path)
+    else:
+        assert count_samples(path) == expected
+
+
+@pytest.mark.parametrize("tar_format", ["USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT", None])
+def test_what_webdataset_writes_is_counted(tmp_path, webdataset_keys, tar_format):
+    with TarWriter(str(tmp_path / "0.tar"), format=tar_format) as writer:
+        for sample in range(20):
+            writer.write(
+                {"__key__": f"d/{sample:03d}", "cls": sample, "seg.txt": "x" * sample * 50}
+            )
+    assert count_samples(tmp_path / "0.tar") == len(webdataset_keys(tmp_path / "0.tar")) == 20
+
+
+def test_each_shard_of_a_shard_writer_is_counted(tmp_path):
+    with ShardWriter(str(tmp_path / "%03d.tar"), maxcount=4, verbose=0) as writer:
+        for sample in range(10):
+            writer.write({"__key__": str(sample), "txt": "x"})
+    assert [count_samples(path) for path in sorted(tmp_path.glob("*.tar"))] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a/b.c.D", ("a/b", "c.d")),
+        ("a.b/c.d", ("a.b/c", "d")),
+        ("a.b/c", None),
+        ("a", None),
+        ("a.", ("a", "")),
+        ("__x__", None),
+        ("__x__/a.b", None),
+        ("__x.y__", None),
+        ("__x__y.z", ("__x__y", "z")),
+        ("d/__x__/a.b", ("d/__x__/a", "b")),
+    ],
+)
+def test_names_split_at_the_first_dot_after_the_last_slash(name, expected):
+    assert split_name(name) == expected
+
+
+def test_a_sample_holds_its_members_by_suffix():
+    members = [Member("0.A", 512, 1), Member("R", 1536, 1), Member("0.b.c", 2560, 1)]
+    assert list(group_members(members, "x")) == [("0", {"a": members[0], "b.c": members[2]})]
+
+
+def test_a_suffix_twice_in_a_sample_is_an_error_that_names_both():
+    members = [Member("a.JPG", 512, 1), Member("a.jpg", 1536, 1)]
+    with pytest.raises(DamagedShardError, match=r"'a.JPG' and 'a.jpg', at byte 1536"):
+        list(group_members(members, "x.tar"))
+
+
+# --- damage
+
+
+def _small_archives(folder, write_tar):
+    """One archive per format with every kind of header that the format has."""
+    members = [("0.cls", b"1"), ("n" * 120 + ".txt", b"x" * 600), ("1.cls", b"")]
+    for tar_format in FORMATS:
+        kept = members[::2] if tar_format == tarfile.USTAR_FORMAT else members
+        yield write_tar(folder / f"{tar_format}.tar", kept, tar_format=tar_format, mtime=0.5)
+
+
+def test_every_cut_raises_or_loses_nothing(tmp_path, write_tar):
+    for path in _small_archives(tmp_path, write_tar):
+        data = path.read_bytes()
+        whole = _members(data)
+        last = whole[-1].offset + len(_padded(bytes(whole[-1].size)))
+        for length in range(len(data)):
+            if length < last + BLOCK:
+                with pytest.raises(DamagedShardError, match=r"is cut short|is empty"):
+                    _members(data[:length])
+            else:
+                assert _members(data[:length]) == whole
+
+
+def test_every_flipped_bit_of_a_header_is_found(tmp_path, write_tar):
+    """Only white space and leading zeros of the checksum itself may change without a meaning."""
+    for path in _small_archives(tmp_path, write_tar):
+        whole = _members(path.read_bytes())
+        end = whole[-1].offset + len(END)  # the last member is empty
+        data = bytearray(path.read_bytes()[:end])
+        bodies = {b for m in whole for b in range(m.offset, m.offset + m.size, BLOCK)}
+        headers = [b for b in range(0, len(data), BLOCK) if b not in bodies]
+        extended = {b + BLOCK for b in headers if data[b + 156 : b + 157] in (b"x", b"L")}
+        for block in set(headers) - extended:
+            for position, bit in itertools.product(range(block, block + BLOCK), range(8)):
+                data[position] ^= 1 << bit
+                try:
+                    assert _members(bytes(data)) == whole
+                    assert 148 <= position - block < 156
+                except DamagedShardError:
+                    pass
+                data[position] ^= 1 << bit
+
+
+HOSTILE = {
+    "huge size": (_header(size_field=b"\x80" + (1 << 60).to_bytes(11, "big")) + END, "cut short"),
+    "huge folder of unknown type": (
+        _header(flag=b"Z", size_field=b"\x80" + (1 << 60).to_bytes(11, "big")) + END,
+        "1152921504606846976 bytes should follow",
+    ),
+    "negative base 256": (_header(size_field=b"\xff" * 12) + END, "is no number"),
+    "negative octal": (_header(size_field=b"-0000000010\0") + END, "is no number"),
+    "underscored octal": (_header(size_field=b"0000_000_10\0") + END, "is no number"),
+    "huge PAX size": (_member(_pax(size=b"9" * 15), flag=b"x") + _header() + END, "cut short"),
+    "endless PAX size": (_member(_pax(size=b"9" * 5000), flag=b"x") + _header() + END, "no size"),
+    "negative PAX size": (_member(_pax(size=b"-5"), flag=b"x") + _header() + END, "no size"),
+    "chain of PAX": (3000 * _member(_pax(comment=b"x"), flag=b"x") + _header() + END, "than 4 ext"),
+    "chain of names": (3000 * _member(b"a.b", flag=b"L") + _header() + END, "than 4 extended"),
+    "chain of globals": (3000 * _member(_pax(a=b"x"), flag=b"g") + _header() + END, "than 4 ext"),
+    "large PAX": (
+        _member(_pax(comment=bytes(1 << 20)), flag=b"x") + _header() + END,
+        "header of 1",
+    ),
+    "long GNU name": (_member(b"n" * 4097, flag=b"L") + _header() + END, "name of 4097 bytes"),
+    "long PAX name": (_member(_pax(path=b"n" * 4097), flag=b"x") + _header() + END, "name of 4097"),
+    "global size": (_member(_pax(size=b"5"), flag=b"g") + _header() + END, "global header"),
+    "global name": (_member(_pax(path=b"a.b"), flag=b"g") + _header() + END, "global header"),
+    "sparse": (_header(flag=b"S") + END, "sparse member"),
+    "PAX sparse": (_member(_pax(GNU__sparse__major=b"1"), flag=b"x") + _header() + END, "sparse"),
+    "PAX without length": (_member(b"path=a.b\n", flag=b"x") + _header() + END, "damaged PAX"),
+    "PAX too long": (_member(b"99 path=a.b\n", flag=b"x") + _header() + END, "damaged PAX"),
+    "PAX of length 0": (_member(b"0 path=a.b\n", flag=b"x") + _header() + END, "damaged PAX"),
+    "PAX without newline": (_member(b"12 path=a.bc", flag=b"x") + _header() + END, "damaged PAX"),
+    "only an extended header": (
+        _member(_pax(path=b"a.b"), flag=b"x") + END,
+        "belongs to no member",
+    ),
+    "no number in the checksum": (b"a.b".ljust(148, b"\0") + b"nonsense" + bytes(356), "checksum"),
+    "text": (b"<!DOCTYPE html>" + b"x" * 1000, "damaged header"),
+    "short text": (b"<!DOCTYPE html>", "cut short"),
+    "nothing": (b"", "is empty, at byte 0"),
+    "no end marker": (_member(b"1"), "without the end marker .*at byte 1024"),
+    "two archives": (_member(b"1") + END + _member(b"1") + END, "glued together.*at byte 1024"),
+    "gzip": (gzip.compress(_member(b"1" * 9) + END), "compressed .gzip.: decompress"),
+    "bzip2": (bz2.compress(os.urandom(600)), "compressed .bzip2."),
+    "xz": (lzma.compress(os.urandom(600)), "compressed .xz."),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
+    start = time.perf_counter()
+    with pytest.raises(DamagedShardError, match=message) as caught:
+        _members(data)
+    assert time.perf_counter() - start < 1
+    assert str(caught.value).startswith("https://host/000.tar ")  # no secrets
+    assert str(caught.value).endswith("fetch or write this shard again")
+    (tmp_path / "0.tar").write_bytes(data)
+    with pytest.raises(DamagedShardError, match=message):
+        count_samples(tmp_path / "0.tar")
+
+
+PAX_NAME = _member(_pax(path=b"p.txt"), flag=b"x")
+GNU_NAME = _member(b"l.txt", flag=b"L")
+ONE = _member(b"1")
+ACCEPTED = {
+    "base 256 size": _header(size_field=b"\x80" + (5).to_bytes(11, "big")) + _padded(b"12345"),
+    "size in spaces": _header(size_field=b"         5 \0") + _padded(b"12345"),
+    "signed checksum": _member(b"12345", name="ä.txt", sign="b"),
+    "PAX size": _member(_pax(path=b"p.txt", size=b"5"), flag=b"x") + _header() + _padded(b"1"),
+    "Solaris PAX": _member(_pax(path=b"p.txt"), flag=b"X") + ONE,
+    "first of a chain wins": PAX_NAME + GNU_NAME + ONE,
+    "first of a chain wins, turned": GNU_NAME + PAX_NAME + ONE,
+    "chain of four": 4 * PAX_NAME + ONE,
+    "override ends": PAX_NAME + ONE + _member(b"2"),
+    "override of a folder ends": PAX_NAME + _header(flag=b"5") + ONE,
+    "chains are counted one by one": 3 * (2 * PAX_NAME + ONE),
+    "global comment": _member(_pax(comment=b"x"), flag=b"g") + ONE,
+    "zeros after the PAX records": _member(_pax(path=b"p.txt") + bytes(3), flag=b"x") + ONE,
+    "non-UTF-8 name": _member(b"1", name=b"\xff.txt"),
+    "non-UTF-8 PAX name": _member(_pax(path=b"\xff.txt"), flag=b"x") + ONE,
+    "slash after a PAX name": _member(_pax(path=b"p.txt/"), flag=b"x") + ONE,
+    "long link": _member(b"l" * 200, flag=b"K") + ONE,
+    "unknown type": _member(b"z" * 600, name="z.txt", flag=b"V") + ONE,
+    "folder before POSIX": _header(name="d.x/", flag=b"\0", size=5) + _member(b"1", flag=b"\0"),
+    "link with a size": _header(name="l.txt", flag=b"1", size=5) + ONE,
+}
+
+
+@pytest.mark.parametrize("archive", ACCEPTED.values(), ids=ACCEPTED)
+def test_rare_forms_are_read_as_tarfile_reads_them(tmp_path, archive):
+    path = tmp_path / "0.tar"
+    path.write_bytes(archive + END)
+    members = _members(path.read_bytes())
+    assert members
+    assert members == _tarfile_members(path)
+
+
+def test_one_block_of_zeros_ends_an_archive():
+    assert [member.name for member in _members(_member(b"1") + bytes(BLOCK))] == ["a.txt"]
+
+
+def test_a_long_tail_of_zeros_is_no_data():
+    assert len(_members(_member(b"1") + bytes(5 << 20))) == 1
+    with pytest.raises(DamagedShardError, match="data after the end"):
+        _members(_member(b"1") + bytes(5 << 20) + b"1")
+
+
+def test_a_missing_shard_says_so(tmp_path):
+    with pytest.raises(ShardNotFoundError, match=r"0.tar does not exist; check"):
+        count_samples(tmp_path / "0.tar")
+
+
+def test_counting_closes_the_file(tmp_path, write_tar):
+    path = write_tar(tmp_path / "0.tar", [("a.b", b"")])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    count_samples(str(path))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
