@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.agreement import agree
@@ -128,6 +128,8 @@ class ShardDataModule(pl.LightningDataModule):
         warnings.filterwarnings(  # ours calls the module's own hook, see on_after_batch_transfer
             "ignore", message="You have overridden `on_after_batch_transfer` in both"
         )
+        if self.splits["val"] is None:  # Lightning warns of the empty list of val loaders
+            warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
 
     def train_dataloader(self) -> ShardLoader:
@@ -135,8 +137,9 @@ class ShardDataModule(pl.LightningDataModule):
         return self._agreed_loader("train")
 
     def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
-        """The loader of `val`, none without that split; all ranks call this together."""
-        return self._agreed_loader("val") if self.splits["val"] else []
+        """The loader of `val`, none for a fit without that split; all ranks call this together."""
+        is_wanted = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
+        return self._agreed_loader("val") if self.splits["val"] or is_wanted else []
 
     def test_dataloader(self) -> ShardLoader:
         """The loader of `test`; all ranks call this together."""
@@ -212,7 +215,8 @@ class ShardDataModule(pl.LightningDataModule):
             self._failed = self._failed or error
 
     def _agreed_loader(self, split: Split) -> ShardLoader:
-        assert self.trainer is not None  # noqa: S101 only a trainer calls hooks
+        if self.trainer is None:  # called by hand, in a notebook
+            return self.loader(split)
         error, self._failed = self._failed, None
         loader = None
         if error is None:
