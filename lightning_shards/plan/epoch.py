@@ -143,8 +143,8 @@ class EpochPlan:
     def span(self, step: int) -> tuple[int, int]:
         """Positions (start, stop) of this step in the epoch's global sequence.
 
-        The ranks take consecutive slices of it, of `sizes(step)`. In a padded step `stop` exceeds
-        `samples`: position p >= samples is a repeat of position p % samples.
+        The ranks take consecutive slices of it (`rank_span`), of `sizes(step)`. In a padded step
+        `stop` exceeds `samples`: position p >= samples is a repeat of position p % samples.
 
         >>> plan_epoch(10, batch_size=2, world_size=4, remainder="pad").span(1)
         (8, 16)
@@ -153,6 +153,19 @@ class EpochPlan:
         start = self.trained(step)
         places = self._total(step) if self._is_even else self.global_batch
         return start, start + places
+
+    def rank_span(self, step: int, rank: int) -> tuple[int, int]:
+        """Positions (start, stop) of this rank at this step: its slice of `span(step)`.
+
+        >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="balanced")
+        >>> [plan.rank_span(1, rank) for rank in range(plan.world_size)]
+        [(5, 7), (7, 8), (8, 9), (9, 10)]
+        """
+        start, stop = self.span(step)
+        self._check("rank", rank, self.world_size)
+        size, num_larger = divmod(stop - start, self.world_size)
+        start += rank * size + min(rank, num_larger)
+        return start, start + size + (rank < num_larger)
 
     def trained(self, steps: int) -> int:
         """The cursor's samples after `steps` further steps, 0 <= steps <= `self.steps`.

@@ -28,7 +28,7 @@ WORDS_PER_BLOCK = 4
 """Philox 4x64 gives four 64-bit words for one value of its counter."""
 
 MAX_SHARDS = 2**32 - 1
-"""Up to here a 64-bit word times the number of shards fits two 64-bit multiplications."""
+"""More than any pattern of shards can mean."""
 
 
 class Purpose(IntEnum):
@@ -38,6 +38,10 @@ class Purpose(IntEnum):
     STREAM_STARTS = 2
     SHARD_ORDER = 3
     TRANSFORMS = 4
+    SAMPLE_DRAWS = 5
+    RUN_ORDER = 6
+    RUN_KEYS = 7
+    SAMPLE_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,10 @@ def shard_draws(
         ConfigError: a number out of its range.
     """
     _check_num_shards(num_shards)
-    words = _random_words(
+    words = random_words(
         Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at, stream=0
     )
-    # The upper 64 bits of word x num_shards, in halves, since the product has up to 96 bits.
-    factor, half = np.uint64(num_shards), np.uint64(32)
-    low = (words & np.uint64(2**32 - 1)) * factor
-    high = (words >> half) * factor
-    return ((high + (low >> half)) >> half).astype(np.int64)
+    return scale_words(words, num_shards)
 
 
 def draw_sample(
@@ -118,7 +118,7 @@ def draw_sample(
     total = int(ends[-1]) if ends.size else 0
     if not total:
         raise PlanError("there is no sample to draw; check the counts in the data set's index")
-    words = _random_words(
+    words = random_words(
         Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
     )
     number = int(words[0]) * total >> 64
@@ -138,7 +138,7 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
     _check_num_shards(num_shards)
     if not shuffled:
         return np.arange(num_shards, dtype=np.int64)
-    words = _random_words(
+    words = random_words(
         Purpose.SHARD_ORDER, (seed, epoch), (0, num_shards), resumed_at=0, stream=0
     )
     return np.argsort(words, kind="stable").astype(np.int64)
@@ -200,7 +200,7 @@ def _repeat_spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _random_words(
+def random_words(
     purpose: Purpose,
     key: tuple[int, int],
     numbers: tuple[int, int],
@@ -232,6 +232,21 @@ def _random_words(
         counter=np.array([block, stream, resumed_at, int(purpose)], dtype=np.uint64),
     )
     return generator.random_raw(skipped + stop - start)[skipped:]
+
+
+def scale_words(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
+    """Uniform numbers in range(total), one per random word: word x total >> 64, 1 <= total < 2**63.
+
+    No number is more than 2**-64 likelier than another.
+    """
+    # The upper 64 of up to 127 bits, from products of halves, none of which overflows.
+    half, mask = np.uint64(32), np.uint64(2**32 - 1)
+    low, high = words & mask, words >> half
+    total_low, total_high = np.uint64(total & 2**32 - 1), np.uint64(total >> 32)
+    across, back = low * total_high, high * total_low
+    carry = (low * total_low >> half) + (across & mask) + (back & mask)
+    upper = high * total_high + (across >> half) + (back >> half) + (carry >> half)
+    return upper.astype(np.int64)
 
 
 def _check_num_shards(num_shards: int) -> None:

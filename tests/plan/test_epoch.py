@@ -119,6 +119,15 @@ def test_small_world_equals_the_naive_plan_in_spans():
         assert [plan.span(step) for step in range(plan.steps)] == naive, plan
 
 
+def test_small_world_equals_the_naive_plan_in_the_positions_of_each_rank():
+    for plan in SMALL_WORLD:
+        spans = [
+            [list(range(*plan.rank_span(step, rank))) for rank in range(plan.world_size)]
+            for step in range(plan.steps)
+        ]
+        assert spans == naive_ranks(plan), plan
+
+
 def test_small_world_equals_the_naive_plan_in_shares_of_workers():
     for plan in SMALL_WORLD:
         naive = naive_ranks(plan)
@@ -232,6 +241,31 @@ def test_a_span_is_as_long_as_its_sizes(plan):
         assert stop - start == sum(plan.sizes(step))
 
 
+@given(plans())
+def test_spans_of_the_ranks_tile_the_span_of_the_step(plan):
+    for step in some_steps(plan):
+        spans = [plan.rank_span(step, rank) for rank in range(plan.world_size)]
+        borders = [start for start, _ in spans] + [plan.span(step)[1]]
+        assert borders[0] == plan.span(step)[0]
+        assert [stop for _, stop in spans] == borders[1:]
+
+
+@given(plans())
+def test_a_span_of_a_rank_is_as_long_as_its_size(plan):
+    for step in some_steps(plan):
+        spans = [plan.rank_span(step, rank) for rank in range(plan.world_size)]
+        assert tuple(stop - start for start, stop in spans) == plan.sizes(step)
+
+
+@given(plans())
+def test_positions_of_a_rank_behind_the_last_sample_are_its_repeats(plan):
+    for step in some_steps(plan):
+        for rank in range(plan.world_size):
+            start, stop = plan.rank_span(step, rank)
+            repeats = max(0, stop - max(start, plan.samples))
+            assert repeats == plan.num_repeats(step, rank)
+
+
 @given(plans(remainders=("balanced",)))
 def test_balanced_sizes_differ_by_at_most_one_over_all_steps(plan):
     assume(not plan.padded)
@@ -281,6 +315,12 @@ def test_trained_ends_where_the_served_samples_end(plan):
 
 def test_trained_does_not_count_repeats():
     assert plan_epoch(10, 2, 4, "pad").trained(2) == 10
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_the_last_rank_of_a_million_is_found_at_once(remainder):
+    plan = plan_epoch(10**12, 256, 10**6, remainder)
+    assert plan.rank_span(0, 10**6 - 1)[1] == plan.span(0)[1]
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
@@ -344,6 +384,9 @@ def test_impossible_numbers_are_refused(changes, message):
         (lambda plan: plan.size(2, 0), "step must be at least 0 and below 2, got 2;"),
         (lambda plan: plan.sizes(-1), "step must be at least 0 and below 2, got -1;"),
         (lambda plan: plan.span(3), "step must be at least 0 and below 2, got 3;"),
+        (lambda plan: plan.rank_span(4, 0), "step must be at least 0 and below 2, got 4;"),
+        (lambda plan: plan.rank_span(0, 5), "rank must be at least 0 and below 4, got 5;"),
+        (lambda plan: plan.rank_span(0, -2), "rank must be at least 0 and below 4, got -2;"),
         (lambda plan: plan.trained(3), "steps must be at least 0 and below 3, got 3;"),
         (lambda plan: plan.num_repeats(0, 4), "rank must be at least 0 and below 4, got 4;"),
         (lambda plan: plan.share(-1), "rank must be at least 0 and below 4, got -1;"),
