@@ -6,7 +6,6 @@ that counts them they have no counts, and then the whole index has none.
 """
 
 import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.count_files import CountClaim, http_claims, local_claims
 from lightning_shards.shards.counts_cache import CountsCache, stamp_of
+from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar import count_samples
 from lightning_shards.shards.urls import is_local, require_local_shards, split_url
 
@@ -117,10 +117,9 @@ def load_index(
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
         return ShardIndex(tuple(urls), None)
-    is_shown = sys.stderr.isatty() if show_progress is None else show_progress
     for folder, names in unknown.items():
         if names:
-            counts = _scan(folder, names, CountsCache(folder, cache_dir), is_shown=is_shown)
+            counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
             known |= {(folder, name): samples for name, samples in counts.items()}
     in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
     return ShardIndex(tuple(urls), in_order)
@@ -136,7 +135,7 @@ def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:
 
 
 def _scan(
-    folder: str, names: Sequence[str], cache: CountsCache, *, is_shown: bool
+    folder: str, names: Sequence[str], cache: CountsCache, show_progress: bool | None
 ) -> dict[str, int]:
     """The samples of local shards, by file name; what was counted is kept even if one fails."""
     cache.load()
@@ -148,14 +147,11 @@ def _scan(
     if not to_scan:
         return counts
     try:
-        for done, name in enumerate(to_scan, start=1):
-            counts[name] = count_samples(Path(folder, name))
-            cache.put(name, stamps[name], counts[name])
-            if is_shown:
-                sys.stderr.write(f"\rcounted {done} of {len(to_scan)} shards in {folder or '.'}")
-                sys.stderr.flush()
+        with progress_line("counted", len(to_scan), folder, show=show_progress) as step:
+            for name in to_scan:
+                counts[name] = count_samples(Path(folder, name))
+                cache.put(name, stamps[name], counts[name])
+                step()
     finally:
-        if is_shown:
-            sys.stderr.write("\n")
         cache.store()
     return counts

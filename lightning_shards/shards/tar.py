@@ -8,7 +8,8 @@ into samples is webdataset's, so that a count is the number of samples that a st
 
 import mmap
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from os import SEEK_END, PathLike, fspath
@@ -90,7 +91,7 @@ def walk_members(data: Buffer, url: str) -> Iterator[Member]:
             position = start + (size + BLOCK - 1 & -BLOCK)
         _check_end(data, position, chained)
     except _Damage as damage:
-        raise _damaged(str(damage), url, position) from None
+        raise damaged(str(damage), url, position) from None
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -145,32 +146,50 @@ def count_samples(path: str | PathLike[str]) -> int:
         DamagedShardError: The file is not one whole tar archive.
     """
     url = fspath(path)
+    with map_tar(url) as data:
+        return sum(1 for _ in group_members(walk_members(data, url), url))
+
+
+@contextmanager
+def map_tar(url: str) -> Generator[mmap.mmap, None, None]:
+    """The bytes of a local tar, mapped for as long as the block lasts.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        DamagedShardError: It is empty.
+    """
     try:
-        with Path(url).open("rb") as file:
-            if not file.seek(0, SEEK_END):  # an empty file cannot be mapped
-                raise _damaged("is empty", url, 0)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return sum(1 for _ in group_members(walk_members(data, url), url))
+        file = Path(url).open("rb")  # noqa: SIM115 - only the opening is in the try
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{url} does not exist; check the path and the mount") from error
+        raise absent(url) from error
+    with file:
+        if not file.seek(0, SEEK_END):  # an empty file cannot be mapped
+            raise damaged("is empty", url, 0)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
 
 
-class _Damage(Exception):  # noqa: N818 - a signal within this module, never seen outside
-    """What is wrong with the tar at the header that is being read."""
-
-
-def _damaged(what: str, url: str, position: int) -> DamagedShardError:
+def damaged(what: str, url: str, position: int) -> DamagedShardError:
     """The error for the user, who knows neither headers nor offsets but can fetch a file again."""
     return DamagedShardError(
         f"{redact(url)} {what}, at byte {position}; fetch or write this shard again"
     )
 
 
+def absent(url: str) -> ShardNotFoundError:
+    """The error for a local shard that is not there."""
+    return ShardNotFoundError(f"{url} does not exist; check the path and the mount")
+
+
+class _Damage(Exception):  # noqa: N818 - a signal within this module, never seen outside
+    """What is wrong with the tar at the header that is being read."""
+
+
 def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> DamagedShardError:
     """The error for two members of one sample with one suffix."""
     if first is None:
-        return _damaged(f"has a member {second.name!r}: {suffix} is reserved", url, second.offset)
-    return _damaged(
+        return damaged(f"has a member {second.name!r}: {suffix} is reserved", url, second.offset)
+    return damaged(
         f"has two members for the suffix {suffix!r} of one sample, {first.name!r} and "
         f"{second.name!r}",
         url,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from webdataset.writer import ShardWriter, TarWriter
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.members import ShardReader, scan_members
 from lightning_shards.shards.tar import (
     BLOCK,
     Member,
@@ -298,8 +299,54 @@ def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
     assert str(caught.value).startswith("https://host/000.tar ")  # no secrets
     assert str(caught.value).endswith("fetch or write this shard again")
     (tmp_path / "0.tar").write_bytes(data)
-    with pytest.raises(DamagedShardError, match=message):
-        count_samples(tmp_path / "0.tar")
+    for scan in (count_samples, scan_members):
+        with pytest.raises(DamagedShardError, match=message):
+            scan(tmp_path / "0.tar")
+
+
+NUMBERS = st.sampled_from([0, 1, 511, 512, 513, 1 << 20, 1 << 33, 1 << 60, (1 << 88) - 1])
+PIECES = st.one_of(
+    st.builds(
+        lambda data, name, flag, size: (
+            _header(
+                name=name,
+                flag=flag,
+                size_field=None if size is None else b"\x80" + size.to_bytes(11, "big"),
+                size=len(data),
+            )
+            + _padded(data)
+        ),
+        data=st.binary(max_size=700)
+        | st.builds(
+            lambda path, size: _pax(path=path, size=str(size).encode()),
+            st.binary(max_size=9),
+            NUMBERS,
+        ),
+        name=st.binary(max_size=6) | st.sampled_from([b"a.b", b"c.d"]),
+        flag=st.sampled_from([b"0", b"0", b"\0", b"x", b"g", b"L", b"K", b"5", b"1", b"S", b"Z"]),
+        size=st.none() | st.none() | NUMBERS,
+    ),
+    st.binary(max_size=513),
+    st.just(bytes(BLOCK)),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(PIECES, max_size=12))
+def test_random_pieces_are_read_whole_or_refused_at_once(tmp_path_factory, pieces):
+    path = tmp_path_factory.getbasetemp() / "pieces.tar"
+    path.write_bytes(b"".join(pieces) + END)
+    start = time.perf_counter()
+    try:
+        table = scan_members(path, with_crc32=True)
+    except DamagedShardError:
+        table = None
+    if table is not None:
+        with ShardReader(path, table) as shard:
+            for sample in range(table.num_samples):
+                for suffix in table.suffixes_of(sample):
+                    assert len(shard.read(sample, suffix)) == table.find(sample, suffix)[1]
+    assert time.perf_counter() - start < 1
 
 
 PAX_NAME = _member(_pax(path=b"p.txt"), flag=b"x")

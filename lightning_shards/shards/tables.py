@@ -1,0 +1,301 @@
+"""Member tables kept between runs: one memory-mapped file per shard, in the cache folder.
+
+All processes of a machine share the pages of such a sidecar. It is a convenience and nothing else:
+it holds only while the shard has the size and time of change that it was made from, a damaged one
+is made anew, one that cannot be written stays in memory. Any number of processes may write it;
+readers see a whole file or none. The format, all numbers little-endian::
+
+    magic 8 · version u4 · crc32 of all that follows u4 · bytes of JSON u8
+    JSON: sizes of the arrays, stamp of the shard, suffixes; filled up with spaces to 8 bytes
+    the arrays of `MemberTable`, widest items first, so that each one is aligned
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
+from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
+from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.urls import redact
+
+_MAGIC: Final = b"LSmember"
+_VERSION: Final = 1
+_PREFIX: Final = struct.Struct("<8sIIQ")
+_CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
+_ALIGNMENT: Final = 8
+
+_log = logging.getLogger(__name__)
+
+
+class TableStore:
+    """The member tables of local shards, made on first use.
+
+    Nothing is held open: a caller keeps the tables that it uses, each with one memory map (and its
+    file descriptor). Picklable, with the tables that could not be written.
+
+    Args:
+        cache_dir: default `~/.cache/lightning_shards`; the sidecars lie in its folder `members`.
+        with_crc32: whether scans read every byte; a table that has no crc32s is then made anew.
+    """
+
+    def __init__(
+        self, cache_dir: str | os.PathLike[str] | None = None, *, with_crc32: bool = False
+    ) -> None:
+        self._cache_dir = Path(cache_dir or DEFAULT_CACHE_DIR)
+        self._with_crc32 = with_crc32
+        self._unwritten: dict[str, MemberTable] = {}
+
+    def table_of(
+        self, path: str | os.PathLike[str], *, expected_samples: int | None = None
+    ) -> MemberTable:
+        """The table of a shard as it is now; `expected_samples` is what the run's index says.
+
+        A shard that was written again is scanned again.
+
+        Raises:
+            ShardNotFoundError: There is no such file.
+            DamagedShardError: It had to be scanned and is not one whole tar archive.
+            IndexMismatchError: It holds another number of samples than expected.
+        """
+        url = os.fspath(path)
+        table = self._stored(url)
+        if table is None or not self._is_current(table, url):
+            table = self._renew(url, table)
+        if expected_samples is not None and table.num_samples != expected_samples:
+            raise IndexMismatchError(
+                f"{redact(url)} changed since it was indexed: it holds {table.num_samples} "
+                f"samples, {expected_samples} by the index; put the old shard back, or start the "
+                "run anew (where a wids JSON or a sizes.json counts it, remake that first)"
+            )
+        return table
+
+    def has_current(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the table of this shard is there, so that it need not be scanned."""
+        url = os.fspath(path)
+        table = self._stored(url)
+        return table is not None and self._is_current(table, url)
+
+    def sidecar_of(self, path: str | os.PathLike[str]) -> Path:
+        """Where the table of this shard is kept; the folder's name gives nothing away.
+
+        Raises:
+            RuntimeError: The cache is in a home folder, and this user has none.
+        """
+        folder, name = os.path.split(Path(path).absolute())
+        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
+        return self._cache_dir.expanduser() / "members" / digest / f"{name}.members"
+
+    def _stored(self, url: str) -> MemberTable | None:
+        """The table that is kept of this shard, in whatever state the shard was then."""
+        kept = self._unwritten.get(str(Path(url).absolute()))
+        if kept is not None:
+            return kept
+        try:
+            return open_table(self.sidecar_of(url))
+        except RuntimeError:
+            return None
+
+    def _is_current(self, table: MemberTable, url: str) -> bool:
+        """Whether the table says all that is asked for, of the shard as it is."""
+        lacks_crc32 = self._with_crc32 and table.crc32 is None
+        return table.stamp == shard_stamp(url) and not lacks_crc32
+
+    def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
+        """Scan the shard and keep its table."""
+        had_crc32 = old is not None and old.crc32 is not None
+        table = scan_members(url, with_crc32=self._with_crc32 or had_crc32)
+        if old is not None and not old.has_same_members(table):
+            _log.warning(
+                "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
+                "in %d",
+                url,
+                old.num_samples,
+                old.file_size,
+                table.num_samples,
+                table.file_size,
+            )
+        self._keep(url, table)
+        return table
+
+    def _keep(self, url: str, table: MemberTable) -> None:
+        """Write the sidecar, or remember the table."""
+        name = str(Path(url).absolute())
+        try:
+            write_table(self.sidecar_of(url), table)
+            self._unwritten.pop(name, None)
+        except (OSError, RuntimeError) as error:
+            if not self._unwritten:
+                _log.warning(
+                    "member tables stay in memory and are made again by the next run: %s; name "
+                    "another cache_dir",
+                    error,
+                )
+            self._unwritten[name] = table
+
+
+def build_tables(
+    paths: Sequence[str], store: TableStore, *, show_progress: bool | None = None
+) -> None:
+    """Make the tables that the store lacks; what is done stays done if a shard is damaged.
+
+    `show_progress` draws a line on stderr; None does so on a terminal.
+
+    Raises:
+        ShardNotFoundError: A shard does not exist.
+        DamagedShardError: A shard is not one whole tar archive.
+    """
+    missing = [path for path in dict.fromkeys(paths) if not store.has_current(path)]
+    if not missing:
+        return
+    folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
+    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    with progress_line("listed", len(missing), place, show=show_progress) as step:
+        for path in missing:
+            store.table_of(path)
+            step()
+
+
+def write_table(path: Path, table: MemberTable) -> None:
+    """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_packed(table))
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut leaves the name without the contents
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def open_table(path: Path) -> MemberTable | None:
+    """The table in a sidecar, mapped and not copied; None if there is none, or a damaged one."""
+    try:
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise _Unusable("is empty")  # and cannot be mapped
+            return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:  # the last two: hostile JSON
+        _log.warning("the member table %s is made again: %s", path, error)
+        return None
+
+
+class _Unusable(ValueError):  # noqa: N818 - a signal within this module, never seen outside
+    """Why a sidecar is taken for absent."""
+
+
+def _packed(table: MemberTable) -> bytearray:
+    """The contents of the sidecar."""
+    facts = {
+        "num_samples": table.num_samples,
+        "num_members": len(table.offsets),
+        "key_bytes": len(table.keys),
+        "file_size": table.file_size,
+        "mtime_ns": table.mtime_ns,
+        "has_crc32": table.crc32 is not None,
+        "suffixes": table.suffixes,
+    }
+    header = json.dumps(facts).encode("ascii")
+    header += b" " * (-len(header) % _ALIGNMENT)
+    values = [
+        np.asarray(getattr(table, name), dtype).tobytes() for name, dtype, _ in _columns(facts)
+    ]
+    packed = bytearray(_PREFIX.pack(_MAGIC, _VERSION, 0, len(header)) + header + b"".join(values))
+    _PREFIX.pack_into(packed, 0, _MAGIC, _VERSION, crc32(packed[_CHECKED_FROM:]), len(header))
+    return packed
+
+
+def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Name, type and length of the arrays in a sidecar, in their order."""
+    samples, members = facts["num_samples"], facts["num_members"]
+    kinds = {
+        "key_starts": ("<i8", samples + 1),
+        "sample_starts": ("<i8", samples + 1),
+        "offsets": ("<i8", members),
+        "sizes": ("<i8", members),
+        "suffix_ids": ("<u4", members),
+        "crc32": ("<u4", members),
+        "keys": ("|u1", facts["key_bytes"]),
+    }
+    return [(name, *kinds[name]) for name in ARRAY_FIELDS if name != "crc32" or facts["has_crc32"]]
+
+
+def _unpacked(data: mmap.mmap) -> MemberTable:
+    """The table in these bytes, once their checksum and all positions in them are found right."""
+    if len(data) < _PREFIX.size:
+        raise _Unusable("it is cut short")
+    magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise _Unusable("it is of another version, or no member table")
+    if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
+        raise _Unusable("it is damaged: its checksum does not match")
+    position = _PREFIX.size + header_bytes
+    facts = _facts(json.loads(data[_PREFIX.size : position]))
+    columns = _columns(facts)
+    if position + sum(length * int(kind[2]) for _, kind, length in columns) != len(data):
+        raise _Unusable("its arrays do not fill it")
+    arrays: dict[str, NDArray[Any] | None] = {"crc32": None}
+    for name, kind, length in columns:
+        values = np.frombuffer(data, kind, length, position)
+        position += values.nbytes
+        arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
+    names = {"suffixes": tuple(facts["suffixes"])}
+    stamp = {"file_size": facts["file_size"], "mtime_ns": facts["mtime_ns"]}
+    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **stamp)
+    if not _is_sound(table):
+        raise _Unusable("it points to where nothing is")
+    return table
+
+
+def _facts(content: object) -> dict[str, Any]:
+    """The JSON of a sidecar, with values of the right types."""
+    facts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    counts = [facts.get(name) for name in ("num_samples", "num_members", "key_bytes", "file_size")]
+    suffixes = facts.get("suffixes")
+    are_right = (
+        all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
+        and type(facts.get("mtime_ns")) is int
+        and type(facts.get("has_crc32")) is bool
+        and isinstance(suffixes, list)
+        and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
+    )
+    if not are_right:
+        raise _Unusable("its JSON is not that of a member table")
+    return facts
+
+
+def _is_sound(table: MemberTable) -> bool:
+    """Whether every number in the table points into what it belongs to."""
+    offsets, sizes, size = table.offsets, table.sizes, table.file_size
+    if ((offsets < 0) | (sizes < 0) | (offsets > size) | (sizes > size)).any():
+        return False
+    ends = offsets + sizes
+    return bool(
+        _cuts(table.sample_starts, len(offsets))
+        and _cuts(table.key_starts, len(table.keys))
+        and (offsets[1:] >= ends[:-1]).all()
+        and (ends <= size).all()
+        and (table.suffix_ids < len(table.suffixes)).all()
+    )
+
+
+def _cuts(starts: NDArray[np.int64], length: int) -> bool:
+    """Whether these positions cut a list of this length into pieces."""
+    return bool(starts[0] == 0 and starts[-1] == length and (starts[:-1] <= starts[1:]).all())
