@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_shards.callbacks.epoch import SetEpoch
+    from lightning_shards.callbacks.resume import ExactResume
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
     from lightning_shards.config import LoaderConfig, SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.errors import ShardError
     from lightning_shards.loader import ShardLoader
+    from lightning_shards.pipeline.dataset import ShardDataset
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
     from lightning_shards.shards.index import ShardIndex
@@ -25,11 +27,13 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "DataThroughputMonitor": "callbacks.throughput",
     "EpochPlan": "plan.epoch",
+    "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
     "Place": "topology",
     "SetEpoch": "callbacks.epoch",
     "ShardCLI": "cli",
     "ShardDataModule": "datamodule",
+    "ShardDataset": "pipeline.dataset",
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
@@ -42,11 +46,13 @@ __all__ = [
     "Cursor",
     "DataThroughputMonitor",
     "EpochPlan",
+    "ExactResume",
     "LoaderConfig",
     "Place",
     "SetEpoch",
     "ShardCLI",
     "ShardDataModule",
+    "ShardDataset",
     "ShardError",
     "ShardIndex",
     "ShardLoader",

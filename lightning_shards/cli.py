@@ -8,12 +8,13 @@ import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_shards.callbacks.epoch import SetEpoch
+from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
 from lightning_shards.datamodule import ShardDataModule
 
 
 class ShardCLI(LightningCLI):
-    """`LightningCLI` with `ShardDataModule`, `SetEpoch` and `DataThroughputMonitor`.
+    """`LightningCLI` with `ShardDataModule`, `SetEpoch`, `ExactResume`, `DataThroughputMonitor`.
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
     ``--data.batch`` as ``--data.batch_size``).
@@ -36,7 +37,8 @@ class ShardCLI(LightningCLI):
         given: Any = self._get(self.config_init, "trainer", default={}).get("callbacks") or []
         callbacks = cast("list[object]", given if isinstance(given, list) else [given])
         kinds = {type(callback) for callback in callbacks}
-        ours = [kind() for kind in (SetEpoch, DataThroughputMonitor) if kind not in kinds]
+        wanted = (SetEpoch, ExactResume, DataThroughputMonitor)
+        ours = [kind() for kind in wanted if kind not in kinds]
         self.trainer_defaults["callbacks"] = [*self.trainer_defaults.get("callbacks", []), *ours]
         return super().instantiate_trainer(**kwargs)
 

@@ -21,8 +21,9 @@ class SplitConfig:
         sampling: ``resampled`` draws shards with replacement, ``shuffled`` gives each sample once
             in a new order each epoch, ``sequential`` in file order. Default: resampled for train,
             sequential for the others.
-        reader: ``stream`` reads whole shards forward through webdataset. ``indexed`` is not part of
-            this release; ``auto`` takes the stream.
+        reader: ``stream`` reads whole shards forward through webdataset; ``indexed`` reads samples
+            of local shards by their offsets, in an order that neither ranks nor workers change.
+            ``auto`` streams what is resampled, has stages or is not local.
         dataset_size: Samples of an epoch. Needed where no counts are known; under ``resampled`` it
             may differ from them, as an epoch is nominal there.
         remainder: Samples that fill no whole step: ``drop`` them, ``pad`` with repeats of weight 0,
@@ -34,9 +35,9 @@ class SplitConfig:
         transforms: Batch key to callable; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, run after the
             fields are decoded.
-        shuffle_buffer: Samples that webdataset's shuffle holds; 0 for none, as ``sequential`` has.
-        shuffle_run: Samples kept together by the indexed reader; not used by the stream.
-        shuffle_block: Samples shuffled together by the indexed reader; not used by the stream.
+        shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
+        shuffle_run: Indexed reader: samples kept together when shards are mixed; 0: whole shards.
+        shuffle_block: Indexed reader: samples shuffled together.
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` is not in this release.
         max_bad: Budget of substitutions per epoch and job.
     """
@@ -68,7 +69,7 @@ class SplitConfig:
                 "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
             )
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
-        require_choice("reader", self.reader, ("auto", "stream"), later=("indexed",))
+        require_choice("reader", self.reader, ("auto", "stream", "indexed"))
         require_choice("remainder", self.remainder, (None, "drop", "pad", "balanced"))
         require_choice("on_bad_sample", self.on_bad_sample, ("raise",), later=("substitute",))
         for name, value in (("dataset_size", self.dataset_size), ("batch_size", self.batch_size)):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -17,15 +17,17 @@ from lightning_shards.config import (
     require_callable,
     require_choice,
 )
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader, require_same
-from lightning_shards.pipeline.fields import UNSAFE_DECODERS, Field, make_fields
-from lightning_shards.pipeline.source import Epochs
+from lightning_shards.pipeline.fields import UNSAFE_DECODERS
+from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.plan.order import ORDER_VERSION
-from lightning_shards.progress import EvaluationProgress, TrainProgress
+from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
 from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.splits import Defaults, describe, make_source, split_fields
 from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.pool import Pool
@@ -45,6 +47,10 @@ _SPLIT_OF: dict[RunningStage | None, Split] = {
     RunningStage.PREDICTING: "predict",
 }
 """The split that a trainer's running stage reads."""
+_TRANSLATE = (
+    "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
+    "checkpoints resume with another batch size and another number of ranks"
+)
 
 
 class ShardDataModule(pl.LightningDataModule):
@@ -117,11 +123,11 @@ class ShardDataModule(pl.LightningDataModule):
                 require_callable(f"the transform of {name!r}", transform)
         for split in self.splits.values():
             if split is not None:
-                self._make_fields(split)
+                split_fields(split, self._defaults())
 
     def prepare_data(self) -> None:
         """Count the samples of local shards, once per node; the counts are kept in the cache."""
-        self._guarded(lambda: [self._index(split) for split in self._wanted_splits()])
+        self._guarded(lambda: [self._prepare(split) for split in self._wanted_splits()])
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
@@ -173,7 +179,7 @@ class ShardDataModule(pl.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state; it is compared when fit asks for its train loader."""
         self._saved = state_dict
-        if "train" in self._loaders:
+        if "train" in self._loaders and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
             self._check_saved(self._loaders["train"])
 
     def teardown(self, stage: str) -> None:
@@ -249,13 +255,17 @@ class ShardDataModule(pl.LightningDataModule):
                 self._loaders[split].close()
             self._loaders[split] = self._make_loader(split, source, place, trainer)
             self._settings[split] = settings
-            rank_zero_info(describe(split, self._loaders[split], source))
+            rank_zero_info(describe(split, source, place.world_size))
         if split == "train":
             self._check_saved(self._loaders[split])
         return self._loaders[split]
 
     def _make_loader(
-        self, split: Split, source: StreamSource, place: Place, trainer: pl.Trainer | None = None
+        self,
+        split: Split,
+        source: StreamSource | IndexedSource,
+        place: Place,
+        trainer: pl.Trainer | None = None,
     ) -> ShardLoader:
         steps = source.epochs.plan(place.world_size).require_steps().steps
         identity: dict[str, int | str] = {
@@ -284,6 +294,12 @@ class ShardDataModule(pl.LightningDataModule):
             on_cuda if config.pin_memory is None else config.pin_memory,
         )
 
+    def _prepare(self, split: Split) -> None:
+        """Count the samples, and list the members for the indexed reader."""
+        source = self._source(split, self._index(split))
+        if isinstance(source, IndexedSource):
+            build_tables(source.index.urls, TableStore(self.loader_config.cache_dir))
+
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:
             urls = expand_urls(self._config(split).urls, allow_pipe="pipe" in self.allow_unsafe)
@@ -300,85 +316,32 @@ class ShardDataModule(pl.LightningDataModule):
             )
         return config
 
-    def _source(self, split: Split, index: ShardIndex) -> StreamSource:
-        config = self._config(split)
-        is_train = split == "train"
-        sampling = config.sampling or ("resampled" if is_train else "sequential")
-        epochs = Epochs(
-            samples=epoch_samples(split, config.dataset_size, sampling, index),
-            batch_size=config.batch_size or self.batch_size,
-            remainder=config.remainder or ("drop" if is_train else "balanced"),
-            pinned=not is_train,
-        )
-        return StreamSource(
-            index=index,
-            epochs=epochs,
-            sampling=sampling,
-            seed=self.seed,
-            fields=self._make_fields(config),
-            transforms=self.transforms if config.transforms is None else config.transforms,
-            stages=tuple(config.stages),
-            shuffle_buffer=config.shuffle_buffer,
-            batch_format=self.batch_format,
-        )
+    def _source(self, split: Split, index: ShardIndex) -> StreamSource | IndexedSource:
+        return make_source(split, self._config(split), self._defaults(), index)
 
-    def _make_fields(self, config: SplitConfig) -> tuple[Field, ...]:
-        fields = self.fields if config.fields is None else config.fields
-        decode = self.decode if config.decode is None else config.decode
-        return make_fields(fields, decode, self.allow_unsafe)
+    def _defaults(self) -> Defaults:
+        return Defaults(
+            fields=self.fields,
+            decode=self.decode,
+            transforms=self.transforms,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            batch_format=self.batch_format,
+            allow_unsafe=self.allow_unsafe,
+            cache_dir=self.loader_config.cache_dir,
+        )
 
     def _check_saved(self, loader: ShardLoader) -> None:
         """Compare a checkpoint with this run: called for `train` alone."""
         if not self._saved:
             return
-        require_same(loader.identity | _shape(loader), self._saved)
+        require_same(loader.identity, self._saved)
+        if self.trainer is None or not translates_batches(cast("Any", self.trainer).callbacks):
+            require_same(_shape(loader), self._saved, _TRANSLATE)
 
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
-
-
-def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
-    """Samples of an epoch: from the counts where they are known, else as configured.
-
-    Raises:
-        ConfigError: nobody knows, exact sampling without counts, or both are there and differ.
-    """
-    known = index.samples
-    if known is None:
-        if sampling != "resampled":
-            raise ConfigError(
-                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
-                "which nobody has counted; put a wids JSON or sizes.json beside the shards"
-            )
-        if dataset_size is None:
-            raise ConfigError(
-                f"nobody knows how many samples {split!r} has: its shards are remote and have no "
-                "wids JSON or sizes.json beside them; set dataset_size"
-            )
-        return dataset_size
-    if known == 0:
-        raise PlanError(
-            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
-        )
-    if dataset_size is None or dataset_size == known:
-        return known
-    if sampling != "resampled":
-        raise ConfigError(
-            f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that its "
-            f"shards hold; leave it out, or take sampling='resampled', where an epoch is nominal"
-        )
-    return dataset_size
-
-
-def describe(split: str, loader: ShardLoader, source: StreamSource) -> str:
-    """One line for the log: the epoch in numbers."""
-    plan = loader.epochs.plan(loader.place.world_size)
-    return (
-        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
-        f"{source.sampling} by the stream reader, {plan.steps:,} steps of {plan.world_size} x "
-        f"{plan.batch_size} samples ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
-    )
 
 
 def _shape(loader: ShardLoader) -> dict[str, int | str]:

@@ -94,12 +94,17 @@ class ShardLoader:
         self.times = LoaderTimes()
         self._source = source
         self.identity = identity or {}
-        self._progress = progress
+        self.progress = progress
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._standing: _Standing | None = None
         self._is_first = True
         self._iteration = 0
+
+    @property
+    def source(self) -> Source:
+        """What makes the batches; frozen."""
+        return self._source
 
     @property
     def epochs(self) -> Epochs:
@@ -163,13 +168,13 @@ class ShardLoader:
             if step == last:
                 following = epochs.next_epoch(cursor)
             batch = self._next_batch(following, plan.size(step, self.place.rank))
-            if self._progress is None:
+            if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
             yield batch
 
     def state_dict(self) -> dict[str, int | str]:
         """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
-        trained = self._progress.trained(self) if self._progress else self._trained
+        trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
             "epoch": trained.epoch,
@@ -212,9 +217,11 @@ class ShardLoader:
         return loader
 
     def _begin(self) -> tuple[Cursor, int | None]:
-        if self._progress is not None:
-            return self._progress.begin(self)
+        if self.progress is not None:
+            return self.progress.begin(self)
         resumed, self._resumed = self._resumed, None
+        if resumed and not self.epochs.steps(self.place.world_size, resumed.samples):
+            resumed = self.epochs.next_epoch(resumed)  # it was saved at what is an epoch's end now
         return resumed or Cursor(0 if self.epochs.pinned else self.epoch), None
 
     def _shorter(self, limit: int) -> int:
@@ -253,7 +260,11 @@ class ShardLoader:
         return produced.batch
 
 
-def require_same(expected: dict[str, int | str], state: dict[str, int | str]) -> None:
+def require_same(
+    expected: dict[str, int | str],
+    state: dict[str, int | str],
+    ways_out: str = "set it back to resume, or start anew without the loader's state",
+) -> None:
     """Check that a saved state agrees with this run.
 
     Raises:
@@ -263,5 +274,5 @@ def require_same(expected: dict[str, int | str], state: dict[str, int | str]) ->
         if state.get(name) != value:
             raise StateError(
                 f"the checkpoint was made with {name}={state.get(name)!r}, this run has {value!r}; "
-                "set it back to resume, or start anew without the loader's state"
+                f"{ways_out}"
             )

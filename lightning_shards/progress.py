@@ -1,10 +1,22 @@
-"""Where Lightning is: the only reader of its counters, some of which are semi-private.
+"""Where Lightning is: the only reader and writer of its counters, some of which are semi-private.
 
 The counters are read when the first batch of an iteration is asked for. By then Lightning has
 restored and reset them; hooks run too early or, on a resume, not at all.
+
+They are written into a checkpoint, before Lightning restores it, in one of four forms::
+
+    form              epochs ready, started   processed, completed   batches of the epoch
+    between epochs                        e   e                      0
+    within an epoch                   e + 1   e                      b, completed b - 1
+    validation due                    e + 1   e                      b
+    only its end left                 e + 1   e                      n, the last one
+
+Lightning takes the second for a checkpoint from the end of a training batch whose validation, if
+there was one, has run. In the third its counters say that a validation was begun and not finished.
 """
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -32,36 +44,109 @@ class Loader(Protocol):
         ...
 
 
+class Standing(NamedTuple):
+    """Where a fit stands between two batches, in Lightning's terms.
+
+    Attributes:
+        epoch: the open epoch, or the next one; as many have ended.
+        batches: batches of it that are trained.
+        is_over: whether these are all, so that only validation and the epoch's end may be left.
+        total: batches trained since the first epoch, whatever their size was.
+        validation_due: whether a validation comes next.
+    """
+
+    epoch: int
+    batches: int
+    is_over: bool
+    total: int
+    validation_due: bool = False
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether the epoch has yet to begin."""
+        return self.batches == 0 and not (self.is_over or self.validation_due)
+
+    def is_stepped(self, accumulate: int) -> bool:
+        """Whether Lightning takes the last batch for one that closes an accumulation window."""
+        return self.is_over or self.batches % accumulate == 0
+
+
+class Anchor(NamedTuple):
+    """From where the rest of one epoch is counted, when its batch size changed on the way.
+
+    Attributes:
+        cursor: the first sample that was not trained before the change.
+        batches: Lightning's number of batches there, in batches of the new size.
+    """
+
+    cursor: Cursor
+    batches: int
+
+
 class TrainProgress:
     """The position of `trainer.fit` in its train loader."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
+        self.anchor: Anchor | None = None
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
         """The first sample that is not trained yet, and the steps that the trainer wants."""
-        fit_loop = self._trainer.fit_loop
-        limit = _as_limit(fit_loop.max_batches)
+        limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
-        return loader.epochs.cursor_after(loader.place.world_size, epoch, batches), limit
+        return self._cursor(loader, epoch, batches), limit
 
     def trained(self, loader: Loader) -> Cursor:
-        """Batches whose step was taken; counted by Lightning, not by what was fetched."""
-        fit_loop = self._trainer.fit_loop
-        progress = fit_loop.epoch_progress.current
-        batches = fit_loop.epoch_loop.batch_progress.current.processed
-        if progress.ready == progress.processed:  # between two epochs
-            batches = 0
-        if batches >= min(len(loader), fit_loop.max_batches):
-            return Cursor(progress.processed + 1)
-        return loader.epochs.cursor_after(loader.place.world_size, progress.processed, batches)
+        """Samples whose optimiser step was taken; counted by Lightning, not by what was fetched."""
+        standing = self.standing(loader)
+        if standing.is_over:
+            return Cursor(standing.epoch + 1)
+        return self._cursor(loader, standing.epoch, standing.batches)
 
-    def _position(self, limit: int | None) -> tuple[int, int]:
-        """Epoch, and batches of it that are trained.
+    def standing(self, loader: Loader) -> Standing:
+        """Where the fit stands; an open accumulation window counts as not begun.
 
         `processed` is right in checkpoints from the end of a batch, of a validation and from an
         exception alike; `ready` and `completed` are not.
         """
+        fit_loop = self._trainer.fit_loop
+        progress, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
+        end = min(len(loader), fit_loop.max_batches)
+        epoch, batches = progress.processed, batch.current.processed
+        if progress.started == progress.processed:  # between epochs: batches are of the one before
+            if not (epoch and 0 < batches < end and self._ended_by_max_steps()):
+                return Standing(epoch, 0, is_over=False, total=batch.total.processed)
+            epoch -= 1  # it was not at its end, which a fit with more steps goes on to
+        if batches >= end:
+            return Standing(epoch, batches, is_over=True, total=batch.total.processed)
+        is_here = self.anchor is not None and self.anchor.cursor.epoch == epoch
+        least = self.anchor.batches if self.anchor and is_here else 0
+        stepped = max(least, batches - batches % self._trainer.accumulate_grad_batches)
+        total = batch.total.processed - (batches - stepped)
+        return Standing(epoch, stepped, is_over=False, total=total)
+
+    def is_validation_due(self, standing: Standing) -> bool:
+        """Whether Lightning validates after the last trained batch, be it done or not."""
+        fit_loop = self._trainer.fit_loop
+        epochs = fit_loop.epoch_progress.current
+        batches = fit_loop.epoch_loop.batch_progress.current
+        is_open = epochs.started > epochs.processed and fit_loop._data_fetcher is not None  # noqa: SLF001 there is none outside of a fit
+        if not is_open or not batches.ready == batches.processed == standing.batches:
+            return False
+        return _validates_now(self._trainer) and sum(self._trainer.num_val_batches) > 0
+
+    def _ended_by_max_steps(self) -> bool:
+        return self._trainer.global_step >= self._trainer.max_steps != -1
+
+    def _cursor(self, loader: Loader, epoch: int, batches: int) -> Cursor:
+        world_size, anchor = loader.place.world_size, self.anchor
+        if anchor is None or anchor.cursor.epoch != epoch:
+            return loader.epochs.cursor_after(world_size, epoch, batches)
+        rest = loader.epochs.plan(world_size, anchor.cursor.samples)
+        return Cursor(epoch, rest.trained(batches - anchor.batches))
+
+    def _position(self, limit: int | None) -> tuple[int, int]:
+        """Epoch, and batches of it that are trained."""
         fit_loop = self._trainer.fit_loop
         progress = fit_loop.epoch_progress.current
         batches = fit_loop.epoch_loop.batch_progress.current.processed
@@ -105,6 +190,148 @@ def _evaluation_loop(trainer: Any) -> Any:
 
 def _as_limit(batches: float) -> int | None:
     return None if batches == float("inf") else int(batches)
+
+
+def limit_of(trainer: Any, steps: int) -> int:
+    """How many of an epoch's `steps` the trainer will run, as it says itself once it has begun."""
+    limit = trainer.limit_train_batches
+    return min(steps, limit) if isinstance(limit, int) else int(steps * limit)
+
+
+def write_counters(
+    fit_loop: dict[str, Any], standing: Standing, stepped: int, accumulate: int
+) -> None:
+    """Make the saved state of a fit loop say where it stands, in one of the four forms.
+
+    Args:
+        fit_loop: the state in a checkpoint, changed in place.
+        standing: what it shall say.
+        stepped: batches ever that an optimiser step followed, the x axis of loggers.
+        accumulate: batches in an accumulation window.
+    """
+    begun = standing.epoch + (not standing.is_between_epochs)
+    epochs = _counts(begun, standing.epoch, standing.epoch)
+    is_within = not (standing.is_over or standing.validation_due or standing.is_between_epochs)
+    batches = _counts(standing.batches, standing.batches, standing.batches - is_within)
+    total = _counts(standing.total, standing.total, standing.total - is_within)
+    unfinished = _counts(1, 0, 0) if standing.validation_due else _counts(0, 0, 0)
+    fit_loop["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
+    fit_loop["epoch_loop.batch_progress"] = {
+        "total": total, "current": batches, "is_last_batch": standing.is_over,
+    }  # fmt: skip
+    fit_loop["epoch_loop.val_loop.batch_progress"] = {
+        "total": unfinished, "current": _counts(0, 0, 0), "is_last_batch": False,
+    }  # fmt: skip
+    if (is_within or standing.validation_due) and standing.is_stepped(accumulate):
+        stepped -= 1  # Lightning counts the last one when it restarts
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
+
+
+def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
+    return {
+        "ready": started, "started": started, "processed": processed, "completed": completed,
+    }  # fmt: skip
+
+
+class Exceptions:
+    """Settings of a trainer that are others until what was due at the restart is done."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._max_steps: int | None = None
+        self._val_check_batch: float | None = None
+        self._skips_validation = False
+
+    def allow_end_of_epoch(self) -> None:
+        """Let a fit begin that has all its `max_steps`, but not the validation that was due."""
+        loop = self._trainer.fit_loop.epoch_loop
+        self._max_steps = loop.max_steps
+        loop.max_steps += 1
+
+    def make_validation_due(self) -> None:
+        """Let Lightning validate after a batch that its own rule does not name."""
+        trainer: Any = self._trainer
+        if sum(trainer.num_val_batches) == 0:
+            return
+        if getattr(trainer, "_val_check_time_interval", None) is not None:
+            trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts anew with the fit
+            return
+        loop, self._val_check_batch = trainer.fit_loop.epoch_loop, trainer.val_check_batch
+        counts_all = trainer.check_val_every_n_epoch is None
+        trainer.val_check_batch = (loop.total_batch_idx if counts_all else loop.batch_idx) + 1
+
+    def skip_validation(self) -> None:
+        """Let Lightning take an epoch for done; else it would train one batch more."""
+        self._trainer.fit_loop.epoch_loop.val_loop._has_run = True  # noqa: SLF001 what it asks
+        self._skips_validation = True
+
+    def end(self) -> None:
+        """Give the trainer its own settings back."""
+        if self._skips_validation:
+            self._trainer.fit_loop.epoch_loop.val_loop._has_run = False  # noqa: SLF001 as above
+            self._skips_validation = False
+        if self._max_steps is not None:
+            self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+        if self._val_check_batch is not None:
+            self._trainer.val_check_batch = self._val_check_batch
+        self._max_steps = self._val_check_batch = None
+
+
+def settle(trainer: Any, standing: Standing, exceptions: Exceptions, *, is_cut_short: bool) -> None:
+    """After Lightning has restored the counters, and before its first epoch: what they cannot say.
+
+    With `max_steps` a fit begins the epoch in the middle that it should begin anew. An epoch whose
+    end alone is left would train one batch more. A validation that was due after a batch of another
+    size is not due at this one. An epoch that the change of the batch size ended (`is_cut_short`)
+    did not step its schedulers.
+    """
+    fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    if standing.is_between_epochs:
+        fit_loop._restarting = False  # noqa: SLF001 the property would set it again
+        loop.restarting = False
+    if is_cut_short:
+        loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+    loop.val_loop.batch_progress.total.reset()
+    if standing.validation_due and not _validates_now(trainer):
+        exceptions.make_validation_due()
+    validates = standing.validation_due and _validates_now(trainer)
+    if standing.validation_due and not validates:
+        loop._batches_that_stepped += standing.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
+    if standing.is_over and not validates:
+        exceptions.skip_validation()
+    if not (standing.is_over or validates):
+        exceptions.end()
+
+
+def _validates_now(trainer: Any) -> bool:
+    fit_loop = trainer.fit_loop
+    return bool(fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher))  # noqa: SLF001 its own rule, with all its switches
+
+
+def batches_seen(trainer: Any) -> tuple[int, int]:
+    """The open epoch, and its batches that went through the model."""
+    fit_loop = trainer.fit_loop
+    batches = fit_loop.epoch_loop.batch_progress.current.processed
+    return int(fit_loop.epoch_progress.current.processed), int(batches)
+
+
+def leave_restart(trainer: Any, *, after_validation: bool = False) -> None:
+    """The first epoch of a resumed fit is at its end: nothing is restarted from here on.
+
+    Lightning does not step schedulers that wait for a metric while it restarts; after a validation
+    the metric is there.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if not after_validation:
+        loop.restarting = False
+        loop.reset_restart_stage()
+    elif loop.batch_progress.is_last_batch:
+        trainer.fit_loop._restarting = False  # noqa: SLF001 as in settle
+
+
+def translates_batches(callbacks: Iterable[Any]) -> bool:
+    """Whether one of the callbacks resumes with another batch size, as `ExactResume` does."""
+    return any(getattr(each, "translates_batches", False) for each in callbacks)
 
 
 def train_loaders(trainer: Any) -> list[Any]:

@@ -1,8 +1,11 @@
-"""Shards for all tests, and how long hypothesis may search."""
+"""Shards and programs for all tests, and how long hypothesis may search."""
 
 import io
 import os
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import hypothesis
@@ -11,11 +14,19 @@ import pytest
 from PIL import Image
 from webdataset.writer import TarWriter
 
+from lightning_shards.pipeline.fields import make_fields
+from lightning_shards.pipeline.source import Epochs
+from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.tar import count_samples
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 PackShards = Callable[..., list[str]]
+MakeSource = Callable[..., StreamSource]
+StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
 
 
 def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str]:
@@ -47,3 +58,69 @@ def pack_shards(tmp_path: Path) -> PackShards:
         return pack(tmp_path / "shards", counts, prefix)
 
     return packed
+
+
+@pytest.fixture(scope="session")
+def pack_into() -> PackShards:
+    """Packs shards into a given folder, for fixtures that outlive a test: `pack` itself."""
+    return pack
+
+
+def _make_source(
+    urls: Sequence[str],
+    *,
+    sampling: str = "resampled",
+    samples: int | None = None,
+    batch_size: int = 2,
+    remainder: str = "drop",
+    pinned: bool = False,
+    counted: bool = True,
+    fields: dict[str, str] | None = None,
+    decode: dict[str, str] | None = None,
+    allow_unsafe: Sequence[str] = (),
+    **others: object,
+) -> StreamSource:
+    counts = np.array([count_samples(url) for url in urls]) if counted else None
+    total = samples if counts is None else samples or int(counts.sum())
+    settings = {"seed": 0, "transforms": {}, "shuffle_buffer": 0} | others
+    return StreamSource(
+        index=ShardIndex(tuple(urls), counts),
+        epochs=Epochs(total, batch_size, remainder, pinned=pinned),
+        sampling=sampling,
+        fields=make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe)),
+        **settings,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_source() -> MakeSource:
+    """Makes a source of steps of two labels; each setting of `StreamSource` can be given."""
+    return _make_source
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # several threads would wait for a core
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def start_program() -> StartProgram:
+    """Starts a program in a folder: `with start_program(command, folder) as process`.
+
+    It is in a session of its own; nothing of it, nor of what it started, is left afterwards.
+    """
+    return _started

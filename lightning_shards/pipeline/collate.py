@@ -43,8 +43,14 @@ def collate(
     return batch
 
 
-def format_batch(batch: dict[str, Any], fields: Sequence[str], batch_format: BatchFormat) -> Batch:
-    """The batch as the user asked for it: a dict, or its fields in order as a tuple."""
+def make_batch(
+    samples: Sequence[Sample],
+    fields: Sequence[str],
+    weights: Sequence[int],
+    batch_format: BatchFormat,
+) -> Batch:
+    """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
+    batch = collate(samples, fields, weights)
     return batch if batch_format == "dict" else tuple(batch[field] for field in fields)
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ import torch
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError, UnsafeError
 from lightning_shards.pipeline import images
 from lightning_shards.pipeline.collate import Sample
-from lightning_shards.pipeline.seeds import SampleSeeds
+from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals
 from lightning_shards.shards.urls import redact
 
 Decoder: TypeAlias = Callable[[bytes], Any]
@@ -181,30 +182,47 @@ class DecodeFields:
             yield kept | {field.name: field.decode(members) for field in self.fields}
 
 
-class ApplyTransforms:
-    """A stage that applies each field's transform, with that sample's own randomness.
+class SampleTransforms:
+    """Each field's transform, applied with randomness that belongs to the sample's position."""
 
-    Sample number i of this worker and turn has the position ``first + i * stride``, which no other
-    worker or rank of the epoch has.
+    def __init__(self, transforms: Mapping[str, Transform], seeds: SampleSeeds) -> None:
+        self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
+        self._seeds = seeds
+        self.draws_from_globals = any(not rng for _, _, rng in self._transforms)
+
+    def apply(self, sample: Sample, position: int) -> Sample:
+        """Transform the fields of one sample in place.
+
+        Raises:
+            SampleError: a transform failed, or its field is not there.
+        """
+        if self.draws_from_globals:
+            self._seeds.seed_globals(position)
+        rng = self._seeds.generator(position)
+        for name, transform, wants_rng in self._transforms:
+            sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
+        return sample
+
+    def keeping_globals(self) -> AbstractContextManager[None]:
+        """Around a batch: gives the global generators back if a transform may draw from them."""
+        return preserved_globals() if self.draws_from_globals else nullcontext()
+
+
+@dataclass(frozen=True)
+class ApplyTransforms:
+    """A stage that transforms sample number i as the one at position ``first + i * stride``.
+
+    No other worker or rank of the epoch has that position.
     """
 
-    def __init__(
-        self, transforms: Mapping[str, Transform], seeds: SampleSeeds, first: int, stride: int
-    ) -> None:
-        self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
-        self._seeds, self._first, self._stride = seeds, first, stride
-        self._globals = any(not rng for _, _, rng in self._transforms)
+    transforms: SampleTransforms
+    first: int
+    stride: int
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Transform sample by sample."""
         for number, sample in enumerate(samples):
-            position = self._first + number * self._stride
-            if self._globals:
-                self._seeds.seed_globals(position)
-            rng = self._seeds.generator(position)
-            for name, transform, wants_rng in self._transforms:
-                sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
-            yield sample
+            yield self.transforms.apply(sample, self.first + number * self.stride)
 
 
 def takes_rng(transform: Transform) -> bool:

@@ -46,11 +46,20 @@ def decode_pil(data: bytes) -> Any:
 
 def decode_rgb(data: bytes) -> torch.Tensor:
     """The image as uint8, shape (3, height, width)."""
-    pixels = np.asarray(decode_pil(data).convert("RGB"))
+    pixels = np.asarray(_eight_bits(decode_pil(data)).convert("RGB"))
     # height, width, channel -> channel, height, width
     return torch.as_tensor(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def decode_gray(data: bytes) -> torch.Tensor:
     """The image as uint8, shape (1, height, width)."""
-    return torch.as_tensor(np.array(decode_pil(data).convert("L"))[None])
+    return torch.as_tensor(np.array(_eight_bits(decode_pil(data)).convert("L"))[None])
+
+
+def _eight_bits(image: Any) -> Any:
+    """The image with the upper bytes of 16-bit pixels: Pillow would clip them, to white mostly."""
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image  # noqa: PLC0415 as above
+
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -22,7 +22,7 @@ class SampleSeeds:
     handed out is one and the same object: it holds until the next call.
     """
 
-    def __init__(self, seed: int, epoch: int, start: int) -> None:
+    def __init__(self, seed: int, epoch: int, start: int = 0) -> None:
         self._counter = np.array([0, 0, start, Purpose.TRANSFORMS], dtype=np.uint64)
         self._philox = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
         self._generator = np.random.Generator(self._philox)

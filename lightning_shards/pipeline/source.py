@@ -37,6 +37,14 @@ class Turn:
     steps: int
     place: Place
 
+    def weights(self, step: int) -> list[int]:
+        """1 for each sample of the rank's batch, 0 for the repeats at its end; [] under `drop`."""
+        if self.plan.remainder == "drop":
+            return []
+        size = self.plan.size(step, self.place.rank)
+        repeats = self.plan.num_repeats(step, self.place.rank)
+        return [1] * (size - repeats) + [0] * repeats
+
     def own_steps(self) -> range:
         """The steps of the plan whose batches this worker makes."""
         return range(self.place.worker, self.steps, self.place.num_workers)
@@ -111,6 +119,10 @@ class Source(Protocol):
 
     def with_epochs(self, epochs: Epochs) -> "Source":
         """The same samples, cut into other epochs."""
+        ...
+
+    def first_sample(self, place: Place) -> None:
+        """Make one sample, to see that fields and transforms fit the shards."""
         ...
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:

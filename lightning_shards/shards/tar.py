@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from os import SEEK_END, PathLike, fspath
 from pathlib import Path
 from typing import Final
@@ -148,6 +149,23 @@ def count_samples(path: str | PathLike[str]) -> int:
     url = fspath(path)
     with map_tar(url) as data:
         return sum(1 for _ in group_members(walk_members(data, url), url))
+
+
+def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
+    """The samples of a local tar in file order from number `skip` on; of those before, headers.
+
+    A sample is what webdataset makes of it: suffix to bytes, and `__key__` and `__url__`.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        DamagedShardError: The file is not one whole tar archive.
+    """
+    with map_tar(url) as data:
+        for key, members in islice(group_members(walk_members(data, url), url), skip, None):
+            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
+            for suffix, member in members.items():
+                sample[suffix] = data[member.offset : member.offset + member.size]
+            yield sample
 
 
 @contextmanager

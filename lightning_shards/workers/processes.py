@@ -2,6 +2,7 @@
 
 import ast
 import multiprocessing
+import multiprocessing.connection
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -29,6 +31,9 @@ _PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
 it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
 
 _WATCH_INTERVAL_S = 1.0
+
+_SIGN_OF_DEATH_S = 1.0
+"""A connection to a worker that dies breaks a moment before its end is known."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +120,17 @@ class _ProcessStream:
             raise StopIteration
         try:
             produced = next(self._iterator)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, EOFError) as error:
+            # a tensor of a worker that is gone cannot be fetched: that comes as one of the others
+            ended = _describe_ended(self._workers)
             self.close()
-            if str(error).startswith("DataLoader worker"):
-                raise WorkerError(
-                    f"a worker process ended without being asked to: {error} Likely causes: out of "
-                    "memory (fewer workers, smaller prefetch), /dev/shm full, or a crash in a "
-                    "decoder; num_workers=0 shows the crash itself"
-                ) from error
-            raise
+            if not ended:
+                raise
+            raise WorkerError(
+                f"a worker process ended without being asked to ({ended}). Likely causes: out of "
+                "memory (SIGKILL: fewer workers, a smaller prefetch), /dev/shm full (SIGBUS) or a "
+                "crash in a decoder (SIGSEGV); num_workers=0 shows the crash itself"
+            ) from error
         if isinstance(produced, _Failure):
             self.close()
             produced.error.add_note(f"It happened in a worker process:\n{produced.stack}")
@@ -139,6 +146,17 @@ class _ProcessStream:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
             worker.join()
+
+
+def _describe_ended(workers: list[multiprocessing.Process]) -> str:
+    """Which workers are gone, and by which signal or exit status; empty if none is."""
+    with suppress(RuntimeError):  # torch's handler for SIGCHLD raises wherever it finds us
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], _SIGN_OF_DEATH_S)
+    ended = [(worker.pid, worker.exitcode) for worker in workers if worker.exitcode is not None]
+    return ", ".join(
+        f"pid {pid}: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        for pid, code in ended
+    )
 
 
 def _identity(batch: Any) -> Any:

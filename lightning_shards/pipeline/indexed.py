@@ -1,0 +1,212 @@
+"""The indexed reader: a batch is a pure function of (shards, seed, epoch, position).
+
+Sample ids come from `SampleOrder`, bytes from each shard's table of members. Which worker makes a
+batch, and where the stream was started, changes nothing in it.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Self
+
+import numpy as np
+
+from lightning_shards.pipeline.collate import Batch, BatchFormat, Sample, make_batch
+from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
+from lightning_shards.pipeline.seeds import SampleSeeds
+from lightning_shards.pipeline.source import Epochs, Turn
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.sample_order import SampleOrder, Sampling
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.topology import Place
+
+MAX_OPEN_SHARDS = 400
+"""A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
+descriptors, of which a process has 1,024 by default."""
+
+
+@dataclass(frozen=True)
+class IndexedSource:
+    """Reads samples by their offsets in local shards; restarts from any cursor and repeats itself.
+
+    Attributes:
+        index: the shards and how many samples each holds.
+        epochs: how the sequence of an epoch is cut into steps.
+        sampling: how the sequence is made, see `SampleOrder`.
+        seed: keys the order and every transform.
+        fields: what is taken from each sample.
+        transforms: one callable per field that has one.
+        run: samples kept together when shards are mixed; 0 for whole shards.
+        block: samples shuffled together.
+        batch_format: a dict, or the fields in order as a tuple.
+        cache_dir: where the tables of members are kept, None for the default.
+    """
+
+    index: ShardIndex
+    epochs: Epochs
+    sampling: Sampling
+    seed: int
+    fields: tuple[Field, ...]
+    transforms: dict[str, Transform]
+    run: int = 64
+    block: int = 16_384
+    batch_format: BatchFormat = "dict"
+    cache_dir: str | None = None
+
+    @property
+    def reader(self) -> str:
+        """The reader's name, for the log."""
+        return "indexed"
+
+    def with_epochs(self, epochs: Epochs) -> "IndexedSource":
+        """The same samples, cut into other epochs."""
+        return replace(self, epochs=epochs)
+
+    def order(self) -> SampleOrder:
+        """The sequence of samples of every epoch."""
+        assert self.index.counts is not None  # noqa: S101 the data module sees to it
+        return SampleOrder(self.index.counts, self.seed, self.sampling, self.run, self.block)
+
+    def first_sample(self, place: Place) -> None:
+        """Make one batch of one sample, to see that fields and transforms fit the shards.
+
+        Raises:
+            ShardError: they do not.
+        """
+        alone = self.with_epochs(Epochs(place.world_size, batch_size=1, remainder="drop"))
+        next(alone.batches(place, Cursor()))
+
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:
+        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+
+        Raises:
+            ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
+        """
+        order = self.order()
+        with OpenShards(self.index, self.cache_dir) as shards:
+            for turn in self.epochs.turns(place, cursor):
+                yield from self._batches_of(turn, order, shards)
+
+    def _batches_of(self, turn: Turn, order: SampleOrder, shards: "OpenShards") -> Iterator[Batch]:
+        transforms = SampleTransforms(self.transforms, SampleSeeds(self.seed, turn.epoch))
+        names = [field.name for field in self.fields]
+        advised = -1
+        for step in turn.own_steps():
+            start, stop = turn.plan.rank_span(step, turn.place.rank)
+            block = start // max(self.block, 1)
+            if block != advised:
+                self._advise(order, shards, turn, step)
+                advised = block
+            ids = order.at(turn.epoch, start, stop).tolist()
+            with transforms.keeping_globals():
+                rows = [
+                    transforms.apply(read_sample(shards, self.fields, shard, sample), position)
+                    for position, (shard, sample) in enumerate(ids, start)
+                ]
+                batch = make_batch(rows, names, turn.weights(step), self.batch_format)
+            yield batch
+
+    def _advise(self, order: SampleOrder, shards: "OpenShards", turn: Turn, step: int) -> None:
+        """Ask the system to fetch what this worker will read of a block, in the order of the disk.
+
+        The order within a block is random, what it holds is runs: so a spinning or network disk
+        sees the few places of a block one after the other.
+        """
+        plan, rank = turn.plan, turn.place.rank
+        size = max(self.block, 1)
+        stop = (plan.rank_span(step, rank)[0] // size + 1) * size
+        later = range(step, turn.steps, turn.place.num_workers)
+        spans = (plan.rank_span(each, rank) for each in later)
+        wanted = [order.at(turn.epoch, *span) for span in takewhile(lambda s: s[0] < stop, spans)]
+        ids = np.concatenate(wanted)
+        ids = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
+        # a stretch ends where the next sample is in another shard or not the next one
+        ends = np.flatnonzero((np.diff(ids[:, 0]) != 0) | (np.diff(ids[:, 1]) > 1)) + 1
+        for stretch in np.split(ids, ends):
+            shard, first, last = int(stretch[0, 0]), int(stretch[0, 1]), int(stretch[-1, 1])
+            shards.reader(shard).will_need(first, last + 1)
+
+
+class Members(Mapping[str, Any]):
+    """The members of one sample by suffix, read when they are asked for."""
+
+    def __init__(self, reader: ShardReader, sample: int, url: str) -> None:
+        self._reader, self._sample, self._url = reader, sample, url
+
+    def __getitem__(self, suffix: str) -> Any:
+        if suffix == "__key__":
+            return self._reader.table.key(self._sample)
+        return self._url if suffix == "__url__" else self._reader.read(self._sample, suffix)
+
+    def __contains__(self, suffix: object) -> bool:
+        return self._reader.table.find(self._sample, str(suffix)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reader.table.suffixes_of(self._sample))
+
+    def __len__(self) -> int:
+        return len(self._reader.table.suffixes_of(self._sample))
+
+
+class OpenShards:
+    """Open shards of one process, the least recently used one closed when there are too many."""
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache_dir: str | os.PathLike[str] | None,
+        limit: int = MAX_OPEN_SHARDS,
+    ) -> None:
+        self._index, self._limit = index, limit
+        self._store = TableStore(cache_dir)
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def reader(self, shard: int) -> ShardReader:
+        """The open shard with this number.
+
+        Raises:
+            ShardNotFoundError: it does not exist.
+            IndexMismatchError: it changed since it was counted.
+        """
+        reader = self._readers.get(shard)
+        if reader is None:
+            reader = self._readers[shard] = self._open(shard)
+            if len(self._readers) > self._limit:
+                self._readers.popitem(last=False)[1].close()
+        else:
+            self._readers.move_to_end(shard)
+        return reader
+
+    def members(self, shard: int, sample: int) -> Members:
+        """The members of one sample; raises what `reader` does."""
+        return Members(self.reader(shard), sample, self._index.urls[shard])
+
+    def _open(self, shard: int) -> ShardReader:
+        assert self._index.counts is not None  # noqa: S101 the data module sees to it
+        url, expected = self._index.urls[shard], int(self._index.counts[shard])
+        return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+
+def read_sample(shards: OpenShards, fields: Sequence[Field], shard: int, sample: int) -> Sample:
+    """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
+
+    Raises:
+        ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
+    """
+    members = shards.members(shard, sample)
+    decoded: Sample = {field.name: field.decode(members) for field in fields}
+    for name in ("__key__", "__url__"):
+        decoded[name] = members[name]
+    decoded["__id__"] = (shard, sample)
+    return decoded

@@ -1,0 +1,158 @@
+"""From the configuration of a split to the source of its batches."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_shards.config import Split, SplitConfig
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.pipeline.collate import BatchFormat
+from lightning_shards.pipeline.fields import Field, make_fields
+from lightning_shards.pipeline.indexed import IndexedSource
+from lightning_shards.pipeline.source import Epochs
+from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.urls import is_local
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a split takes from its data module, unless it says otherwise itself.
+
+    Attributes:
+        fields: batch key to member suffixes.
+        decode: batch key to decoder.
+        transforms: batch key to callable.
+        batch_size: samples per rank and step.
+        seed: keys every draw, shuffle and transform.
+        batch_format: a dict, or the fields in order as a tuple.
+        allow_unsafe: decoders that can run code and are wanted all the same.
+        cache_dir: where tables of members are kept.
+    """
+
+    fields: dict[str, str]
+    decode: dict[str, str]
+    transforms: dict[str, Any]
+    batch_size: int
+    seed: int
+    batch_format: BatchFormat
+    allow_unsafe: frozenset[str]
+    cache_dir: str | None
+
+
+def split_fields(config: SplitConfig, defaults: Defaults) -> tuple[Field, ...]:
+    """The fields of a split, checked.
+
+    Raises:
+        ConfigError: they cannot be taken from any shard.
+    """
+    return make_fields(
+        defaults.fields if config.fields is None else config.fields,
+        defaults.decode if config.decode is None else config.decode,
+        defaults.allow_unsafe,
+    )
+
+
+def make_source(
+    split: Split, config: SplitConfig, defaults: Defaults, index: ShardIndex
+) -> StreamSource | IndexedSource:
+    """What makes the batches of a split.
+
+    Raises:
+        ConfigError: the settings do not go with the shards.
+        PlanError: the shards hold no sample.
+    """
+    is_train = split == "train"
+    sampling = config.sampling or ("resampled" if is_train else "sequential")
+    epochs = Epochs(
+        samples=epoch_samples(split, config.dataset_size, sampling, index),
+        batch_size=config.batch_size or defaults.batch_size,
+        remainder=config.remainder or ("drop" if is_train else "balanced"),
+        pinned=not is_train,
+    )
+    fields = split_fields(config, defaults)
+    transforms = defaults.transforms if config.transforms is None else config.transforms
+    common: Any = (index, epochs, sampling, defaults.seed, fields, transforms)
+    if choose_reader(split, config, sampling, index) == "indexed":
+        return IndexedSource(
+            *common,
+            run=config.shuffle_run,
+            block=config.shuffle_block,
+            batch_format=defaults.batch_format,
+            cache_dir=defaults.cache_dir,
+        )
+    return StreamSource(
+        *common,
+        stages=tuple(config.stages),
+        shuffle_buffer=config.shuffle_buffer,
+        batch_format=defaults.batch_format,
+    )
+
+
+def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
+    """`stream` or `indexed`.
+
+    `auto` streams what is resampled, what has stages and what is not local.
+
+    Raises:
+        ConfigError: `indexed` was asked for and cannot be.
+    """
+    remote = [url for url in index.urls if not is_local(url)]
+    if config.reader == "auto":
+        streams = sampling == "resampled" or config.stages or remote
+        return "stream" if streams else "indexed"
+    if config.reader == "indexed" and remote:
+        raise ConfigError(
+            f"reader='indexed' of {split!r} reads local shards only, and {len(remote)} of "
+            f"{index.num_shards} are remote; copy them, or take reader='stream'"
+        )
+    if config.reader == "indexed" and config.stages:
+        raise ConfigError(
+            f"stages of {split!r} are for reader='stream', where samples come one after the other; "
+            "use transforms, or take reader='stream'"
+        )
+    return config.reader
+
+
+def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
+    """Samples of an epoch: from the counts where they are known, else as configured.
+
+    Raises:
+        ConfigError: nobody knows, exact sampling without counts, or both are there and differ.
+        PlanError: the shards hold no sample.
+    """
+    known = index.samples
+    if known is None:
+        if sampling != "resampled":
+            raise ConfigError(
+                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
+                "which nobody has counted; put a wids JSON or sizes.json beside the shards"
+            )
+        if dataset_size is None:
+            raise ConfigError(
+                f"nobody knows how many samples {split!r} has: its shards are remote and have no "
+                "wids JSON or sizes.json beside them; set dataset_size"
+            )
+        return dataset_size
+    if known == 0:
+        raise PlanError(
+            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
+        )
+    if dataset_size is None or dataset_size == known:
+        return known
+    if sampling != "resampled":
+        raise ConfigError(
+            f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that its "
+            f"shards hold; leave it out, or take sampling='resampled', where an epoch is nominal"
+        )
+    return dataset_size
+
+
+def describe(split: str, source: StreamSource | IndexedSource, world_size: int) -> str:
+    """One line for the log: the epoch in numbers, and who reads it."""
+    plan = source.epochs.plan(world_size)
+    rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
+    return (
+        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
+        f"{source.sampling} by the {source.reader} reader, {plan.steps:,} steps of {world_size} x "
+        f"{plan.batch_size} samples{'' if source.sampling == 'resampled' else rest}"
+    )

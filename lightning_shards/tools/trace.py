@@ -1,0 +1,233 @@
+"""`lightning-shards trace`: which samples did every rank see at these steps?"""
+
+import json
+import os
+import re
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from lightning_shards.errors import ConfigError, IndexMismatchError, ShardError
+
+if TYPE_CHECKING:
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.pipeline.replay import ServedSample
+
+_EPILOG = """\
+Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
+its start with this world size, batch size and, for the stream reader, number of workers:
+  - the indexed reader (sampling 'shuffled', 'sequential') is asked by arithmetic, at any step;
+  - the stream reader (sampling 'resampled') reads its shards again from the epoch's start; a run
+    that resumed inside of the epoch got fresh draws from there on, which are not what this prints.
+Take the config.yaml that the run saved in its log folder: it has the command line's options too.
+A sample of weight 0, which only fills up a last step, is listed like the others.
+
+  lightning-shards trace --config config.yaml --epoch 3 --steps 1234:1236 --samples spike/
+"""
+
+_UNSAFE_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]|\.{2,}")
+"""What could lead out of a folder, or is no letter everywhere: separators, `..`, alphabets."""
+
+_MAX_NAME = 100
+"""Characters of a key or suffix kept in a file's name; file systems take 255 bytes in all."""
+
+Steps = list[list[list["ServedSample"]]]
+"""Step by step, rank by rank, the rows of a batch."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; an error is one line on stderr and exit status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        print(_trace(options), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ShardError, OSError) as error:
+        line = " ".join(str(error).split())
+        print(f"lightning-shards trace: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="lightning-shards trace",
+        description="Print the keys and ids of the samples of every rank's batches.",
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", required=True, type=Path, help="a YAML of LightningCLI: its section `data`"
+    )
+    parser.add_argument("--split", default="train", help="train, val, test or predict")
+    parser.add_argument("--epoch", required=True, type=int, help="number of the epoch")
+    parser.add_argument("--steps", required=True, metavar="A:B", help="from step A up to, not B")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="data-parallel ranks; default: the config's trainer, devices x num_nodes",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        metavar="DIR",
+        help="also write each sample's members to DIR/step-rank-row-key.suffix (local shards)",
+    )
+    return parser
+
+
+def _trace(options: Namespace) -> str:
+    """What is to be printed."""
+    from lightning_shards.pipeline.replay import batch_keys  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.shards.urls import is_local  # noqa: PLC0415
+    from lightning_shards.topology import Place  # noqa: PLC0415
+
+    steps = _parse_steps(options.steps)
+    config = _read_config(options.config)
+    module = _data_module(config)
+    world_size: int = options.world_size if options.world_size is not None else _world_size(config)
+    loader = module.loader(options.split, world_size=world_size)
+    source: Any = loader.source
+    if options.samples is not None and not all(map(is_local, source.index.urls)):
+        raise ConfigError("--samples takes samples from local shards only, and some are remote")
+    ranks = [
+        batch_keys(
+            source,
+            Place(rank, world_size),
+            options.epoch,
+            steps,
+            num_workers=loader.pool.num_workers,
+        )
+        for rank in range(world_size)
+    ]
+    served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]
+    if options.samples is not None:
+        _write_samples(options.samples, served, steps.start, source, module)
+    if options.json:
+        return _as_json(served, steps, options.epoch, options.split)
+    return _as_table(served, steps)
+
+
+def _parse_steps(text: str) -> range:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ConfigError(f"--steps must be A:B with 0 <= A < B, as in 1234:1236, got {text!r}")
+    return range(int(match[1]), int(match[2]))
+
+
+def _as_json(served: Steps, steps: range, epoch: int, split: str) -> str:
+    document = {
+        "epoch": epoch,
+        "world_size": len(served[0]),
+        "split": split,
+        "steps": [
+            {"step": step, "ranks": [[row._asdict() for row in batch] for batch in batches]}
+            for step, batches in zip(steps, served, strict=True)
+        ],
+    }
+    return json.dumps(document)
+
+
+def _rows(served: Steps, first_step: int) -> Iterator[tuple[int, int, int, "ServedSample"]]:
+    """Step, rank, number of the row in the batch, and the row."""
+    for step, batches in enumerate(served, first_step):
+        for rank, batch in enumerate(batches):
+            for number, row in enumerate(batch):
+                yield step, rank, number, row
+
+
+def _as_table(served: Steps, steps: range) -> str:
+    """One line per sample; the key comes last, as it may be long."""
+    lines = [["step", "rank", "row", "shard", "sample", "key"]]
+    for step, rank, number, row in _rows(served, steps.start):
+        key = row.key if row.key.isprintable() else ascii(row.key)
+        lines.append([*map(str, (step, rank, number, row.shard, row.sample)), key])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[-1] = 0
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The sections `data` and `trainer` of the file."""
+    from omegaconf import OmegaConf  # noqa: PLC0415
+    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+    from yaml import YAMLError  # noqa: PLC0415
+
+    try:
+        document = cast("Any", OmegaConf.load(path))
+        names = [name for name in ("data", "trainer") if document.get(name) is not None]
+        return {name: OmegaConf.to_container(document[name], resolve=True) for name in names}
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+
+
+def _data_module(config: dict[str, Any]) -> "ShardDataModule":
+    """The data module that LightningCLI would make of the section `data`."""
+    import jsonargparse  # noqa: PLC0415
+
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+
+    if not isinstance(config.get("data"), dict):
+        raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
+    sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
+    parser = cast("Any", jsonargparse.ArgumentParser(allow_abbrev=False, exit_on_error=False))
+    parser.add_subclass_arguments(ShardDataModule, "data", required=True)
+    try:
+        parsed = parser.parse_object({"data": config["data"]})
+        # since 4.49 the old name warns
+        make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        return make(parsed).data
+    except ShardError:
+        raise
+    except (jsonargparse.ArgumentError, TypeError, ValueError) as error:
+        raise ConfigError(f"section `data` of the config: {error}") from error
+
+
+def _world_size(config: dict[str, Any]) -> int:
+    """Devices times nodes of the trainer; 1, with a note, where these are not numbers."""
+    trainer: Any = config.get("trainer") or {}
+    devices, nodes = trainer.get("devices"), trainer.get("num_nodes", 1)
+    if all(type(count) is int and count > 0 for count in (devices, nodes)):
+        return devices * nodes
+    print(
+        f"lightning-shards trace: note: the trainer's devices ({devices!r}) x num_nodes "
+        f"({nodes!r}) name no number of ranks; taken to be 1, give --world-size",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _write_samples(
+    folder: Path, served: Steps, first_step: int, source: Any, module: "ShardDataModule"
+) -> None:
+    """Write the members of all rows as they are in the tars; no file is overwritten."""
+    from lightning_shards.pipeline.indexed import OpenShards  # noqa: PLC0415
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with OpenShards(source.index, module.loader_config.cache_dir) as shards:
+        for step, rank, number, row in _rows(served, first_step):
+            members = shards.members(row.shard, row.sample)
+            if members["__key__"] != row.key:
+                raise IndexMismatchError(
+                    f"sample {row.sample} of {members['__url__']} is {members['__key__']!r} in its "
+                    f"table of members and {row.key!r} in the stream; look at the shard"
+                )
+            for suffix in members:
+                name = f"{row.key[:_MAX_NAME]}.{suffix[:_MAX_NAME]}"
+                path = folder / f"{step}-{rank}-{number}-{_UNSAFE_IN_NAMES.sub('_', name)}"
+                _write_new(path, members[suffix])
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already; name another folder for --samples") from error

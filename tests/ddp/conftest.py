@@ -1,0 +1,62 @@
+"""Runs `rank.py` on two real ranks and gives the tests its records."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RANK_SCRIPT = Path(__file__).with_name("rank.py")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Two ranks that have ended, and what they wrote down."""
+
+    folder: Path
+    output: str
+
+    def of(self, case: str, rank: int, *kinds: str) -> list[dict[str, Any]]:
+        """The records of one case and rank, of some kinds or all."""
+        lines = (self.folder / f"{case}-{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [each for each in records if not kinds or each["kind"] in kinds]
+
+    def end(self, case: str, rank: int) -> dict[str, Any]:
+        """The last record: how the case went."""
+        return self.of(case, rank)[-1]
+
+
+@pytest.fixture(scope="session")
+def start_ranks(start_program: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts two ranks on some cases; for tests that watch them while they run."""
+
+    def start(folder: Path, cases: list[dict[str, Any]]) -> Any:
+        (folder / "cases.json").write_text(json.dumps(cases))
+        return start_program([sys.executable, str(RANK_SCRIPT), str(folder)], folder)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_ranks(start_ranks: Callable[..., Any]) -> Callable[..., Finished]:
+    """Runs two ranks on some cases to their end."""
+
+    def run(folder: Path, cases: list[dict[str, Any]], timeout_s: float) -> Finished:
+        with start_ranks(folder, cases) as process:
+            try:
+                output, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                ends = sorted(path.name for path in folder.glob("*.jsonl"))
+                pytest.fail(f"no end after {timeout_s} s; began {ends}; said {error.output!r}")
+        if process.returncode:
+            records = [path.read_text().splitlines()[-1:] for path in folder.glob("*.jsonl")]
+            errors = [line for lines in records for line in lines if '"error"' in line]
+            pytest.fail("\n".join([*errors, output[-3000:]]), pytrace=False)
+        return Finished(folder, output)
+
+    return run

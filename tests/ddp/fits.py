@@ -1,0 +1,207 @@
+"""What `rank.py` runs: fits of a small network that writes down all it sees."""
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import psutil
+import torch
+import torchmetrics
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from torch import nn
+
+from lightning_shards import (
+    DataThroughputMonitor,
+    LoaderConfig,
+    SetEpoch,
+    ShardDataModule,
+    SplitConfig,
+)
+
+HARMLESS = [
+    "`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning 2.6.6 with torch 2.13
+]
+
+
+def number_of_this_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def workers_of(pid: int, folder: Path) -> list[int]:
+    """Worker processes of a rank: its descendants, but no other rank and no server of Python's."""
+    ranks = {int(path.read_text()) for path in folder.glob("pid-*")}
+    found: list[int] = []
+    for child in psutil.Process(pid).children():
+        if child.pid in ranks or child.status() == psutil.STATUS_ZOMBIE:
+            continue
+        command = " ".join(child.cmdline())
+        if "multiprocessing.forkserver" in command:
+            found += [each.pid for each in child.children()]
+        elif "multiprocessing.resource_tracker" not in command:
+            found.append(child.pid)
+    return found
+
+
+class Record:
+    """The file of one case and rank."""
+
+    def __init__(self, folder: Path, case: str) -> None:
+        self.folder = folder
+        self._path = folder / f"{case}-{number_of_this_rank()}.jsonl"
+        self._path.touch()
+
+    def __call__(self, kind: str, **values: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"kind": kind} | values) + "\n")
+
+    def workers(self) -> list[int]:
+        return workers_of(os.getpid(), self.folder)
+
+
+class FailOnRank1:
+    """A transform; picklable."""
+
+    def __call__(self, label: int) -> int:
+        if number_of_this_rank() == 1:
+            raise ArithmeticError("the transform does not like this rank")
+        return label
+
+
+class Saver(ModelCheckpoint):
+    """Leaves no trace in its checkpoints: Lightning asks for callbacks that have a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Module(pl.LightningModule):
+    """Trains, and writes down the ids of every batch."""
+
+    def __init__(self, record: Record, block_at: int | None = None) -> None:
+        super().__init__()
+        self.record, self.block_at = record, block_at
+        self.layer = nn.Linear(16, 10)
+        self.accuracy = torchmetrics.Accuracy(
+            "multiclass", num_classes=10, average="micro", ignore_index=-1
+        )
+        self.count = torchmetrics.SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.record(
+            "train",
+            epoch=self.current_epoch,
+            step=batch_idx,
+            ids=batch["__id__"].tolist(),
+            workers=self.record.workers() if batch_idx == 0 else [],
+        )
+        if self.block_at == self.global_step:
+            self.record("blocked", pid=os.getpid(), workers=self.record.workers())
+            time.sleep(300)  # until this rank is killed
+        return nn.functional.cross_entropy(
+            self.layer(batch["image"].flatten(1).float()), batch["label"]
+        )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        real = batch["__weight__"] > 0
+        self.record(
+            "val",
+            epoch=self.current_epoch,
+            step=batch_idx,
+            sanity=self.trainer.sanity_checking,
+            ids=batch["__id__"].tolist(),
+            weights=batch["__weight__"].tolist(),
+        )
+        # not batch["label"][real], which may be empty: torchmetrics 1.9 cannot take that
+        self.accuracy.update(batch["label"], batch["label"].masked_fill(~real, -1))
+        self.count.update(batch["__weight__"])
+
+    def on_validation_epoch_end(self) -> None:
+        accuracy, count = float(self.accuracy.compute()), int(self.count.compute())
+        self.record("metrics", accuracy=accuracy, n=count, sanity=self.trainer.sanity_checking)
+        self.accuracy.reset()
+        self.count.reset()
+
+    def on_train_epoch_end(self) -> None:
+        bar: Any = self.trainer.progress_bar_callback
+        if bar is not None and bar.is_enabled:
+            self.record("bar", total=bar.train_progress_bar.total, n=bar.train_progress_bar.n)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
+    rank = number_of_this_rank()
+    splits = {
+        name: SplitConfig(split["urls"].format(rank=rank), **split["options"])
+        for name, split in case["splits"].items()
+    }
+    options = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}
+    options |= case.get("data", {})
+    if case.get("seed_is_rank"):
+        options["seed"] = rank
+    if case.get("fail_on_rank_1"):
+        options["transforms"] = {"label": FailOnRank1()}
+    loader = LoaderConfig(cache_dir=f"{folder}/cache-{rank}", **case.get("loader", {}))
+    return ShardDataModule(**splits, **options, loader=loader)
+
+
+def fit(case: dict[str, Any], record: Record) -> None:
+    data = make_data(case, record.folder)
+    callbacks: list[Any] = [SetEpoch(), DataThroughputMonitor()]
+    if case.get("bar"):
+        callbacks.append(TQDMProgressBar())
+    if "save_every" in case:
+        folder = record.folder / "saved"
+        callbacks.append(
+            Saver(folder, "{step}", every_n_train_steps=case["save_every"], save_top_k=-1)
+        )
+    trainer = pl.Trainer(
+        strategy="ddp",
+        accelerator="cpu",
+        devices=2,
+        callbacks=callbacks,
+        enable_checkpointing="save_every" in case,
+        enable_model_summary=False,
+        default_root_dir=record.folder,
+        **{"max_epochs": 2, "enable_progress_bar": "bar" in case, "logger": False}
+        | case.get("trainer", {}),
+    )
+    trainer.fit(Module(record, case.get("block_at")), data, ckpt_path=case.get("resume"))
+    loader: Any = trainer.train_dataloader
+    record(
+        "end",
+        length=len(loader),
+        num_training_batches=trainer.num_training_batches,
+        num_val_batches=trainer.num_val_batches,
+        global_step=trainer.global_step,
+        workers=record.workers(),
+    )
+
+
+def fit_all(folder: Path) -> None:
+    """Run all cases; an error is a record too, and ends them unless its case says it fails."""
+    warnings.simplefilter("error")
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message=message)
+    (folder / f"pid-{number_of_this_rank()}").write_text(str(os.getpid()))
+    for case in json.loads((folder / "cases.json").read_text()):
+        record = Record(folder, case["name"])
+        begin = time.perf_counter()
+        try:
+            fit(case, record)
+        except Exception as error:
+            seconds = time.perf_counter() - begin
+            record(
+                "error",
+                type=type(error).__name__,
+                message=str(error),
+                seconds=seconds,
+                workers=record.workers(),
+            )
+            if not case.get("fails"):
+                raise

@@ -1,0 +1,145 @@
+"""Two real ranks that do not end well: killed, or started from a script that cannot work."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow]
+
+RANKS = (0, 1)
+GONE_WITHIN_S = 5.0
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(is_reached: Callable[[], bool], within_s: float) -> bool:
+    end = time.perf_counter() + within_s
+    while not is_reached():
+        if time.perf_counter() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def blocked(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What a rank wrote down when it began to wait."""
+    path = folder / f"killed-{rank}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return next((each for each in records if each["kind"] == "blocked"), None)
+
+
+@pytest.fixture(scope="module")
+def killed(
+    tmp_path_factory: pytest.TempPathFactory,
+    pack_into: Callable[..., list[str]],
+    start_ranks: Callable[..., Any],
+) -> Iterator[dict[int, dict[str, Any]]]:
+    """Two ranks within a step; rank 0 is killed, and when its workers had their time, rank 1."""
+    folder = tmp_path_factory.mktemp("killed")
+    pack_into(folder, [20, 20], "shard")
+    case = {
+        "name": "killed",
+        "splits": {"train": {"urls": f"{folder}/shard-*.tar", "options": {}}},
+        "data": {"num_workers": 2, "batch_size": 2},
+        "block_at": 3,
+    }
+    with start_ranks(folder, [case]):
+        assert wait_for(lambda: all(blocked(folder, rank) for rank in RANKS), within_s=90)
+        found = {rank: dict(blocked(folder, rank) or {}) for rank in RANKS}
+        for rank in RANKS:
+            children = psutil.Process(found[rank]["pid"]).children(recursive=True)
+            others = {found[other]["pid"] for other in RANKS}
+            found[rank]["helpers"] = [each.pid for each in children if each.pid not in others]
+        found[0]["helpers"] = sorted({*found[0]["helpers"]} - {*found[1]["helpers"]})
+        for rank in RANKS:
+            running = [pid for pid in found[rank]["workers"] if is_running(pid)]
+            found[rank]["running_before"] = len(running)
+            psutil.Process(found[rank]["pid"]).send_signal(signal.SIGKILL)
+            for kind in ("workers", "helpers"):
+                wait_for(lambda: not any(map(is_running, found[rank][kind])), GONE_WITHIN_S)  # noqa: B023
+                left = [pid for pid in found[rank][kind] if is_running(pid)]
+                found[rank][f"{kind}_left"] = left
+        yield found
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_no_worker_outlives_a_rank_that_is_killed(
+    killed: dict[int, dict[str, Any]], rank: int
+) -> None:
+    assert len(killed[rank]["workers"]) == killed[rank]["running_before"] == 2
+    assert killed[rank]["workers_left"] == []
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_no_other_process_outlives_a_rank_that_is_killed(
+    killed: dict[int, dict[str, Any]], rank: int
+) -> None:
+    """Such as the fork server."""
+    assert len(killed[rank]["helpers"]) >= 2
+    assert killed[rank]["helpers_left"] == []
+
+
+def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
+    tmp_path: Path, pack_into: Callable[..., list[str]], start_ranks: Callable[..., Any]
+) -> None:
+    shard = Path(pack_into(tmp_path, [40], "shard")[0])
+    bad = shard.read_bytes().replace(b"PNG", b"GNP")  # all of them, but for the first few
+    first = shard.read_bytes()[:20_000]
+    shard.write_bytes(first + bad[len(first) :])
+    case = {
+        "name": "bad",
+        "splits": {
+            "train": {"urls": str(shard), "options": {"shuffle_buffer": 0}},
+        },
+        "data": {"num_workers": 1, "batch_size": 2},
+    }
+    with start_ranks(tmp_path, [case]) as process:
+        output, _ = process.communicate(timeout=60)  # ends when all that hold the pipe have ended
+    assert process.returncode not in (0, None)
+    assert "SampleError: sample '0000" in output
+    assert "member 'png'" in output
+    assert "cannot be decoded as 'gray' for field 'image'" in output
+
+
+UNGUARDED = """
+import lightning.pytorch as pl
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning_shards import ShardDataModule, SplitConfig
+
+trainer = pl.Trainer(
+    strategy="ddp", accelerator="cpu", devices=2, max_epochs=1, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False,
+)
+data = ShardDataModule(
+    SplitConfig("shard-*.tar"), fields={"label": "cls"}, batch_size=2, num_workers=1
+)
+trainer.fit(BoringModel(), data)
+"""
+
+
+def test_a_script_without_a_main_guard_ends_with_an_error_that_says_how_to_write_one(
+    tmp_path: Path, pack_into: Callable[..., list[str]], start_program: Callable[..., Any]
+) -> None:
+    pack_into(tmp_path, [20], "shard")
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    with start_program([sys.executable, "script.py"], tmp_path) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert 'script.py has no `if __name__ == "__main__":`' in output
+    assert "def main" in output or "into a function main()" in output
+    assert "num_workers=0" in output
+    for rank in RANKS:
+        assert f"[rank{rank}]: lightning_shards.errors.WorkerError: " in output

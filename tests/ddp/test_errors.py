@@ -1,0 +1,147 @@
+"""Two real ranks with bad input: one clear error on both, with the remedy, in seconds."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow]
+
+RANKS = (0, 1)
+WITHIN_S = 10.0  # the first case also starts the other rank, which imports torch
+
+
+class Expected(NamedTuple):
+    """The error, what every rank must say, and the rank that is blamed (None: each itself)."""
+
+    error: str
+    texts: tuple[str, ...]
+    blamed: int | None = None
+
+
+EXPECTED: dict[str, Expected] = {
+    "no shard": Expected("ShardNotFoundError", ("no file matches", "check the folder")),
+    "no sample": Expected("PlanError", ("'train' hold no sample", "look at `urls`")),
+    "less than a global batch": Expected(
+        "PlanError", ("7 samples do not fill one step of 2 ranks x 4", "lower the batch size")
+    ),
+    "a field that no sample has": Expected(
+        "MissingFieldError", ("no member for field 'caption'", "['cls', 'png']", "`fields`")
+    ),
+    "an unknown decoder": Expected(
+        "ConfigError", ("asks for decoder 'colour', which does not exist", "take one of")
+    ),
+    "batch_size 0": Expected("ConfigError", ("batch_size must be a whole number of at least 1",)),
+    "no shard on rank 0": Expected("ShardNotFoundError", ("no file matches", "rank0"), 0),
+    "no shard on rank 1": Expected("ShardNotFoundError", ("no file matches", "rank1"), 1),
+    "no val shard on rank 1": Expected("ShardNotFoundError", ("no file matches", "rank1"), 1),
+    "one shard less on rank 1": Expected(
+        "PlanError", ("the ranks disagree on", "rank 0 has", "rank 1 has", "the same shards")
+    ),
+    "another name on rank 1": Expected(
+        "PlanError", ("the ranks disagree on shards", "rank 0 has", "the same shards")
+    ),
+    "a truncated shard on rank 1": Expected("DamagedShardError", ("rank1", ".tar"), 1),
+    "another seed on each rank": Expected(
+        "PlanError", ("the ranks disagree on seed: rank 0 has 0, rank 1 has 1", "same settings")
+    ),
+    "a transform that fails on rank 1": Expected(
+        "SampleError", ("the transform of field 'label' failed", "does not like this rank"), 1
+    ),
+    "another seed than the checkpoint's": Expected(
+        "StateError", ("made with seed=0, this run has 3", "set it back to resume")
+    ),
+}
+
+
+def as_cases(folder: Path, pack_into: Callable[..., list[str]]) -> list[dict[str, Any]]:
+    """The cases as `rank.py` wants them, their shards packed; rank 1's may differ."""
+    pack_into(folder / "good", [11, 9], "shard")
+    pack_into(folder / "empty", [0, 0], "shard")
+    pack_into(folder / "small", [4, 3], "shard")
+    for rank in RANKS:
+        for case in ("fewer", "renamed", "truncated"):
+            shutil.copytree(folder / "good", folder / f"{case}-rank{rank}")
+    (folder / "fewer-rank1/shard-000001.tar").unlink()
+    (folder / "renamed-rank1/shard-000001.tar").rename(folder / "renamed-rank1/shard-000002.tar")
+    shard = folder / "truncated-rank1/shard-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:5000])
+    for rank in RANKS:
+        shutil.copytree(folder / "good", folder / f"only-on-rank{rank}-rank{rank}")
+    good = {"train": "good"}
+
+    def case(name: str, splits: dict[str, str], **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "fails": True,
+            "splits": {
+                split: {"urls": f"{folder}/{place}/shard-*.tar", "options": {}}
+                for split, place in splits.items()
+            },
+            **more,
+            "data": {"num_workers": 0, "batch_size": 4} | more.get("data", {}),
+        }
+
+    captions = {"fields": {"caption": "txt"}, "decode": {}}
+    return [
+        case("saves", good, fails=False, save_every=1),
+        case("no shard", {"train": "nowhere"}),
+        case("no sample", {"train": "empty"}),
+        case("less than a global batch", {"train": "small"}),
+        case("a field that no sample has", good, data=captions),
+        case("an unknown decoder", good, data={"decode": {"image": "colour"}}),
+        case("batch_size 0", good, data={"batch_size": 0}),
+        case("no shard on rank 0", {"train": "only-on-rank1-rank{rank}"}),
+        case("no shard on rank 1", {"train": "only-on-rank0-rank{rank}"}),
+        case("no val shard on rank 1", {**good, "val": "only-on-rank0-rank{rank}"}),
+        case("one shard less on rank 1", {"train": "fewer-rank{rank}"}),
+        case("another name on rank 1", {"train": "renamed-rank{rank}"}),
+        case("a truncated shard on rank 1", {"train": "truncated-rank{rank}"}),
+        case("another seed on each rank", good, seed_is_rank=True),
+        case("a transform that fails on rank 1", good, fail_on_rank_1=True),
+        case(
+            "another seed than the checkpoint's",
+            good, data={"seed": 3}, resume="saved/step=1.ckpt",
+        ),
+        case("works again", good, fails=False),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran(
+    tmp_path_factory: pytest.TempPathFactory,
+    pack_into: Callable[..., list[str]],
+    run_ranks: Callable[..., Any],
+) -> Any:
+    """All cases, run by one pair of ranks that goes on after each error."""
+    folder = tmp_path_factory.mktemp("errors")
+    return run_ranks(folder, as_cases(folder, pack_into), timeout_s=120)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_both_ranks_raise_the_same_error_with_the_remedy(ran: Any, name: str, rank: int) -> None:
+    expected, end = EXPECTED[name], ran.end(name, rank)
+    assert (end["kind"], end.get("type")) == ("error", expected.error)
+    assert [text for text in expected.texts if text not in end["message"]] == []
+    if expected.blamed is not None:
+        is_told = end["message"].startswith(f"rank {expected.blamed} failed: ")
+        assert is_told == (rank != expected.blamed)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_error_comes_before_a_step_within_seconds_and_leaves_no_worker(
+    ran: Any, name: str, rank: int
+) -> None:
+    records = ran.of(name, rank)
+    assert [each["kind"] for each in records] == ["error"]
+    assert records[0]["seconds"] < WITHIN_S
+    assert records[0]["workers"] == []
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_ranks_can_fit_after_all_these_errors(ran: Any, rank: int) -> None:
+    assert ran.end("works again", rank)["global_step"] == 4

@@ -1,0 +1,278 @@
+"""Two real ranks: the same number of steps, different samples, and every val sample once."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_shards.plan.order import draw_sample
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow]
+
+RANKS = (0, 1)
+BATCH_SIZE = 4
+TRAIN = (11, 30, 7)  # 48 samples in shards of unequal sizes: 6 steps
+VAL = (7, 6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fit of two ranks, and the steps that an epoch of it must have."""
+
+    name: str
+    num_workers: int
+    steps: int = 6
+    train: tuple[int, ...] = TRAIN
+    val: tuple[int, ...] = VAL
+    epochs: int = 2
+    train_options: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def start_method(name: str) -> Case:
+    return Case(name, 1, val=(), more={"loader": {"multiprocessing_context": name}})
+
+
+UNSHUFFLED: dict[str, Any] = {"shuffle_buffer": 0}
+CASES = [
+    Case("no workers", 0, epochs=3, more={"bar": True}),
+    Case("two workers", 2, epochs=3, train_options=UNSHUFFLED),
+    Case("two workers again", 2, epochs=3, train_options=UNSHUFFLED, val=()),
+    Case("another seed", 0, epochs=1, more={"data": {"seed": 1}}),
+    Case("fewer shards than ranks x workers", 2, steps=2, train=(17,), val=(9,)),
+    Case("a limit", 2, steps=4, trainer={"limit_train_batches": 4}),
+    Case("reloading", 0, trainer={"reload_dataloaders_every_n_epochs": 1}),
+    Case("two validations an epoch", 0, trainer={"val_check_interval": 0.5}),
+    Case("each sample once", 2, train_options={"sampling": "shuffled"}),
+    Case("fewer val samples than a global batch", 1, val=(3,)),
+    Case("one val sample", 1, val=(0, 1)),
+    *map(start_method, ("forkserver", "spawn", "fork")),
+    Case("saving", 0, more={"save_every": 4}),
+    Case("resumed within an epoch", 0, more={"resume": "saved/step=4.ckpt"}),
+    Case("resumed at an epoch's end", 0, epochs=3, more={"resume": "saved/step=12.ckpt"}),
+]
+BY_NAME = {case.name: case for case in CASES}
+WITH_VAL = [case.name for case in CASES if case.val]
+WHOLE = [case.name for case in CASES if "resume" not in case.more]
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+def as_json(case: Case, folder: Path, pack_into: Callable[..., list[str]]) -> dict[str, Any]:
+    """The case as `rank.py` wants it, its shards packed."""
+    splits: dict[str, Any] = {}
+    for split, counts in {"train": case.train, "val": case.val}.items():
+        if counts:
+            name = f"{split}-{'-'.join(map(str, counts))}"
+            urls = f"{folder}/{name}-*.tar"
+            if not list(folder.glob(f"{name}-*.tar")):
+                pack_into(folder, counts, name)
+            options = case.train_options if split == "train" else {}
+            splits[split] = {"urls": urls, "options": options}
+    described = {"name": case.name, "splits": splits}
+    described["trainer"] = {"max_epochs": case.epochs} | case.trainer
+    described |= case.more
+    described["data"] = {
+        "num_workers": case.num_workers, "batch_size": BATCH_SIZE, **case.more.get("data", {}),
+    }  # fmt: skip
+    return described
+
+
+@pytest.fixture(scope="module")
+def ran(
+    tmp_path_factory: pytest.TempPathFactory,
+    pack_into: Callable[..., list[str]],
+    run_ranks: Callable[..., Any],
+) -> Any:
+    """All cases, run by one pair of ranks."""
+    folder = tmp_path_factory.mktemp("fit")
+    return run_ranks(folder, [as_json(case, folder, pack_into) for case in CASES], timeout_s=200)
+
+
+def batches_of(ran: Any, name: str, rank: int) -> dict[tuple[int, int], list[list[int]]]:
+    """The ids that a rank trained on, by epoch and step."""
+    return {(each["epoch"], each["step"]): each["ids"] for each in ran.of(name, rank, "train")}
+
+
+def all_ids(counts: tuple[int, ...]) -> Counter[tuple[int, int]]:
+    return Counter((shard, number) for shard, count in enumerate(counts) for number in range(count))
+
+
+def real_ids(records: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
+    """How often each sample was validated on, repeats (weight 0) left out."""
+    found: Counter[tuple[int, int]] = Counter()
+    for record in records:
+        pairs = zip(record["ids"], record["weights"], strict=True)
+        found.update((shard, number) for (shard, number), weight in pairs if weight)
+    return found
+
+
+def test_no_rank_says_a_warning(ran: Any) -> None:  # in the ranks themselves they are errors
+    assert "Warning" not in ran.output
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_rank_takes_the_planned_steps_in_every_epoch(ran: Any, name: str, rank: int) -> None:
+    case = BY_NAME[name]
+    planned = [(epoch, step) for epoch in range(case.epochs) for step in range(case.steps)]
+    assert list(batches_of(ran, name, rank)) == planned
+    assert all(len(ids) == BATCH_SIZE for ids in batches_of(ran, name, rank).values())
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_loader_and_the_trainer_know_the_number_of_steps(
+    ran: Any, name: str, rank: int
+) -> None:
+    case, end = BY_NAME[name], ran.end(name, rank)
+    assert end["num_training_batches"] == case.steps
+    assert end["length"] == sum(case.train) // (2 * BATCH_SIZE)
+    assert end["num_val_batches"] == ([-(-sum(case.val) // (2 * BATCH_SIZE))] if case.val else [0])
+    assert end["global_step"] == case.epochs * case.steps
+
+
+def test_every_fit_ends_with_one_report_by_rank_0(ran: Any) -> None:
+    assert ran.output.count("data throughput: ") == len(CASES)
+
+
+def test_the_progress_bar_counts_to_its_total_each_epoch(ran: Any) -> None:
+    bars = [(each["n"], each["total"]) for each in ran.of("no workers", 0, "bar")]
+    assert bars == [(6, 6)] * 3
+
+
+@pytest.mark.parametrize("name", WITH_VAL)
+def test_every_validation_sees_each_sample_once_over_the_ranks(ran: Any, name: str) -> None:
+    case = BY_NAME[name]
+    per_epoch = 2 if name.startswith("two validations") else 1
+    records = [each for rank in RANKS for each in ran.of(name, rank, "val") if not each["sanity"]]
+    epochs = sorted({each["epoch"] for each in records})
+    first = int("end" in name and "resume" in name) * 2
+    assert epochs == list(range(first, case.epochs))
+    once = all_ids(case.val)
+    for epoch in epochs:
+        seen = real_ids([each for each in records if each["epoch"] == epoch])
+        assert seen == Counter(dict.fromkeys(once, per_epoch))
+
+
+@pytest.mark.parametrize("name", WITH_VAL)
+def test_a_metric_over_the_samples_with_weight_1_is_exact(ran: Any, name: str) -> None:
+    samples = sum(BY_NAME[name].val)
+    for rank in RANKS:
+        metrics = [each for each in ran.of(name, rank, "metrics") if not each["sanity"]]
+        assert {(each["accuracy"], each["n"]) for each in metrics} == {(1.0, samples)}
+
+
+@pytest.mark.parametrize("name", WITH_VAL)
+def test_both_ranks_validate_the_same_number_of_steps(ran: Any, name: str) -> None:
+    steps = [
+        [(each["epoch"], each["step"]) for each in ran.of(name, rank, "val")] for rank in RANKS
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_one_sample_for_two_ranks_is_repeated_with_weight_0(ran: Any) -> None:
+    weights = [ran.of("one val sample", rank, "val")[-1]["weights"] for rank in RANKS]
+    assert weights == [[1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_three_samples_for_two_ranks_need_no_repeats(ran: Any) -> None:
+    name = "fewer val samples than a global batch"
+    assert [ran.of(name, rank, "val")[-1]["weights"] for rank in RANKS] == [[1, 1], [1]]
+
+
+def test_each_worker_of_each_rank_begins_at_a_draw_of_its_own(ran: Any) -> None:
+    counts = np.array(TRAIN, dtype=np.int64)
+    for rank in RANKS:
+        batches = batches_of(ran, "two workers", rank)
+        for epoch in range(3):
+            for worker in (0, 1):  # step 0 comes from worker 0, step 1 from worker 1
+                stream = worker * 2 + rank
+                drawn = draw_sample(counts, seed=0, epoch=epoch, stream=stream)
+                assert tuple(batches[epoch, worker][0]) == drawn
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if BY_NAME[name].steps > 2])
+def test_ranks_train_on_different_samples(ran: Any, name: str) -> None:
+    first, second = (batches_of(ran, name, rank) for rank in RANKS)
+    assert not [place for place in first if first[place] == second[place]]
+
+
+def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran: Any) -> None:
+    for epoch in range(2):
+        seen = Counter(
+            tuple(sample)
+            for rank in RANKS
+            for each in ran.of("each sample once", rank, "train")
+            if each["epoch"] == epoch
+            for sample in each["ids"]
+        )
+        assert seen == all_ids(TRAIN)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", [name for name in WHOLE if BY_NAME[name].epochs > 1])
+def test_another_epoch_is_another_order(ran: Any, name: str, rank: int) -> None:
+    batches = batches_of(ran, name, rank)
+    orders = [
+        str([ids for (number, _), ids in batches.items() if number == epoch])
+        for epoch in range(BY_NAME[name].epochs)
+    ]
+    assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others(ran: Any, rank: int) -> None:
+    first = batches_of(ran, "two workers", rank)
+    assert batches_of(ran, "two workers again", rank) == first
+    another, seed_0 = (batches_of(ran, name, rank) for name in ("another seed", "no workers"))
+    assert not [place for place in another if another[place] == seed_0[place]]
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_start_method_changes_no_sample(ran: Any, rank: int) -> None:
+    orders = [batches_of(ran, name, rank) for name in START_METHODS]
+    assert orders[0] == orders[1] == orders[2]
+    assert len(orders[0]) == 12
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_reloading_the_loaders_changes_no_sample(ran: Any, rank: int) -> None:
+    assert batches_of(ran, "reloading", rank) == batches_of(ran, "saving", rank)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left(ran: Any, rank: int) -> None:
+    whole, resumed = (batches_of(ran, name, rank) for name in ("saving", "resumed within an epoch"))
+    assert list(resumed) == list(whole)[4:]
+    assert all(resumed[1, step] == whole[1, step] for step in range(6))  # and then as ever
+    assert not any(resumed[0, step] == whole[0, step] for step in (4, 5))  # after fresh draws
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
+    ran: Any, rank: int
+) -> None:
+    resumed = batches_of(ran, "resumed at an epoch's end", rank)
+    whole = batches_of(ran, "no workers", rank)
+    assert resumed == {(2, step): whole[2, step] for step in range(6)}
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_worker_process_is_left_after_a_fit(ran: Any, name: str, rank: int) -> None:
+    during = ran.of(name, rank, "train")[0]["workers"]
+    assert len(during) >= BY_NAME[name].num_workers
+    assert ran.end(name, rank)["workers"] == []
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_workers_of_the_first_epoch_serve_all_epochs(ran: Any, rank: int) -> None:
+    for name in ("two workers", *START_METHODS, "a limit"):
+        firsts = [each for each in ran.of(name, rank, "train") if each["step"] == 0]
+        workers = [set(each["workers"]) for each in firsts]
+        assert set.intersection(*workers) >= workers[0]

@@ -1,0 +1,142 @@
+"""Shards are data: nothing in them, and no URL, runs a program unless it was switched on."""
+
+import io
+import os
+import pickle
+
+import pytest
+import torch
+from webdataset.writer import TarWriter
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, UnsafeError
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return tmp_path / "canary"
+
+
+@pytest.fixture
+def url(tmp_path, canary):
+    """A shard of two samples with a payload in everything that could be unpickled."""
+    saved = io.BytesIO()
+    torch.save(Payload(canary), saved)
+    poison = pickle.dumps(Payload(canary))
+    url = str(tmp_path / "shard.tar")
+    with TarWriter(url, encoder=False) as writer:
+        for key in ("0", "1"):
+            others = {"pkl": poison, "pickle": poison, "pyd": poison, "pth": saved.getvalue()}
+            writer.write({"__key__": key, "cls": b"1", **others})
+    return url
+
+
+@pytest.fixture
+def first_batch(tmp_path, url):
+    """The first batch that a data module makes of the shard."""
+
+    def load(fields, split=None, **settings):
+        config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
+        module = ShardDataModule(
+            split or SplitConfig(url),
+            fields=fields,
+            batch_size=2,
+            num_workers=0,
+            loader=config,
+            **settings,
+        )
+        return next(iter(module.loader("train")))
+
+    return load
+
+
+def test_pickled_members_are_not_loaded_by_default(first_batch, canary):
+    assert first_batch({"label": "cls"})["label"].tolist() == [1, 1]
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("suffix", ["pkl", "pickle", "pyd", "cls;PKL", "v1.pkl"])
+def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix):
+    with pytest.raises(UnsafeError, match=r"field 'x'.*'pickle'.*allow_unsafe=\['pickle'\]"):
+        first_batch({"x": suffix})
+    assert not canary.exists()
+
+
+def test_a_field_of_saved_tensors_is_refused(first_batch):
+    with pytest.raises(UnsafeError, match=r"decoded as 'pth'.*allow_unsafe=\['pth'\]"):
+        first_batch({"x": "pth"})
+
+
+@pytest.mark.parametrize("decoder", ["pickle", "pth"])
+def test_an_unsafe_decoder_is_refused_whatever_the_suffix(first_batch, decoder):
+    with pytest.raises(UnsafeError, match=f"'{decoder}'"):
+        first_batch({"x": "cls"}, decode={"x": decoder})
+
+
+def test_a_field_of_a_split_is_checked_too(first_batch, url):
+    with pytest.raises(UnsafeError):
+        first_batch({"x": "cls"}, SplitConfig(url, fields={"x": "pkl"}))
+
+
+def test_pickles_are_loaded_when_they_are_switched_on(first_batch, canary):
+    with pytest.raises(SampleError, match="File exists"):  # the payload of the second sample
+        first_batch({"x": "pkl"}, allow_unsafe=["pickle"])
+    assert canary.exists()
+
+
+def test_switching_pickles_on_leaves_the_rest_off(first_batch, url):
+    with pytest.raises(UnsafeError, match="'pth'"):
+        first_batch({"x": "pth"}, allow_unsafe=["pickle"])
+    with pytest.raises(UnsafeError, match="shell command"):
+        first_batch({"x": "cls"}, SplitConfig(f"pipe:cat {url}"), allow_unsafe=["pickle"])
+
+
+def test_saved_tensors_are_loaded_without_their_code(first_batch, canary):
+    with pytest.raises(SampleError, match="as 'pth' for field 'x'"):
+        first_batch({"x": "pth"}, allow_unsafe=["pth"])
+    assert not canary.exists()
+
+
+def test_saved_tensors_are_loaded_when_they_are_switched_on(first_batch, tmp_path):
+    saved = io.BytesIO()
+    torch.save(torch.arange(3), saved)
+    other = str(tmp_path / "tensors.tar")
+    with TarWriter(other, encoder=False) as writer:
+        for key in ("0", "1"):
+            writer.write({"__key__": key, "pth": saved.getvalue()})
+    batch = first_batch({"x": "pth"}, SplitConfig(other), allow_unsafe=["pth"])
+    assert batch["x"].tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_pipe_is_refused_by_default(first_batch, canary):
+    with pytest.raises(UnsafeError, match=r"run a shell command.*allow_unsafe=\['pipe'\]"):
+        first_batch({"x": "cls"}, SplitConfig(f"pipe:mkdir {canary}", dataset_size=2))
+    assert not canary.exists()
+
+
+def test_a_pipe_is_read_when_it_is_switched_on(first_batch, url):
+    split = SplitConfig(f"pipe:cat {url}", dataset_size=2)
+    assert first_batch({"x": "cls"}, split, allow_unsafe=["pipe"])["x"].tolist() == [1, 1]
+
+
+def test_a_pipe_that_fails_is_an_error_without_its_arguments(first_batch, url):
+    split = SplitConfig(f"pipe:cat {url} && exit 3 # secret", dataset_size=20)
+    with pytest.raises(DamagedShardError) as caught:
+        first_batch({"x": "cls"}, split, allow_unsafe=["pipe"])
+    assert "pipe:cat ... cannot be read on after" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_nobody_can_switch_on_is_refused(first_batch):
+    with pytest.raises(ConfigError, match=r"allow_unsafe must be one of.*'pipe'.*got 'all'"):
+        first_batch({"x": "cls"}, allow_unsafe=["all"])

@@ -1,0 +1,155 @@
+"""Shards over http: whole or an error, whatever the server does, and no secret in a message."""
+
+import http.server
+import json
+import threading
+import traceback
+from itertools import islice
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import DamagedShardError
+from lightning_shards.pipeline.stream import read_shard
+
+pytestmark = pytest.mark.network
+
+SHARD = "shard-000000.tar"
+
+
+class FaultyHandler(http.server.BaseHTTPRequestHandler):
+    """Serves a folder; `?cut=N` sends N bytes of a body that was announced whole."""
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        file = self.server.folder / Path(unquote(path)).name
+        self.server.asked.append(self.path)
+        if not file.exists():
+            self.send_error(404)
+            return
+        body = file.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        cut = query.partition("cut=")[2].partition("&")[0]
+        self.wfile.write(body[: int(cut)] if cut else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server on a free port of the loopback interface, for the shards of `pack_shards`."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
+        server.folder, server.asked = tmp_path / "shards", []
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def root(server):
+    return f"127.0.0.1:{server.server_address[1]}"
+
+
+def keys(url):
+    return [sample["__key__"] for sample in read_shard(url, None)]
+
+
+def failure(url):
+    """The message of the error that reading this shard gives, and all that a traceback shows."""
+    with pytest.raises(DamagedShardError) as caught:
+        keys(url)
+    return str(caught.value), "".join(traceback.format_exception(caught.value))
+
+
+def test_a_whole_shard_is_read(root, pack_shards):
+    pack_shards([3])
+    assert keys(f"http://{root}/{SHARD}") == ["000000", "000001", "000002"]
+
+
+def test_leaving_a_download_early_leaves_no_program(root, pack_shards):
+    """A Popen that still runs is a ResourceWarning, which fails the test."""
+    pack_shards([300])
+    samples = read_shard(f"http://{root}/{SHARD}", None)
+    assert len(list(islice(samples, 2))) == 2
+    samples.close()
+
+
+def test_a_shard_that_the_server_does_not_have_is_an_error(root, pack_shards):
+    pack_shards([3])
+    message, _ = failure(f"http://{root}/gone.tar")
+    assert f"http://{root}/gone.tar cannot be read on after 0 samples" in message
+    assert "check that it can be fetched" in message
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    message, _ = failure("http://127.0.0.1:1/000.tar")
+    assert "cannot be read on after 0 samples" in message
+
+
+@pytest.mark.parametrize("size", [700, 1024, 3 * 512 * 4, 9000])
+def test_a_body_that_is_cut_is_an_error(root, pack_shards, size):
+    """Within data, at the end of a member, of a sample, and in the padding of the archive."""
+    pack_shards([3])
+    message, _ = failure(f"http://{root}/{SHARD}?cut={size}")
+    assert f"http://{root}/{SHARD} cannot be read on after" in message
+
+
+@pytest.mark.parametrize("path", [f"{SHARD}?cut=700&sig=", f"{SHARD}?cut=1024&", "gone.tar?"])
+def test_no_message_holds_a_signature_or_a_password(root, pack_shards, path):
+    pack_shards([3])
+    message, shown = failure(f"http://user:secret@{root}/{path}secret")
+    assert "secret" not in message
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize("prefix", ["x[1-2]", "y{a,b}", "z 100%"])
+def test_curl_expands_nothing_in_a_url(server, root, pack_shards, prefix):
+    """It would take [1-2] and {a,b} for several files, and read them as one shard."""
+    pack_shards([1], prefix=prefix)
+    assert keys(f"http://{root}/{prefix.replace('%', '%25')}-000000.tar") == ["000000"]
+    assert len(server.asked) == 1
+
+
+@pytest.fixture
+def load_labels(tmp_path, root):
+    """All labels of an epoch of remote shards, in order."""
+
+    def load(urls, **settings):
+        module = ShardDataModule(
+            SplitConfig(f"http://{root}/{urls}", reader="stream", **settings),
+            fields={"label": "cls"},
+            batch_size=2,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+        return [label for batch in module.loader("train") for label in batch["label"].tolist()]
+
+    return load
+
+
+def test_remote_shards_without_counts_are_resampled(pack_shards, load_labels):
+    pack_shards([3, 3])
+    labels = load_labels("shard-00000{0,1}.tar", dataset_size=8)
+    assert len(labels) == 8
+    assert set(labels) <= set(range(6))
+
+
+def test_remote_shards_with_counts_are_served_once(server, pack_shards, load_labels):
+    pack_shards([3, 3])
+    sizes = {f"shard-{shard:06d}.tar": 3 for shard in range(2)}
+    (server.folder / "sizes.json").write_text(json.dumps(sizes))
+    assert load_labels("shard-00000{0,1}.tar", sampling="sequential") == list(range(6))
+
+
+def test_remote_counts_that_are_wrong_are_an_error(server, pack_shards, load_labels):
+    pack_shards([3])
+    (server.folder / "sizes.json").write_text(json.dumps({SHARD: 2}))
+    with pytest.raises(DamagedShardError, match="more than 2 samples where its index says 2"):
+        load_labels(SHARD, sampling="sequential")

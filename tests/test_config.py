@@ -1,0 +1,72 @@
+"""Settings that cannot work are refused where they are written, with name, value and remedy."""
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"urls": ""}, r"urls is empty; give a path, a pattern like"),
+        ({"urls": []}, r"urls is empty"),
+        ({"sampling": "random"}, r"sampling must be one of .*'shuffled'.*got 'random'"),
+        ({"reader": "wids"}, r"reader must be one of \['auto', 'stream'.*\], got 'wids'"),
+        ({"remainder": "keep"}, r"remainder must be one of .*'balanced'\], got 'keep'"),
+        ({"on_bad_sample": "skip"}, r"on_bad_sample must be one of \['raise'\], got 'skip'"),
+        ({"on_bad_sample": "substitute"}, r"on_bad_sample='substitute' is not part of this rel"),
+        ({"max_bad": 3}, r"max_bad=3 has no effect with on_bad_sample='raise'; leave it at 0"),
+        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": "8"}, r"batch_size must be a whole number of at least 1, got '8'"),
+        ({"batch_size": 2.0}, r"batch_size must be a whole number of at least 1, got 2.0"),
+        ({"batch_size": True}, r"batch_size must be a whole number of at least 1, got True"),
+        ({"dataset_size": -5}, r"dataset_size must be a whole number of at least 1, got -5"),
+        ({"shuffle_buffer": -1}, r"shuffle_buffer must be a whole number of at least 0, got -1"),
+        ({"shuffle_run": -1}, r"shuffle_run must be a whole number of at least 0, got -1"),
+        ({"shuffle_block": 0}, r"shuffle_block must be a whole number of at least 1, got 0"),
+        ({"transforms": {"image": "flip"}}, r"image must be a callable, or class_path.*got 'flip'"),
+        ({"stages": [iter, "mix"]}, r"stages\[1\] must be a callable, or class_path.*got 'mix'"),
+    ],
+)
+def test_a_split_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SplitConfig(**{"urls": "a.tar"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pool": "ray"}, r"pool must be one of \['processes', 'inline'\], got 'ray'"),
+        ({"pool": "threads"}, r"pool='threads' is not part of this release; take one of .*'inli"),
+        ({"threads_per_worker": 2}, r"threads_per_worker must be one of \[1\], got 2"),
+        ({"prefetch": 0}, r"prefetch must be a whole number of at least 1, got 0"),
+        ({"multiprocessing_context": "thread"}, r"multiprocessing_context must .*got 'thread'"),
+    ],
+)
+def test_a_loader_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        LoaderConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
+        ({"num_workers": -1}, r"num_workers must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, r"seed must be a whole number of at least 0, got -1"),
+        ({"batch_format": "list"}, r"batch_format must be one of \['dict', 'tuple'\], got 'list'"),
+        ({"transforms": {"label": 3}}, r"transform of 'label' must be a callable.*got 3"),
+        ({"device_transforms": {"label": 3}}, r"transform of 'label' must be a callable.*got 3"),
+        ({"decode": {"label": "jxl"}}, r"asks for decoder 'jxl', which does not exist"),
+        ({"decode": {"image": "rgb"}}, r"decode names \['image'\]"),
+        ({"fields": {}}, r"fields is empty"),
+    ],
+)
+def test_a_module_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule(SplitConfig("a.tar"), **{"fields": {"label": "cls"}} | settings)
+
+
+def test_no_file_is_looked_for_before_it_is_needed():
+    ShardDataModule(SplitConfig("/nowhere/{0..3}.tar"), fields={"label": "cls"})

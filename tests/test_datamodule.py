@@ -1,0 +1,299 @@
+"""The data module without a Trainer: its splits, their defaults, and clear errors."""
+
+import pickle
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import (
+    ConfigError,
+    MissingFieldError,
+    PlanError,
+    ShardNotFoundError,
+    StateError,
+)
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.processes import ProcessPool
+
+SPLITS = ["train", "val", "test", "predict"]
+
+
+@pytest.fixture
+def make_module(tmp_path):
+    """Makes a module that keeps counts in this test's own folder."""
+
+    def make(train=None, *, loader=LoaderConfig(), **settings):  # noqa: B008 frozen
+        loader = replace(loader, cache_dir=str(tmp_path / "cache"))
+        defaults = {"fields": {"label": "cls"}, "num_workers": 0, "batch_size": 2}
+        return ShardDataModule(train, loader=loader, **defaults | settings)
+
+    return make
+
+
+@pytest.fixture
+def urls(pack_shards):
+    return pack_shards([4, 3, 4])
+
+
+def keys(loader):
+    return [key for batch in loader for key in batch["__key__"]]
+
+
+# --- what each split does -------------------------------------------------------------------------
+
+
+def test_train_is_resampled_and_drops_what_fills_no_step(make_module, urls):
+    loader = make_module(SplitConfig(urls)).loader("train", world_size=2)
+    assert loader.identity["sampling"] == "resampled"
+    assert len(loader) == 11 // 4
+    assert "__weight__" not in next(iter(loader))
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_evaluation_serves_each_sample_once_in_equal_steps(split, make_module, urls):
+    module = make_module(**{split: SplitConfig(urls)})
+    loaders = [module.loader(split, rank=rank, world_size=2) for rank in range(2)]
+    assert len({len(loader) for loader in loaders}) == 1
+    served = [key for loader in loaders for key in keys(loader)]
+    assert sorted(served) == [f"{number:06d}" for number in range(11)]
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_evaluation_weighs_its_samples(split, make_module, urls):
+    module = make_module(**{split: SplitConfig(urls, remainder="pad")})
+    loaders = [module.loader(split, rank=rank, world_size=2) for rank in range(2)]
+    assert sum(batch["__weight__"].sum() for loader in loaders for batch in loader) == 11
+
+
+def test_evaluation_is_the_same_every_time(make_module, urls):
+    loader = make_module(val=SplitConfig(urls, sampling="shuffled")).loader("val")
+    assert keys(loader) == keys(loader)
+
+
+def test_training_is_another_order_every_time(make_module, urls):
+    loader = make_module(SplitConfig(urls, sampling="shuffled")).loader("train")
+    assert keys(loader) != keys(loader)
+
+
+def test_a_nominal_epoch_may_be_longer_than_the_data(make_module, urls):
+    loader = make_module(SplitConfig(urls, dataset_size=100)).loader("train")
+    assert len(loader) == len(list(loader)) == 50
+
+
+def test_a_split_overrides_what_the_module_says(make_module, urls):
+    split = SplitConfig(
+        urls,
+        batch_size=3,
+        fields={"image": "png"},
+        decode={"image": "raw"},
+        transforms={"image": len},
+    )
+    module = make_module(split, decode={"label": "text"}, transforms={"label": int}, val=split)
+    batch = next(iter(module.loader("train")))
+    assert list(batch) == ["__key__", "image", "__id__"]
+    assert (batch["image"].dtype, len(batch["image"])) == (torch.int64, 3)
+
+
+def test_a_split_takes_what_the_module_says(make_module, urls):
+    module = make_module(
+        SplitConfig(urls), decode={"label": "text"}, transforms={"label": str.split}
+    )
+    assert all(label[0].isdigit() for label in next(iter(module.loader("train")))["label"])
+
+
+def test_stages_of_a_split_run(make_module, urls):
+    only_threes = SplitConfig(urls, stages=[keep_threes])
+    batch = next(iter(make_module(only_threes).loader("train")))
+    assert batch["label"].tolist() == [3, 3]
+
+
+def keep_threes(samples):
+    return (sample for sample in samples if sample["label"] == 3)
+
+
+def test_a_batch_may_be_a_tuple_of_the_fields(make_module, urls):
+    fields = {"label": "cls", "image": "png"}
+    module = make_module(SplitConfig(urls), fields=fields, batch_format="tuple")
+    label, image = next(iter(module.loader("train")))
+    assert (tuple(label.shape), tuple(image.shape)) == ((2,), (2, 3, 4, 4))
+
+
+def test_another_seed_is_another_order(make_module, urls):
+    orders = [keys(make_module(SplitConfig(urls), seed=seed).loader("train")) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_every_loader_is_new_and_begins_at_the_first_epoch(make_module, urls):
+    module = make_module(SplitConfig(urls))
+    first = keys(module.loader("train"))
+    assert keys(module.loader("train")) == first
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+def test_workers_are_started_as_configured(make_module, urls):
+    config = LoaderConfig(prefetch=5, multiprocessing_context="spawn", pin_memory=True)
+    module = make_module(SplitConfig(urls), num_workers=3, loader=config)
+    assert module.loader("train").pool == ProcessPool(3, 5, "spawn", pin_memory=True)
+
+
+def test_memory_is_not_pinned_without_an_accelerator(make_module, urls):
+    pool = make_module(SplitConfig(urls), num_workers=1).loader("train").pool
+    assert pool == ProcessPool(1, 2, "forkserver", pin_memory=False)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"loader": LoaderConfig(pool="inline")}])
+def test_batches_are_made_inline_when_nobody_else_should(settings, make_module, urls):
+    module = make_module(SplitConfig(urls), **{"num_workers": 2} | settings)
+    assert module.loader("train").pool == InlinePool()
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_a_split_that_was_not_given_is_named(make_module, urls):
+    module = make_module(SplitConfig(urls), test=SplitConfig(urls))
+    with pytest.raises(ConfigError, match=r"no 'val' split.*\['train', 'test'\]: add val=SplitC"):
+        module.loader("val")
+
+
+def test_an_empty_data_set_is_an_error(make_module, pack_shards):
+    module = make_module(SplitConfig(pack_shards([0, 0])))
+    with pytest.raises(PlanError, match=r"the 2 shards of 'train' hold no sample; look at `urls`"):
+        module.loader("train")
+
+
+def test_fewer_samples_than_a_global_batch_are_an_error(make_module, urls):
+    module = make_module(SplitConfig(urls), batch_size=4)
+    with pytest.raises(PlanError, match=r"11 samples do not fill one step of 3 ranks x 4.*lower"):
+        module.loader("train", rank=2, world_size=3)
+
+
+def test_evaluation_of_fewer_samples_than_ranks_pads(make_module, pack_shards):
+    module = make_module(val=SplitConfig(pack_shards([2])))
+    weights = [
+        next(iter(module.loader("val", rank=rank, world_size=3)))["__weight__"].tolist()
+        for rank in range(3)
+    ]
+    assert weights == [[1, 1], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_a_size_that_the_shards_do_not_have_is_an_error(sampling, make_module, urls):
+    module = make_module(SplitConfig(urls, sampling=sampling, dataset_size=12))
+    with pytest.raises(ConfigError, match=r"dataset_size=12 of 'train' differs from the 11 sampl"):
+        module.loader("train")
+
+
+def test_a_size_that_the_shards_do_have_is_fine(make_module, urls):
+    module = make_module(SplitConfig(urls, sampling="sequential", dataset_size=11))
+    assert len(keys(module.loader("train"))) == 10
+
+
+@pytest.fixture
+def remote_url():
+    """A URL where nobody answers, at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"http://127.0.0.1:{port}/train-000000.tar"
+
+
+def test_remote_shards_without_counts_need_a_size(make_module, remote_url):
+    with pytest.raises(ConfigError, match=r"how many samples 'train' has.*set dataset_size"):
+        make_module(SplitConfig(remote_url)).loader("train")
+
+
+def test_remote_shards_without_counts_have_the_size_that_was_given(make_module, remote_url):
+    assert len(make_module(SplitConfig(remote_url, dataset_size=9)).loader("train")) == 4
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_remote_shards_without_counts_cannot_be_served_once(sampling, make_module, remote_url):
+    module = make_module(SplitConfig(remote_url, sampling=sampling, dataset_size=9))
+    with pytest.raises(ConfigError, match=rf"'{sampling}' of 'train' needs the number of.*sizes"):
+        module.loader("train")
+
+
+def test_a_url_that_does_not_exist_is_named(make_module, urls):
+    gone = urls[0].replace("000000", "{000000..000004}")
+    with pytest.raises(ShardNotFoundError, match=r"2 of 5 shards do not exist: .*000003.tar"):
+        make_module(SplitConfig(gone)).loader("train")
+
+
+def test_a_field_that_no_sample_has_is_named(make_module, urls):
+    module = make_module(SplitConfig(urls), fields={"mask": "seg.png"})
+    with pytest.raises(MissingFieldError, match=r"'mask': wanted .*found \['cls', 'png'\]"):
+        next(iter(module.loader("train")))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_of_its_world_is_an_error(rank, world_size, make_module, urls):
+    with pytest.raises(ConfigError, match=rf"(rank|world_size) must be .*got {rank or world_size}"):
+        make_module(SplitConfig(urls)).loader("train", rank=rank, world_size=world_size)
+
+
+def test_setting_up_a_stage_looks_at_its_own_splits(make_module, urls):
+    module = make_module(SplitConfig("/nowhere/0.tar"), test=SplitConfig(urls))
+    module.setup("test")
+    with pytest.raises(ShardNotFoundError):
+        module.setup("fit")
+
+
+def test_preparing_counts_all_splits_once(make_module, urls, tmp_path):
+    make_module(SplitConfig(urls), val=SplitConfig(urls)).prepare_data()
+    assert len(list((tmp_path / "cache").glob("counts-*.json"))) == 1
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def test_the_state_names_what_makes_the_order(make_module, urls):
+    state = make_module(SplitConfig(urls), seed=6).loader("train").state_dict()
+    assert {name: state[name] for name in ("seed", "sampling")} == {
+        "seed": 6,
+        "sampling": "resampled",
+    }
+    assert {"order_version", "shards", "epoch", "samples", "version"} <= state.keys()
+
+
+def test_the_state_goes_with_the_data_to_another_folder(make_module, urls, tmp_path):
+    state = make_module(SplitConfig(urls)).loader("train").state_dict()
+    moved = (tmp_path / "shards").rename(tmp_path / "moved")
+    loader = make_module(SplitConfig(f"{moved}/*.tar")).loader("train")
+    loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("seed", {"seed": 1}),
+        ("sampling", {"sampling": "shuffled"}),
+        ("shards", {"num_shards": 2}),
+    ],
+)
+def test_a_state_of_another_order_is_refused(field, changed, make_module, urls):
+    def loader(seed=0, sampling="resampled", num_shards=3):
+        split = SplitConfig(urls[:num_shards], sampling=sampling)
+        return make_module(split, seed=seed).loader("train")
+
+    state = loader().state_dict()
+    with pytest.raises(StateError, match=rf"with {field}={state[field]!r}, this run has"):
+        loader(**changed).load_state_dict(state)
+
+
+def test_a_module_keeps_a_state_that_it_has_not_used(make_module, urls):
+    state = {"epoch": 3, "samples": 0}
+    module = make_module(SplitConfig(urls))
+    module.load_state_dict(state)
+    assert module.state_dict() == state
+
+
+def test_a_module_can_be_sent_to_another_process(make_module, urls):
+    module = make_module(SplitConfig(urls), val=SplitConfig(urls))
+    module.setup("fit")
+    copied = pickle.loads(pickle.dumps(module))
+    assert keys(copied.loader("train")) == keys(module.loader("train"))

@@ -1,0 +1,144 @@
+"""What every pool owes to a loader, checked on all of them."""
+
+from functools import partial
+from operator import itemgetter
+
+import psutil
+import pytest
+
+from lightning_shards.errors import MissingFieldError, SampleError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.processes import ProcessPool
+
+POOLS = [
+    pytest.param(InlinePool(), id="inline"),
+    pytest.param(ProcessPool(3, start_method="fork"), id="fork", marks=pytest.mark.ddp),
+    pytest.param(ProcessPool(2, start_method="forkserver"), id="forkserver", marks=pytest.mark.ddp),
+]
+# torch's word to machines with fewer cores than the 2 or 3 workers of these tests
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+PLACE = Place(rank=1, world_size=2)
+START = Cursor(epoch=3)
+
+
+@pytest.fixture(params=POOLS)
+def pool(request):
+    return request.param
+
+
+@pytest.fixture
+def start(pool, request):
+    """Starts streams of this pool, which end with the test."""
+
+    def started(source, cursor=START):
+        stream = pool.start(source, PLACE, cursor)
+        request.addfinalizer(stream.close)
+        return stream
+
+    return started
+
+
+@pytest.fixture
+def source(pack_shards, make_source):
+    """Three steps of an epoch for each of two ranks."""
+    return make_source(pack_shards([5, 0, 8]), shuffle_buffer=3, seed=5)
+
+
+def take(stream, num_batches):
+    return [next(stream).batch for _ in range(num_batches)]
+
+
+def expected_batches(source, num_workers, num_batches, cursor=START):
+    """The batches of the workers in turn."""
+    workers = [
+        source.batches(PLACE.with_worker(worker, num_workers), cursor)
+        for worker in range(num_workers)
+    ]
+    return [next(workers[number % num_workers]) for number in range(num_batches)]
+
+
+def plain(batches):
+    return [(batch["__key__"], batch["__id__"].tolist()) for batch in batches]
+
+
+def processes_of(stream):
+    return [psutil.Process(worker.pid) for worker in getattr(stream, "_workers", [])]
+
+
+def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
+    expected = expected_batches(source, pool.num_workers, 8)
+    assert plain(take(start(source), 8)) == plain(expected)
+
+
+def test_a_stream_begins_at_its_cursor(pool, start, source):
+    cursor = Cursor(epoch=1, samples=4)
+    expected = expected_batches(source, pool.num_workers, 3, cursor)
+    assert plain(take(start(source, cursor), 3)) == plain(expected)
+
+
+def test_a_pool_starts_any_number_of_streams(pool, source):
+    first, second = (pool.start(source, PLACE, START) for _ in range(2))
+    assert plain(take(first, 2)) == plain(take(second, 2))
+    first.close()
+    assert len(take(second, 1)) == 1
+    second.close()
+
+
+def test_a_tuple_stays_a_tuple(start, pack_shards, make_source):
+    source = make_source(pack_shards([9]), batch_format="tuple")
+    batch = next(start(source)).batch
+    assert type(batch) is tuple
+    assert [tuple(field.shape) for field in batch] == [(2,)]
+
+
+def test_production_time_is_measured(start, source):
+    produced = next(start(source))
+    assert 0 < produced.seconds < 60
+
+
+def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source):
+    source = make_source(pack_shards([9]), fields={"label": "cls", "mask": "seg.png"})
+    with pytest.raises(MissingFieldError) as expected:
+        next(source.batches(PLACE, START))
+    with pytest.raises(MissingFieldError) as caught:
+        next(start(source))
+    assert str(caught.value).split("sample")[0] == str(expected.value).split("sample")[0]
+    assert "no member for field 'mask': wanted one of ['seg.png']" in str(caught.value)
+
+
+def test_batches_before_an_error_are_delivered(start, pack_shards, make_source):
+    """The stage drops samples 20 and 30, so the last batch of a worker that reads one is short."""
+    stages = (partial(filter, itemgetter("label")),)
+    source = make_source(pack_shards([40]), sampling="sequential", stages=stages)
+    stream = start(source)
+    assert len(take(stream, 7)) == 7
+    with pytest.raises(SampleError, match=r"only \d of 2 samples are left"):
+        take(stream, 3)
+
+
+def test_closing_ends_the_stream_and_its_processes(start, source):
+    stream = start(source)
+    processes = processes_of(stream)
+    next(stream)
+    stream.close()
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_closing_twice_is_closing_once(start, source):
+    stream = start(source)
+    stream.close()
+    stream.close()
+
+
+def test_a_failed_stream_has_no_processes_left(start, pack_shards, make_source):
+    source = make_source(pack_shards([9]), fields={"mask": "seg.png"})
+    stream = start(source)
+    processes = processes_of(stream)
+    with pytest.raises(MissingFieldError):
+        next(stream)
+    assert psutil.wait_procs(processes, timeout=5)[1] == []

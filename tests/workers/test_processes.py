@@ -1,0 +1,345 @@
+"""Worker processes: they fail loudly and end with whoever started them."""
+
+import gc
+import queue
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+from functools import partial
+from importlib.machinery import ModuleSpec
+from operator import itemgetter
+from types import ModuleType
+
+import psutil
+import pytest
+from webdataset.writer import TarWriter
+
+from lightning_shards.errors import ConfigError, SampleError, WorkerError
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.processes import ProcessPool, require_main_guard
+
+pytestmark = [
+    pytest.mark.ddp,
+    # torch's word to machines with a single core
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+def first_batch(pool, source):
+    stream = pool.start(source, Place(), Cursor())
+    try:
+        return next(stream).batch
+    finally:
+        stream.close()
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch", 0)])
+def test_a_pool_without_a_process_or_a_batch_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"{name} must be at least 1.*got {value}"):
+        ProcessPool(**{"num_workers": 1, name: value})
+
+
+def test_an_error_brings_the_stack_of_its_worker(pack_shards, make_source):
+    source = make_source(pack_shards([4]), transforms={"label": itemgetter("no such key")})
+    with pytest.raises(SampleError) as caught:
+        first_batch(ProcessPool(1, start_method="fork"), source)
+    (note,) = caught.value.__notes__
+    assert note.startswith("It happened in a worker process:\nTraceback")
+    assert "in _transformed" in note
+    assert "TypeError: 'int' object is not subscriptable" in note
+
+
+def test_an_error_that_is_not_ours_is_raised_too(pack_shards, make_source):
+    source = make_source(pack_shards([4]), stages=(partial(map, itemgetter("no such key")),))
+    with pytest.raises(KeyError, match="no such key"):
+        first_batch(ProcessPool(1, start_method="fork"), source)
+
+
+@pytest.mark.slow  # torch looks for the dead every five seconds
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_is_killed_is_an_error_with_a_remedy(start_method, tmp_path, make_source):
+    url = str(tmp_path / "kill.tar")
+    with TarWriter(url) as writer:
+        writer.write({"__key__": "0", "cls": str(int(signal.SIGKILL))})
+    source = make_source([url], samples=2, transforms={"label": signal.raise_signal})
+    with pytest.raises(WorkerError) as caught:
+        first_batch(ProcessPool(1, start_method=start_method), source)
+    assert "ended without being asked to" in str(caught.value)
+    assert "out of memory" in str(caught.value)
+    assert "num_workers=0 shows the crash itself" in str(caught.value)
+
+
+# --- the end of the process that owns the workers -------------------------------------------------
+
+OWNER = """
+import sys
+from lightning_shards.pipeline.fields import Field
+from lightning_shards.pipeline.source import Epochs
+from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.topology import Place
+from lightning_shards.workers.processes import ProcessPool
+
+def main():
+    url, start_method, num_workers = sys.argv[1:]
+    source = StreamSource(
+        index=ShardIndex((url,), None), epochs=Epochs(100, 2, "drop"), sampling="resampled",
+        seed=0, fields=(Field("label", ("cls",)),), transforms={},
+    )
+    pool = ProcessPool(int(num_workers), start_method=start_method)
+    stream = pool.start(source, Place(), Cursor())
+    next(stream)
+    print("has a batch", flush=True)
+    input()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def start_owner(tmp_path, request):
+    """Starts a script that owns workers; the script does not outlive the test."""
+
+    def start(url, start_method, num_workers):
+        script = tmp_path / "owner.py"
+        script.write_text(OWNER)
+        owner = subprocess.Popen(
+            [sys.executable, script, url, start_method, str(num_workers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        request.addfinalizer(lambda: end(owner))
+        return owner
+
+    def end(owner):
+        owner.kill()
+        owner.stdin.close()
+        owner.stdout.close()
+        owner.wait()
+
+    return start
+
+
+@pytest.fixture
+def stalled_server():
+    """Answers with the beginning of a body and no more; a queue counts those who wait for it."""
+    waiting = queue.Queue()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + bytes(99))
+            waiting.put(self.client_address)
+            self.request.recv(1)  # until the client is gone
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/000.tar", waiting
+        server.shutdown()
+        thread.join()
+
+
+def kill(owner):
+    owner.kill()
+
+
+def raise_error(owner):
+    """What waits for a line gets an EOFError, which nobody catches."""
+    owner.stdin.close()
+
+
+def descendants_left(owner, end):
+    """The processes below the owner, and those of them alive five seconds after its end."""
+    descendants = psutil.Process(owner.pid).children(recursive=True)
+    names = sorted(process.name() for process in descendants)
+    end(owner)
+    owner.wait(timeout=30)
+    _, alive = psutil.wait_procs(descendants, timeout=5)
+    for process in alive:
+        process.kill()
+    return names, alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start_method", "num_workers", "end"),
+    [("spawn", 1, kill), ("forkserver", 2, raise_error)],
+)
+def test_no_worker_outlives_its_owner(start_method, num_workers, end, start_owner, pack_shards):
+    owner = start_owner(pack_shards([9])[0], start_method, num_workers)
+    assert owner.stdout.readline() == b"has a batch\n"
+    names, alive = descendants_left(owner, end)
+    assert len(names) >= num_workers
+    assert alive == []
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_no_download_outlives_the_owner(start_method, start_owner, stalled_server):
+    url, waiting = stalled_server
+    owner = start_owner(url, start_method, 2)
+    for _worker in range(2):
+        waiting.get(timeout=60)
+    names, alive = descendants_left(owner, kill)
+    assert names.count("curl") == 2
+    assert alive == []
+
+
+# --- scripts without a main guard -----------------------------------------------------------------
+
+GUARDLESS = """
+import sys
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+
+url, start_method, cache_dir = sys.argv[1:]
+config = LoaderConfig(multiprocessing_context=start_method, cache_dir=cache_dir)
+module = ShardDataModule(
+    SplitConfig(url), fields={"label": "cls"}, batch_size=2, num_workers=1, loader=config
+)
+print([len(batch["label"]) for batch in module.loader("train")])
+"""
+
+
+@pytest.fixture
+def run_guardless(tmp_path, pack_shards):
+    """Runs a script that has no main guard, and fails if it takes a minute."""
+
+    def run(start_method):
+        script = tmp_path / "guardless.py"
+        script.write_text(GUARDLESS)
+        return subprocess.run(
+            [sys.executable, script, pack_shards([6])[0], start_method, tmp_path / "cache"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_what_to_do(run_guardless):
+    done = run_guardless("forkserver")
+    assert done.returncode == 1
+    assert "WorkerError:" in done.stderr
+    assert 'guardless.py has no `if __name__ == "__main__":`' in done.stderr
+    assert "num_workers=0" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_may_fork(run_guardless):
+    done = run_guardless("fork")
+    assert done.stdout == "[2, 2, 2]\n"
+
+
+@pytest.fixture
+def run_as_main(tmp_path, monkeypatch):
+    """Makes a text the main script, as far as one can see from its module."""
+
+    def run(text, name=None):
+        file = tmp_path / "main.py"
+        file.write_bytes(text)
+        main = ModuleType("__main__")
+        main.__file__ = str(file)
+        main.__spec__ = ModuleSpec(name, None) if name else None
+        monkeypatch.setitem(sys.modules, "__main__", main)
+
+    return run
+
+
+@pytest.mark.parametrize("guard", [b'"__main__" == __name__', b"not __name__ != '__main__'"])
+def test_a_guard_may_be_written_in_many_ways(run_as_main, guard):
+    run_as_main(b"import os\nif %s:\n    os.getpid()\n" % guard)
+    require_main_guard()
+
+
+def test_a_guard_in_a_comment_is_none(run_as_main):
+    run_as_main(b'# if __name__ == "__main__":\nprint()\n')
+    with pytest.raises(WorkerError, match=r"(?s)main\(\).*num_workers=0"):
+        require_main_guard()
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_all_that_import_the_script_ask_for_the_guard(run_as_main, start_method):
+    run_as_main(b"print()")
+    with pytest.raises(WorkerError):
+        ProcessPool(1, start_method=start_method)
+
+
+def test_a_fork_asks_for_no_guard(run_as_main):
+    run_as_main(b"print()")
+    ProcessPool(1, start_method="fork")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [(b"print()", "package.__main__"), (b"PK\x03\x04\x00", None)]
+)
+def test_what_workers_do_not_import_needs_no_guard(run_as_main, text, name):
+    run_as_main(text, name)
+    require_main_guard()
+
+
+# --- epochs ---------------------------------------------------------------------------------------
+
+
+def keys(loader):
+    return [batch["__key__"] for batch in loader]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start_method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)]
+)
+def test_the_epoch_reaches_fresh_and_persistent_workers(
+    start_method, num_workers, pack_shards, make_source
+):
+    """Three batches an epoch: of two workers, the second one begins the second epoch."""
+    source = make_source(pack_shards([3, 0, 4]), shuffle_buffer=3)
+    inline = [
+        source.batches(Place(0, 1, worker, num_workers), Cursor(1)) for worker in range(num_workers)
+    ]
+    pool = ProcessPool(num_workers, start_method=start_method)
+    with_workers = ShardLoader(source, pool, Place())
+    try:
+        first, persistent = keys(with_workers), keys(with_workers)
+        with_workers.set_epoch(1)
+        fresh = keys(with_workers)
+    finally:
+        with_workers.close()
+    assert first != persistent == fresh
+    assert fresh == keys(next(inline[step % num_workers]) for step in range(3))
+
+
+def test_workers_go_on_over_epoch_ends(pack_shards, make_source):
+    source = make_source(pack_shards([3, 0, 4]))
+    loader = ShardLoader(source, ProcessPool(2, start_method="fork"), Place())
+    try:
+        pids = []
+        for _epoch in range(3):
+            keys(loader)
+            pids.append([worker.pid for worker in loader._standing.stream._workers])
+    finally:
+        loader.close()
+    assert pids[0] == pids[1] == pids[2]
+
+
+def test_dropping_a_loader_ends_its_workers(pack_shards, make_source):
+    """Nobody called close(): an exception left the loop, and the loader with it."""
+    loader = ShardLoader(
+        make_source(pack_shards([9])), ProcessPool(2, start_method="fork"), Place()
+    )
+    next(iter(loader))
+    processes = [psutil.Process(worker.pid) for worker in loader._standing.stream._workers]
+    del loader
+    gc.collect()
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
