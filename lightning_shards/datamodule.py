@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -109,6 +110,9 @@ class ShardDataModule(pl.LightningDataModule):
         self._indexes: dict[Split, ShardIndex] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
+        if val is None:
+            # Lightning asks whether the method is overridden, and then misses a validation_step
+            self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
         self._check()
 
     def _check(self) -> None:
@@ -142,10 +146,9 @@ class ShardDataModule(pl.LightningDataModule):
         """The loader of `train`; all ranks call this together."""
         return self._agreed_loader("train")
 
-    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
-        """The loader of `val`, none for a fit without that split; all ranks call this together."""
-        is_wanted = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
-        return self._agreed_loader("val") if self.splits["val"] or is_wanted else []
+    def val_dataloader(self) -> ShardLoader:
+        """The loader of `val`; all ranks call this together."""
+        return self._agreed_loader("val")
 
     def test_dataloader(self) -> ShardLoader:
         """The loader of `test`; all ranks call this together."""
@@ -273,6 +276,7 @@ class ShardDataModule(pl.LightningDataModule):
             "seed": self.seed,
             "sampling": source.sampling,
             "shards": source.index.fingerprint(),
+            **source.reader,
         }
         progress = None
         if trainer is not None:

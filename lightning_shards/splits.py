@@ -153,6 +153,6 @@ def describe(split: str, source: StreamSource | IndexedSource, world_size: int) 
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     return (
         f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
-        f"{source.sampling} by the {source.reader} reader, {plan.steps:,} steps of {world_size} x "
-        f"{plan.batch_size} samples{'' if source.sampling == 'resampled' else rest}"
+        f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
+        f"{world_size} x {plan.batch_size} samples{'' if source.sampling == 'resampled' else rest}"
     )

@@ -58,9 +58,9 @@ class IndexedSource:
     cache_dir: str | None = None
 
     @property
-    def reader(self) -> str:
-        """The reader's name, for the log."""
-        return "indexed"
+    def reader(self) -> dict[str, int | str]:
+        """The reader's name, and its settings that the order depends on, for a checkpoint."""
+        return {"reader": "indexed", "shuffle_run": self.run, "shuffle_block": self.block}
 
     def with_epochs(self, epochs: Epochs) -> "IndexedSource":
         """The same samples, cut into other epochs."""

@@ -89,9 +89,9 @@ class StreamSource:
     batch_format: BatchFormat = "dict"
 
     @property
-    def reader(self) -> str:
-        """The reader's name, for the log."""
-        return "stream"
+    def reader(self) -> dict[str, int | str]:
+        """The reader's name, for a checkpoint; each start has draws of its own."""
+        return {"reader": "stream"}
 
     def with_epochs(self, epochs: Epochs) -> "StreamSource":
         """The same samples, cut into other epochs."""

@@ -162,12 +162,10 @@ def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
 
 
 def test_auto_reads_local_exact_splits_by_index_and_streams_the_rest(urls, tmp_path):
-    readers = {
-        sampling: make(urls, tmp_path, sampling=sampling, reader="auto")
-        .loader("train")
-        ._source.reader
-        for sampling in SAMPLINGS
-    }
+    readers = {}
+    for sampling in SAMPLINGS:
+        loader = make(urls, tmp_path, sampling=sampling, reader="auto").loader("train")
+        readers[sampling] = loader.identity["reader"]
     assert readers == {"shuffled": "indexed", "sequential": "indexed", "resampled": "stream"}
 
 
