@@ -138,8 +138,8 @@ class ShardDataModule(pl.LightningDataModule):
         warnings.filterwarnings(  # ours calls the module's own hook, see on_after_batch_transfer
             "ignore", message="You have overridden `on_after_batch_transfer` in both"
         )
-        if self.splits["val"] is None:  # Lightning warns of the empty list of val loaders
-            warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        if stage == "validate":
+            self._config("val")  # without it Lightning would ask for a val_dataloader method
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
 
     def train_dataloader(self) -> ShardLoader:

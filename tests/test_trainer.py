@@ -413,11 +413,27 @@ def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(
     assert parts.steps == whole.steps
 
 
+class TrainsOnly(Recorder):
+    """Has no validation_step, as Lightning sees it."""
+
+    validation_step = pl.LightningModule.validation_step
+
+
 def test_a_fit_without_a_val_split_runs_without_a_warning(  # a warning is an error here
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:
-    model = Recorder()
+    model = TrainsOnly()
     make_trainer().fit(model, make_data(val=None))
+    assert len(model.steps) == 3 * STEPS
+    assert model.validations == []
+
+
+def test_a_validation_step_that_has_no_val_split_is_missed_and_told_so(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    model = Recorder()
+    with pytest.warns(UserWarning, match="defined a `validation_step` but have no"):
+        make_trainer().fit(model, make_data(val=None))
     assert len(model.steps) == 3 * STEPS
     assert model.validations == []
 
@@ -701,7 +717,7 @@ def test_device_transforms_run_and_then_the_modules_own_hook(
 def test_a_tuple_batch_has_the_fields_in_their_order(
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:
-    class Module(Recorder):
+    class Module(TrainsOnly):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             labels, images = batch
             assert (labels.shape, images.shape) == ((2,), (2, 1, 4, 4))
@@ -798,6 +814,7 @@ def test_no_worker_outlives_a_fit_however_it_ends(
     assert living_children() - before == set()
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_no_worker_of_a_loader_outlives_a_fit_that_was_given_the_loader_alone(
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:

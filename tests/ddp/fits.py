@@ -23,6 +23,7 @@ from lightning_shards import (
 )
 
 HARMLESS = [
+    "You defined a `validation_step` but have no `val_dataloader`",  # true of cases without val
     "`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning 2.6.6 with torch 2.13
 ]
 

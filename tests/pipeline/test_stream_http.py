@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
+import psutil
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
@@ -20,7 +21,10 @@ SHARD = "shard-000000.tar"
 
 
 class FaultyHandler(http.server.BaseHTTPRequestHandler):
-    """Serves a folder; `?cut=N` sends N bytes of a body that was announced whole."""
+    """Serves a folder.
+
+    `?cut=N` sends N bytes of a body that was announced whole, `?stall=N` sends N and then nothing.
+    """
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
@@ -33,8 +37,10 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        cut = query.partition("cut=")[2].partition("&")[0]
-        self.wfile.write(body[: int(cut)] if cut else body)
+        fault, _, size = query.partition("&")[0].partition("=")
+        self.wfile.write(body[: int(size)] if fault in ("cut", "stall") else body)
+        if fault == "stall":
+            self.connection.recv(1)  # until the client is gone
 
     def log_message(self, *args):
         pass
@@ -81,6 +87,15 @@ def test_leaving_a_download_early_leaves_no_program(root, pack_shards):
     samples.close()
 
 
+@pytest.mark.timeout(30)
+def test_leaving_a_stalled_download_does_not_wait_for_it(root, pack_shards):
+    pack_shards([30])
+    samples = read_shard(f"http://{root}/{SHARD}?stall=30000", None)
+    next(samples)
+    samples.close()
+    assert "curl" not in [child.name() for child in psutil.Process().children()]
+
+
 def test_a_shard_that_the_server_does_not_have_is_an_error(root, pack_shards):
     pack_shards([3])
     message, _ = failure(f"http://{root}/gone.tar")
@@ -93,19 +108,29 @@ def test_a_server_that_is_not_there_is_an_error():
     assert "cannot be read on after 0 samples" in message
 
 
-@pytest.mark.parametrize("size", [700, 1024, 3 * 512 * 4, 9000])
+@pytest.mark.parametrize("size", [0, 3600, 2048, 4096, 13_000])
 def test_a_body_that_is_cut_is_an_error(root, pack_shards, size):
-    """Within data, at the end of a member, of a sample, and in the padding of the archive."""
+    """At once, within data, at the end of a member, of a sample, and within the archive's end."""
     pack_shards([3])
     message, _ = failure(f"http://{root}/{SHARD}?cut={size}")
     assert f"http://{root}/{SHARD} cannot be read on after" in message
 
 
-@pytest.mark.parametrize("path", [f"{SHARD}?cut=700&sig=", f"{SHARD}?cut=1024&", "gone.tar?"])
+@pytest.mark.parametrize("path", [f"{SHARD}?cut=3600&sig=", f"{SHARD}?cut=4096&", "gone.tar?"])
 def test_no_message_holds_a_signature_or_a_password(root, pack_shards, path):
     pack_shards([3])
     message, shown = failure(f"http://user:secret@{root}/{path}secret")
     assert "secret" not in message
+    assert "secret" not in shown
+
+
+def test_a_shard_that_was_stored_cut_is_an_error_without_its_signature(server, root, pack_shards):
+    """Here the download is whole: it is webdataset that names the stream, and so the URL."""
+    pack_shards([3])
+    whole = (server.folder / SHARD).read_bytes()
+    (server.folder / SHARD).write_bytes(whole[: whole.index(b"PNG") + 20])
+    message, shown = failure(f"http://{root}/{SHARD}?sig=secret")
+    assert "unexpected end of data" in message
     assert "secret" not in shown
 
 

@@ -81,6 +81,12 @@ def test_a_shuffle_buffer_mixes_samples_of_several_shards(pack_shards, make_sour
     assert len(first_shards) > 1
 
 
+def test_places_shuffle_in_orders_of_their_own(pack_shards, make_source):
+    """Both ranks read the one shard from its start and hold all of it."""
+    source = make_source(pack_shards([40]), shuffle_buffer=40, counted=False, samples=80)
+    assert ids(source, 10, Place(0, 2)) != ids(source, 10, Place(1, 2))
+
+
 def test_shuffled_opens_the_shards_in_a_new_order(single_samples):
     source = single_samples(sampling="shuffled", counted=True, samples=NUM_SHARDS)
     for epoch in (0, 1):

@@ -220,6 +220,16 @@ def test_a_stage_that_drops_samples_is_an_error_where_each_is_planned(urls, make
         labels(source, 6)
 
 
+def drop_first(samples):
+    return islice(samples, 1, None)
+
+
+def test_a_stage_that_drops_one_sample_is_an_error_too(urls, make_source):
+    source = make_source(urls, sampling="sequential", stages=(drop_first,))
+    with pytest.raises(SampleError, match="only 1 of 2 samples are left for a batch"):
+        labels(source, 6)
+
+
 @pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
 def test_a_stage_that_adds_samples_is_an_error_where_each_is_planned(urls, make_source, sampling):
     source = make_source(urls, sampling=sampling, stages=(repeat_each,))

@@ -1,6 +1,7 @@
 """Worker processes: they fail loudly and end with whoever started them."""
 
 import gc
+import multiprocessing
 import queue
 import signal
 import socketserver
@@ -71,6 +72,27 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy(start_method, tmp_pat
     assert "ended without being asked to" in str(caught.value)
     assert "out of memory" in str(caught.value)
     assert "num_workers=0 shows the crash itself" in str(caught.value)
+
+
+@pytest.mark.slow  # torch asks a worker for five seconds to end
+def test_closing_ends_a_worker_that_is_stuck(pack_shards, make_source):
+    is_stuck = multiprocessing.Event()
+
+    def be_stuck(value):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_stuck.set()
+        while True:
+            signal.pause()
+
+    source = make_source(pack_shards([4]), transforms={"label": be_stuck})
+    stream = ProcessPool(1, start_method="fork").start(source, Place(), Cursor())
+    assert is_stuck.wait(timeout=30)
+    processes = [psutil.Process(worker.pid) for worker in stream._workers]
+    stream.close()
+    alive = psutil.wait_procs(processes, timeout=5)[1]
+    for process in alive:
+        process.kill()
+    assert alive == []
 
 
 # --- the end of the process that owns the workers -------------------------------------------------
