@@ -15,6 +15,7 @@ Lightning takes the second for a checkpoint from the end of a training batch who
 there was one, has run. In the third its counters say that a validation was begun and not finished.
 """
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -233,7 +234,7 @@ def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class Exceptions:
+class Overrides:
     """Settings of a trainer that are others until what was due at the restart is done."""
 
     def __init__(self, trainer: Any) -> None:
@@ -277,7 +278,7 @@ class Exceptions:
         self._max_steps = self._val_check_batch = None
 
 
-def settle(trainer: Any, standing: Standing, exceptions: Exceptions, *, is_cut_short: bool) -> None:
+def settle(trainer: Any, standing: Standing, overrides: Overrides, *, is_cut_short: bool) -> None:
     """After Lightning has restored the counters, and before its first epoch: what they cannot say.
 
     With `max_steps` a fit begins the epoch in the middle that it should begin anew. An epoch whose
@@ -290,17 +291,19 @@ def settle(trainer: Any, standing: Standing, exceptions: Exceptions, *, is_cut_s
         fit_loop._restarting = False  # noqa: SLF001 the property would set it again
         loop.restarting = False
     if is_cut_short:
-        loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        with warnings.catch_warnings():  # torch wants an optimiser step first; there was, before
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
     loop.val_loop.batch_progress.total.reset()
     if standing.validation_due and not _validates_now(trainer):
-        exceptions.make_validation_due()
+        overrides.make_validation_due()
     validates = standing.validation_due and _validates_now(trainer)
     if standing.validation_due and not validates:
         loop._batches_that_stepped += standing.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
     if standing.is_over and not validates:
-        exceptions.skip_validation()
-    if not (standing.is_over or validates):
-        exceptions.end()
+        overrides.skip_validation()
+    if not (standing.is_over or (validates and sum(trainer.num_val_batches))):
+        overrides.end()
 
 
 def _validates_now(trainer: Any) -> bool:

@@ -135,6 +135,12 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
+class TrainsOnly(Module):
+    """Has no validation_step, as Lightning sees it, which warns of one without a val split."""
+
+    validation_step = pl.LightningModule.validation_step
+
+
 def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
     rank = number_of_this_rank()
     splits = {
@@ -172,7 +178,8 @@ def fit(case: dict[str, Any], record: Record) -> None:
         **{"max_epochs": 2, "enable_progress_bar": "bar" in case, "logger": False}
         | case.get("trainer", {}),
     )
-    trainer.fit(Module(record, case.get("block_at")), data, ckpt_path=case.get("resume"))
+    kind = Module if "val" in case["splits"] else TrainsOnly
+    trainer.fit(kind(record, case.get("block_at")), data, ckpt_path=case.get("resume"))
     loader: Any = trainer.train_dataloader
     record(
         "end",

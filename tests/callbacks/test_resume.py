@@ -1,0 +1,289 @@
+"""ExactResume: its state, what it refuses, and what it computes; `tests/resume` has the fits."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader
+from toy import Ledger, ToyData, make_trainer, positions_of
+
+from lightning_shards import ExactResume, plan_epoch
+from lightning_shards.callbacks.resume import stand
+from lightning_shards.errors import StateError
+from lightning_shards.pipeline.source import Epochs
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model"),
+    pytest.mark.filterwarnings("ignore:.fit.ckpt_path=.last.. is set, but there is no last"),
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+]
+
+STEPS = 6  # of 4 samples, of 26
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of one fit by step, as ModelCheckpoint makes them."""
+    folder = tmp_path_factory.mktemp("saved")
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(folder, [saver]).fit(Ledger(), ToyData())
+    return {path.stem: path for path in folder.glob("*.ckpt")}
+
+
+def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
+    """A trainer without ExactResume."""
+    trainer: Any = make_trainer(folder, **options)
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
+    return trainer
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+def test_the_state_is_plain_and_complete(saved: dict[str, Path]) -> None:
+    state = torch.load(saved["step=8"], weights_only=True)["callbacks"]["ExactResume"]
+    assert state == {
+        "version": 1,
+        "epoch": 1,
+        "samples": 8,
+        "ended": 1,
+        "validation": "none",
+        "batches": 8,
+        "epoch_samples": 26,
+        "global_batch": 4,
+        "order_version": state["order_version"],
+        "seed": 0,
+        "sampling": "shuffled",
+        "shards": "toy-26",
+        "reader": "toy",
+    }
+    assert {type(value) for value in state.values()} == {int, str}
+
+
+def test_after_an_epochs_last_batch_its_validation_is_due(saved: dict[str, Path]) -> None:
+    state = torch.load(saved[f"step={STEPS}"], weights_only=True)["callbacks"]["ExactResume"]
+    assert (state["epoch"], state["samples"], state["ended"]) == (1, 0, 0)
+    assert state["validation"] == "due"
+
+
+def test_an_open_accumulation_window_is_not_in_the_state(tmp_path: Path) -> None:
+    class Failing(Ledger):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 5:  # the third batch of the second window
+                raise ArithmeticError
+            return super().training_step(batch, batch_idx)
+
+    trainer = make_trainer(tmp_path, [OnExceptionCheckpoint(tmp_path)], accumulate_grad_batches=3)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(Failing(), ToyData())
+    state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["callbacks"]
+    assert state["ExactResume"]["samples"] == 3 * 4
+    resumed = Ledger()
+    make_trainer(tmp_path, accumulate_grad_batches=3).fit(
+        resumed, ToyData(), ckpt_path=tmp_path / "on_exception.ckpt"
+    )
+    assert positions_of(resumed.steps) == {epoch: list(range(24)) for epoch in range(3)}
+
+
+# --- with and without it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 9])
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+def test_another_batch_size_goes_on_with_the_next_sample(
+    batch_size: int, step: int, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    model, trainer = Ledger(), make_trainer(tmp_path)
+    trainer.fit(model, ToyData(batch_size), ckpt_path=saved[f"step={step}"])
+    epoch, batches = divmod(step, STEPS)
+    rest = plan_epoch(26, batch_size, 1, "drop", done=4 * batches).served
+    ends = [24] * epoch + [4 * batches + rest] + [26 - 26 % batch_size] * (2 - epoch)
+    if batches == 0:  # all of the epoch was trained before
+        ends = [24] * epoch + [26 - 26 % batch_size] * (3 - epoch)
+    assert positions_of(model.steps) == {e: list(range(end)) for e, end in enumerate(ends)}
+    assert [each[0] for each in model.validations] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("step", [1, 6, 12])
+def test_without_it_another_batch_size_is_refused_and_it_is_named(
+    step: int, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(StateError, match=r"global_batch=4, this run has 2; .*ExactResume\(\)"):
+        bare_trainer(tmp_path).fit(Ledger(), ToyData(2), ckpt_path=saved[f"step={step}"])
+
+
+@pytest.mark.parametrize("estimates", [False, True])
+def test_a_checkpoint_made_without_it_resumes_with_the_same_batch_size_alone(
+    estimates: bool, tmp_path: Path
+) -> None:
+    class Saver(ModelCheckpoint):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    saver = Saver(tmp_path, "{step}", every_n_train_steps=4)
+    trainer = bare_trainer(tmp_path, callbacks=[saver], max_steps=4)
+    trainer.fit(Ledger(), ToyData())
+    checkpoint = tmp_path / "step=4.ckpt"
+    model = Ledger(estimates=estimates)
+    make_trainer(tmp_path).fit(model, ToyData(), ckpt_path=checkpoint)
+    assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
+    with pytest.raises(StateError, match=r"global_batch=4, this run has 2; .*ExactResume\(\)"):
+        make_trainer(tmp_path).fit(Ledger(estimates=estimates), ToyData(2), ckpt_path=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 5}, "seed=0, this run has 5"),
+        ({"samples": 27}, "shards='toy-26', this run has 'toy-27'"),
+        ({"samples": 27, "batch_size": 2}, "shards='toy-26', this run has 'toy-27'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_own_name", [False, True])
+def test_another_order_is_refused_with_both_values_and_the_ways_out(
+    has_own_name: bool,
+    changes: dict[str, Any],
+    message: str,
+    saved: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    """Also by a data module of another name, which Lightning gives no state."""
+
+    class RenamedData(ToyData):
+        pass
+
+    data = (RenamedData if has_own_name else ToyData)(**changes)
+    with pytest.raises(StateError, match=rf"{message}; set it back to resume, or start anew"):
+        make_trainer(tmp_path).fit(Ledger(), data, ckpt_path=saved["step=8"])
+
+
+def test_another_version_of_the_state_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = torch.load(saved["step=8"], weights_only=True)
+    checkpoint["callbacks"]["ExactResume"]["version"] = 99
+    torch.save(checkpoint, tmp_path / "later.ckpt")
+    with pytest.raises(StateError, match="version=99, this run has 1"):
+        make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=tmp_path / "later.ckpt")
+
+
+def test_validating_a_checkpoint_of_another_run_is_allowed(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    data = ToyData(2, seed=5)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Ledger(), data)  # the module has a train loader
+    trainer.validate(Ledger(), data, ckpt_path=saved["step=8"], verbose=False)
+
+
+def test_a_fit_of_a_foreign_loader_is_left_alone(tmp_path: Path) -> None:
+    class Plain(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(torch.ones(6, 1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.layer(batch).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    first = make_trainer(tmp_path, max_epochs=1)
+    first.fit(Plain())
+    first.save_checkpoint(tmp_path / "plain.ckpt")
+    second = make_trainer(tmp_path, max_epochs=2)
+    second.fit(Plain(), ckpt_path=tmp_path / "plain.ckpt")
+    assert second.global_step == 12
+
+
+def test_the_settings_of_a_trainer_are_its_own_again_after_a_resume(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, max_steps=18, val_check_interval=0.5)
+    trainer.fit(Ledger(), ToyData(), ckpt_path=saved["step=18"])
+    assert (trainer.max_steps, trainer.val_check_batch, trainer.global_step) == (18, 3, 18)
+
+
+def test_a_validation_that_was_due_after_a_batch_of_another_size_is_run(tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(tmp_path, [saver], val_check_interval=3).fit(Ledger(), ToyData())
+    model, trainer = Ledger(), make_trainer(tmp_path, val_check_interval=0.5)
+    trainer.fit(model, ToyData(5), ckpt_path=tmp_path / "step=3.ckpt")
+    # after 12 samples, 3 of 5 batches of the new size; else after batches 2 and 4 of an epoch
+    assert model.validations[0] == [0, 3, 5]
+    assert [each[0] for each in model.validations] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_validation_that_was_due_is_still_due_when_it_was_cut_off_again(tmp_path: Path) -> None:
+    class Failing(Ledger):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise ArithmeticError
+
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(tmp_path, [saver], val_check_interval=3).fit(Ledger(), ToyData())
+    trainer = make_trainer(tmp_path, [OnExceptionCheckpoint(tmp_path)], val_check_interval=0.5)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(Failing(), ToyData(5), ckpt_path=tmp_path / "step=3.ckpt")
+    model = Ledger()
+    make_trainer(tmp_path, val_check_interval=0.5).fit(
+        model, ToyData(5), ckpt_path=tmp_path / "on_exception.ckpt"
+    )
+    assert model.validations[0] == [0, 3, 5]
+
+
+def test_an_epoch_that_the_batch_size_ends_steps_its_schedule_and_validates(
+    tmp_path: Path,
+) -> None:
+    """10 of 26 samples are left, which fill no step of 13."""
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
+    make_trainer(tmp_path, [saver], max_steps=4).fit(Ledger(schedule="epoch"), ToyData())
+    model = Ledger(schedule="epoch")
+    make_trainer(tmp_path).fit(model, ToyData(13), ckpt_path=tmp_path / "step=4.ckpt")
+    assert {(epoch, rate) for epoch, _, rate in model.steps} == {(0, 1.0), (1, 0.5), (2, 0.25)}
+    assert positions_of(model.steps)[0] == list(range(16))
+    assert [each[:2] for each in model.validations] == [[0, 4], [1, 6], [2, 8]]
+
+
+# --- the arithmetic ------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_the_batches_that_are_left_are_those_of_the_rest_of_the_plan(data: st.DataObject) -> None:
+    batch_size, world_size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
+    remainder: Any = data.draw(st.sampled_from(["drop", "pad", "balanced"]))
+    samples = data.draw(st.integers(batch_size * world_size, 200))
+    done = data.draw(st.integers(0, samples))
+    plan = plan_epoch(samples, batch_size, world_size, remainder)
+    end = data.draw(st.integers(1, plan.steps))
+    state: dict[str, int | str] = {
+        "epoch": 3, "samples": done, "ended": 3, "batches": 7, "validation": "none",
+    }  # fmt: skip
+    standing = stand(state, Epochs(samples, batch_size, remainder), world_size, end)
+    left = plan_epoch(samples, batch_size, world_size, remainder, done).steps
+    assert standing.batches == min(end, plan.steps - left)
+    assert standing.is_over == (standing.batches == end)
+    assert standing.validation_due == standing.is_over
+    assert (standing.epoch, standing.total) == (3, 7)
+
+
+def test_an_epoch_that_was_trained_to_its_last_batch_is_over_for_every_batch_size() -> None:
+    """48 samples in steps of 5: three are dropped, and stay so."""
+    state: dict[str, int | str] = {
+        "epoch": 1, "samples": 0, "ended": 0, "batches": 9, "validation": "done",
+    }  # fmt: skip
+    standing = stand(state, Epochs(48, 2, "drop"), world_size=1, end=24)
+    assert (standing.epoch, standing.batches, standing.is_over) == (0, 24, True)
+    assert not standing.validation_due

@@ -1,0 +1,135 @@
+"""Stopped at any hook and resumed as it was, a fit ends as if it had never stopped.
+
+That is: the same samples under each optimiser step, the same learning rates, validations, ends of
+epochs, `global_step` and `current_epoch`. `Ledger.training_step` asserts the x axis of the loggers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chains import Variant
+from toy import Ledger, Snapshots, ToyData, make_trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_datal"),
+]
+
+ACCUMULATED = {"samples": 28}  # 7 batches: the last window is shorter
+VARIANTS = [
+    Variant("max_epochs"),
+    Variant("no validation", data={"val_samples": 0}),
+    Variant("max_steps", {"max_steps": 18}),
+    Variant("max_steps, no validation", {"max_steps": 18}, {"val_samples": 0}),
+    Variant("accumulate 2", {"accumulate_grad_batches": 2}, ACCUMULATED),
+    Variant("accumulate 3", {"accumulate_grad_batches": 3}, ACCUMULATED),
+    Variant(
+        "accumulate 2, max_steps", {"accumulate_grad_batches": 2, "max_steps": 12}, ACCUMULATED
+    ),
+    Variant("val_check_interval .5", {"val_check_interval": 0.5}),
+    Variant("val_check_interval 2", {"val_check_interval": 2}),
+    Variant("val_check_interval 4", {"val_check_interval": 4}),
+    Variant("val_check_interval .5, max_steps", {"val_check_interval": 0.5, "max_steps": 18}),
+    Variant("each 4 batches", {"val_check_interval": 4, "check_val_every_n_epoch": None}),
+    Variant("every second epoch", {"check_val_every_n_epoch": 2, "max_epochs": 4}),
+    Variant("every second epoch, max_steps", {"check_val_every_n_epoch": 2, "max_steps": 24}),
+    Variant("limit_train_batches 4", {"limit_train_batches": 4}),
+    Variant("limit_train_batches .5", {"limit_train_batches": 0.5}),
+    Variant("limit_train_batches 4, max_steps", {"limit_train_batches": 4, "max_steps": 12}),
+    Variant("limit_val_batches 1", {"limit_val_batches": 1}),
+    Variant("limit_val_batches 0", {"limit_val_batches": 0}),
+    Variant("no sanity check", {"num_sanity_val_steps": 0}),
+    Variant("reload every epoch", {"reload_dataloaders_every_n_epochs": 1}),
+    Variant("estimated steps", model={"estimates": True}),
+    Variant("estimated steps, max_steps", {"max_steps": 18}, model={"estimates": True}),
+    Variant("pad", data={"remainder": "pad"}),
+    Variant("balanced", data={"remainder": "balanced"}),
+    Variant("schedule by step", model={"schedule": "step"}),
+    Variant("schedule by epoch", model={"schedule": "epoch"}),
+    Variant("manual optimisation", model={"manual": True}),
+]
+IN_CI = {
+    "max_epochs", "max_steps", "no validation", "accumulate 3", "val_check_interval .5",
+    "limit_train_batches 4", "limit_train_batches .5", "estimated steps, max_steps",
+    "schedule by epoch",
+}  # fmt: skip
+
+
+def fit(
+    folder: Path, variant: Variant, checkpoint: Path | None = None, callbacks: Any = ()
+) -> dict[str, Any]:
+    model, trainer = Ledger(**variant.model), make_trainer(folder, callbacks, **variant.trainer)
+    trainer.fit(model, ToyData(**variant.data), ckpt_path=checkpoint)
+    ends = {"global_step": trainer.global_step, "current_epoch": trainer.current_epoch}
+    return model.told() | ends
+
+
+def failures(folder: Path, variant: Variant, wanted: slice) -> dict[str, Any]:
+    """What differs after a resume, by the name of its checkpoint."""
+    snapshots = Snapshots(folder)
+    whole = fit(folder, variant, callbacks=[snapshots])
+    stops = list(snapshots.saved.items())[wanted]
+    assert len(stops) >= 15
+    found: dict[str, Any] = {}
+    for name, path in stops:
+        resumed = fit(folder, variant, path)
+        differences = {
+            key: (resumed[key], whole[key]) for key in whole if resumed[key] != whole[key]
+        }
+        if differences:
+            found[name] = differences
+    return found
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name in IN_CI], ids=lambda v: v.name)
+def test_a_resumed_fit_ends_as_if_it_had_never_stopped(variant: Variant, tmp_path: Path) -> None:
+    """Stopped around an epoch's end: around the end of the fit where `max_steps` is that."""
+    at_end = slice(-20, None) if "max_steps" in variant.trainer else slice(-45, -22)
+    assert failures(tmp_path, variant, at_end) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(
+    variant: Variant, tmp_path: Path
+) -> None:
+    assert failures(tmp_path, variant, slice(None)) == {}
+
+
+@pytest.mark.parametrize("steps", [7, 12, 15])
+def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps: int, tmp_path: Path) -> None:
+    """Lightning counts the epoch that `max_steps` cut, and would begin the next one."""
+    variant = Variant("more steps", {"max_steps": 18}, {"val_samples": 0})
+    whole = fit(tmp_path, variant)
+    first = make_trainer(tmp_path, max_steps=steps)
+    first.fit(Ledger(), ToyData(val_samples=0))
+    first.save_checkpoint(tmp_path / "ended.ckpt")
+    resumed = fit(tmp_path, variant, tmp_path / "ended.ckpt")
+    del whole["epoch_ends"], resumed["epoch_ends"]  # where max_steps ends a fit is an end more
+    assert resumed == whole
+
+
+def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path: Path) -> None:
+    whole = fit(tmp_path, Variant("whole"))
+    checkpoint = None
+    for number in range(5):
+        snapshots = Snapshots(tmp_path / str(number), stop=("on_train_batch_end", 0))
+        with pytest.raises(Exception, match="on_train_batch_end"):
+            fit(tmp_path, Variant("part"), checkpoint, [snapshots])
+        (checkpoint,) = snapshots.saved.values()
+    assert fit(tmp_path, Variant("rest"), checkpoint) == whole
+
+
+def test_plateau_schedules_follow_a_validation_that_the_resumed_fit_has_run(tmp_path: Path) -> None:
+    """A checkpoint holds no metric: one from after the validation cannot step them."""
+    variant = Variant("plateau", model={"schedule": "plateau"})
+    found = failures(tmp_path, variant, slice(None))
+    assert set(found) <= {
+        f"{hook}-{epoch}"
+        for hook in ("on_validation_end", "on_train_epoch_end")
+        for epoch in (0, 1)
+    }

@@ -1,0 +1,244 @@
+"""Fits that know what they were trained on: sample number i of an epoch is its position i.
+
+The ledger is a part of the model's own state: it is saved with the weights and restored with them.
+So after any chain of fits it says what the weights were trained on, whatever the loader believes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from torch import nn
+
+from lightning_shards import ExactResume, ShardDataModule, SplitConfig
+from lightning_shards.pipeline.source import Epochs
+
+SAMPLES = 26
+VAL_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class ToyIndex:
+    """Stands for shards that nobody has to read."""
+
+    samples: int
+    num_shards: int = 1
+
+    def fingerprint(self) -> str:
+        return f"toy-{self.samples}"
+
+
+@dataclass(frozen=True)
+class ToySource:
+    """Batches of (epoch, position) pairs, a pure function of place and cursor."""
+
+    index: ToyIndex
+    epochs: Epochs
+    sampling: str = "shuffled"
+
+    @property
+    def reader(self) -> dict[str, int | str]:
+        return {"reader": "toy"}
+
+    def with_epochs(self, epochs: Epochs) -> "ToySource":
+        return replace(self, epochs=epochs)
+
+    def first_sample(self, place: Any) -> None:
+        pass
+
+    def batches(self, place: Any, cursor: Any) -> Iterator[Any]:
+        for turn in self.epochs.turns(place, cursor):
+            for step in turn.own_steps():
+                start, stop = turn.plan.rank_span(step, turn.place.rank)
+                pairs = [(turn.epoch, p) for p in range(start, stop) if p < self.epochs.samples]
+                yield {"pairs": pairs, "x": torch.ones(stop - start, 1)}
+
+
+class ToyData(ShardDataModule):
+    """The real data module over toy sources."""
+
+    def __init__(
+        self,
+        batch_size: int = 4,
+        samples: int = SAMPLES,
+        val_samples: int = VAL_SAMPLES,
+        remainder: Any = "drop",
+        seed: int = 0,
+    ) -> None:
+        val = SplitConfig("val.tar") if val_samples else None
+        super().__init__(
+            SplitConfig("train.tar", remainder=remainder),
+            val,
+            fields={"x": "cls"},
+            batch_size=batch_size,
+            num_workers=0,
+            seed=seed,
+        )
+        self.samples = {"train": samples, "val": val_samples}
+
+    def prepare_data(self) -> None:
+        pass
+
+    def _index(self, split: Any) -> Any:
+        return ToyIndex(self.samples[split])
+
+    def _source(self, split: Any, index: Any) -> Any:
+        is_train = split == "train"
+        remainder = self._config(split).remainder or "balanced"
+        batch_size = self.batch_size if is_train else 2
+        return ToySource(index, Epochs(index.samples, batch_size, remainder, pinned=not is_train))
+
+
+class Ledger(pl.LightningModule):
+    """Keeps what it was trained on, validated after and told, and saves it with its weights."""
+
+    def __init__(
+        self, *, estimates: bool = False, schedule: str = "", manual: bool = False
+    ) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.estimates, self.schedule = estimates, schedule
+        self.automatic_optimization = not manual
+        self.window: list[Any] = []  # batches whose optimiser step is still to come
+        self.steps: list[Any] = []  # [epoch, [pairs of one step of the optimiser], learning rate]
+        self.validations: list[Any] = []  # [epoch, optimiser steps before, samples]
+        self.epoch_ends: list[int] = []
+        self.validated = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loop = self.trainer.fit_loop.epoch_loop
+        assert loop._batches_that_stepped == self.global_step, "the x axis of loggers"
+        assert {epoch for epoch, _ in batch["pairs"]} <= {self.current_epoch}
+        self.window += self._of_all_ranks(batch["pairs"])
+        loss = self.layer(batch["x"]).mean()
+        if not self.automatic_optimization:
+            optimizer: Any = self.optimizers()
+            self.manual_backward(loss)
+            optimizer.step()
+            self._close_window()
+        return loss
+
+    def optimizer_step(self, *arguments: Any, **options: Any) -> None:
+        super().optimizer_step(*arguments, **options)
+        if self.automatic_optimization:
+            self._close_window()
+
+    def _close_window(self) -> None:
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.steps.append([self.current_epoch, [p for _, p in self.window], rate])
+        self.window = []
+
+    def _of_all_ranks(self, pairs: list[Any]) -> list[Any]:
+        if self.trainer.world_size == 1:
+            return pairs
+        found: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(found, pairs)
+        return [pair for of_rank in found for pair in of_rank]
+
+    def on_validation_epoch_start(self) -> None:
+        self.validated = 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated += len(self._of_all_ranks(batch["pairs"]))
+        self.log("val", 1.0, sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.validations.append([self.current_epoch, self.global_step, self.validated])
+
+    def on_train_epoch_end(self) -> None:
+        self.epoch_ends.append(self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 1.0)
+        if self.estimates:
+            assert self.trainer.estimated_stepping_batches > 0
+        if self.schedule == "step":
+            by_step = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return [optimizer], [{"scheduler": by_step, "interval": "step"}]
+        if self.schedule == "epoch":
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+        if self.schedule == "plateau":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return [optimizer], [{"scheduler": plateau, "monitor": "val"}]
+        return optimizer
+
+    def told(self) -> dict[str, list[Any]]:
+        """All that is kept, in plain values."""
+        kept = ("steps", "validations", "epoch_ends")
+        return {name: list(getattr(self, name)) for name in kept}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["ledger"] = self.told()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name, value in checkpoint["ledger"].items():
+            setattr(self, name, list(value))
+
+
+def positions_of(steps: list[Any]) -> dict[int, list[int]]:
+    """The positions that each epoch was trained on, in the order of training."""
+    found: dict[int, list[int]] = {}
+    for epoch, positions, _ in steps:
+        found.setdefault(epoch, []).extend(positions)
+    return found
+
+
+class StopHereError(Exception):
+    """Ends a fit that has saved what it was to save."""
+
+
+class Snapshots(Checkpoint):
+    """Saves a checkpoint at every hook of a fit, as one that came by chance would.
+
+    With `stop` it saves only there, and ends the fit: (name of the hook, which of its calls).
+    """
+
+    HOOKS = (
+        "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad",
+        "on_train_batch_end", "on_validation_start", "on_validation_batch_end",
+        "on_validation_epoch_end", "on_validation_end", "on_train_epoch_end",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path, stop: tuple[str, int] | None = None) -> None:
+        self.folder, self.stop = folder, stop
+        self.calls = dict.fromkeys(self.HOOKS, 0)
+        self.saved: dict[str, Path] = {}
+        for hook in self.HOOKS:
+            setattr(self, hook, self._saver(hook))
+
+    def _saver(self, hook: str) -> Callable[..., None]:
+        def save(trainer: pl.Trainer, *arguments: Any) -> None:
+            if trainer.sanity_checking:
+                return
+            number = self.calls[hook]
+            self.calls[hook] += 1
+            if self.stop not in (None, (hook, number)):
+                return
+            path = self.folder / f"{hook}-{number}.ckpt"
+            trainer.save_checkpoint(path)
+            self.saved[path.stem] = path
+            if self.stop:
+                raise StopHereError(hook, number)
+
+        return save
+
+
+def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) -> pl.Trainer:
+    """A trainer of one rank with `ExactResume`, which says and writes nothing by itself."""
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": bool(callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    if not {"max_epochs", "max_steps"} & options.keys():
+        defaults["max_epochs"] = 3
+    return pl.Trainer(callbacks=[ExactResume(), *callbacks], **(defaults | options))
