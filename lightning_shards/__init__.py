@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_shards.pipeline.dataset import ShardDataset
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
+    from lightning_shards.plan.sample_order import SampleOrder
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
     from lightning_shards.topology import Place
@@ -30,6 +31,7 @@ _HOMES = {
     "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
     "Place": "topology",
+    "SampleOrder": "plan.sample_order",
     "SetEpoch": "callbacks.epoch",
     "ShardCLI": "cli",
     "ShardDataModule": "datamodule",
@@ -49,6 +51,7 @@ __all__ = [
     "ExactResume",
     "LoaderConfig",
     "Place",
+    "SampleOrder",
     "SetEpoch",
     "ShardCLI",
     "ShardDataModule",
