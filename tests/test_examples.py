@@ -1,0 +1,86 @@
+"""Every file in examples/ runs; the quickstart keeps what it promises."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.ddp]
+
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
+RUN_HERE = {"quickstart.py"}
+PROMISED_S = 120  # two minutes, on two cores
+
+
+class Ended(NamedTuple):
+    """A program that has ended."""
+
+    output: str
+    seconds: float
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def quickstart(
+    tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]
+) -> Ended:
+    """The quickstart, run as its first line says in a folder that is empty but for it."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    begin = time.perf_counter()
+    with start_program([sys.executable, "examples/quickstart.py"], folder) as process:
+        output, _ = process.communicate(timeout=PROMISED_S)
+    assert process.returncode == 0, output
+    return Ended(output, time.perf_counter() - begin, folder)
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    """Here, or in a file that has its name."""
+    tests = {f"{path.stem.removeprefix('test_examples_')}.py" for path in
+             Path(__file__).parent.glob("test_examples_*.py")}  # fmt: skip
+    assert tests | RUN_HERE == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_command_of_an_example_is_in_its_first_line(name: str) -> None:
+    assert f"python examples/{name}" in (FOLDER / name).read_text().splitlines()[0]
+
+
+def test_the_quickstart_packs_shards_of_unequal_sizes(quickstart: Ended) -> None:
+    shards = quickstart.folder / "data/digits"
+    assert len(list(shards.glob("train-*.tar"))) == 7
+    assert len(list(shards.glob("val-*.tar"))) == 5
+    for split in ("train", "val"):
+        sizes = {path.stat().st_size for path in shards.glob(f"{split}-*.tar")}
+        assert len(sizes) > 1
+
+
+def test_the_quickstart_trains_two_ranks_in_steps_that_it_tells(quickstart: Ended) -> None:
+    lines = quickstart.output.splitlines()
+    [train] = [line for line in lines if line.startswith("train: 1,500 samples from 7 shards")]
+    [val] = [line for line in lines if line.startswith("val: 297 samples from 5 shards")]
+    assert ", 23 steps of 2 x 32 samples" in train
+    assert ", 5 steps of 2 x 32 samples" in val
+
+
+def test_the_quickstart_reaches_95_percent_on_val(quickstart: Ended) -> None:
+    [accuracy] = re.findall(r"^val accuracy: (.*)%$", quickstart.output, flags=re.MULTILINE)
+    assert float(accuracy) >= 95
+    # a share of the 297 samples: each was seen once, and no repeat was counted
+    right = float(accuracy) / 100 * 297
+    assert abs(right - round(right)) < 0.15
+
+
+def test_the_quickstart_ends_with_who_waited_for_whom_in_one_line(quickstart: Ended) -> None:
+    [line] = [line for line in quickstart.output.splitlines() if "data throughput: " in line]
+    assert re.search(r"(loader|trainer)-bound: the (loader|trainer) could \w+ [\d.,]+x", line)
+
+
+def test_the_quickstart_needs_less_than_two_minutes(quickstart: Ended) -> None:
+    assert quickstart.seconds < PROMISED_S
