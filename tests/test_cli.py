@@ -15,6 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import (
     DataThroughputMonitor,
+    ExactResume,
     LoaderConfig,
     SetEpoch,
     ShardCLI,
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed"),
 ]
 
+OURS = (SetEpoch, ExactResume, DataThroughputMonitor)
 CONFIG: dict[str, Any] = {
     "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False},
     "data": {
@@ -180,10 +182,10 @@ def test_a_value_of_another_type_is_refused(
 
 def test_our_callbacks_are_added_once(make_cli: Callable[..., ShardCLI]) -> None:
     found = kinds(make_cli())
-    assert found.count(SetEpoch) == found.count(DataThroughputMonitor) == 1
+    assert [found.count(kind) for kind in OURS] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("ours", [DataThroughputMonitor, SetEpoch])
+@pytest.mark.parametrize("ours", OURS)
 @pytest.mark.parametrize("as_list", [True, False])
 def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
     as_list: bool, ours: type, make_cli: Callable[..., ShardCLI]
@@ -193,7 +195,7 @@ def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
         checkpoint = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1}}
         listed = [listed, checkpoint]
     cli = make_cli(trainer=CONFIG["trainer"] | {"callbacks": listed})
-    assert kinds(cli).count(SetEpoch) == kinds(cli).count(DataThroughputMonitor) == 1
+    assert [kinds(cli).count(kind) for kind in OURS] == [1, 1, 1]
     saved = [each for each in cli.trainer.callbacks if isinstance(each, ModelCheckpoint)]
     assert [each.save_top_k for each in saved] == [-1 if as_list else 1]
 
