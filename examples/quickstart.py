@@ -50,7 +50,9 @@ class DigitsNet(pl.LightningModule):
             nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
         )  # fmt: skip
-        self.val_accuracy = torchmetrics.Accuracy("multiclass", num_classes=10, average="micro")
+        self.val_accuracy = torchmetrics.Accuracy(
+            "multiclass", num_classes=10, average="micro", ignore_index=-1
+        )
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Logits, shape (batch, 10), of uint8 images, shape (batch, 1, 8, 8)."""
@@ -64,8 +66,8 @@ class DigitsNet(pl.LightningModule):
 
     def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
         """Count each sample once: repeats have weight 0."""
-        real = batch["__weight__"] > 0
-        self.val_accuracy(self(batch["image"])[real], batch["label"][real])
+        label = batch["label"].masked_fill(batch["__weight__"] == 0, -1)  # -1 is not counted
+        self.val_accuracy(self(batch["image"]), label)
         self.log("val_accuracy", self.val_accuracy, on_epoch=True, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
