@@ -44,7 +44,7 @@ from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.tar import read_samples
-from lightning_shards.shards.urls import is_local, redact
+from lightning_shards.shards.urls import is_local, redact, require_hosts
 from lightning_shards.topology import Place
 
 Sampling: TypeAlias = Literal["resampled", "shuffled", "sequential"]
@@ -120,6 +120,7 @@ class StreamSource:
         Raises:
             ShardError: they do not.
         """
+        require_hosts(self.index.urls)
         alone = replace(
             self,
             index=replace(self.index, counts=None),  # without counts a shard is read from its start

@@ -11,8 +11,10 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from socket import getaddrinfo
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 from braceexpand import braceexpand
 
@@ -222,3 +224,25 @@ def _plain(path: str) -> str:
     """The path such that webdataset can take it for nothing but a file (`-` is its stdin)."""
     looks_special = ":" in path or path == "-"
     return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path
+
+
+def require_hosts(urls: Sequence[str]) -> None:
+    """Check that the hosts of http(s) URLs have an address, unless a proxy would look them up.
+
+    curl, which reads such shards, tries an unknown host again for a minute.
+
+    Raises:
+        ShardNotFoundError: A host has none.
+    """
+    proxies = getproxies()
+    parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
+    for scheme, place in parts:
+        host = urlsplit(f"//{place}").hostname
+        if scheme in proxies or not host:
+            continue
+        try:
+            getaddrinfo(host, None)
+        except OSError as error:
+            raise ShardNotFoundError(
+                f"the host {host!r} has no address ({error}); check the URL and the network"
+            ) from error

@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 import traceback
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,10 @@ import psutil
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import DamagedShardError
+from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.pipeline.stream import read_shard
+from lightning_shards.shards import urls as urls_module
+from lightning_shards.topology import Place
 
 pytestmark = pytest.mark.network
 
@@ -178,3 +181,18 @@ def test_remote_counts_that_are_wrong_are_an_error(server, pack_shards, load_lab
     (server.folder / "sizes.json").write_text(json.dumps({SHARD: 2}))
     with pytest.raises(DamagedShardError, match="more than 2 samples where its index says 2"):
         load_labels(SHARD, sampling="sequential")
+
+
+def test_an_unknown_host_is_an_error_at_once(make_source, monkeypatch):
+    monkeypatch.setattr(urls_module, "getproxies", dict)
+    source = make_source(["http://user:secret@nowhere.invalid/a.tar"], samples=4, counted=False)
+    begin = time.perf_counter()
+    with pytest.raises(ShardNotFoundError, match=r"'nowhere\.invalid' has no address") as caught:
+        source.first_sample(Place())
+    assert "secret" not in str(caught.value)
+    assert time.perf_counter() - begin < 20
+
+
+def test_a_proxy_looks_hosts_up_itself(monkeypatch):
+    monkeypatch.setattr(urls_module, "getproxies", lambda: {"http": "http://proxy:1"})
+    urls_module.require_hosts(["http://nowhere.invalid/a.tar"])
