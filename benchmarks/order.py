@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset.filters import shuffle
 
-from lightning_shards.plan.sample_order import SampleOrder, Sampling
+from lightning_shards.plan.order import SampleOrder, Sampling
 
 BATCH = 256
 NUM_EPOCHS = 3

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_shards.pipeline.dataset import ShardDataset
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
-    from lightning_shards.plan.sample_order import SampleOrder
+    from lightning_shards.plan.order import SampleOrder
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
     from lightning_shards.topology import Place
@@ -31,7 +31,7 @@ _HOMES = {
     "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
     "Place": "topology",
-    "SampleOrder": "plan.sample_order",
+    "SampleOrder": "plan.order",
     "SetEpoch": "callbacks.epoch",
     "ShardCLI": "cli",
     "ShardDataModule": "datamodule",

@@ -23,7 +23,7 @@ from lightning_shards.loader import ShardLoader, require_same
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
-from lightning_shards.plan.order import ORDER_VERSION
+from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables

@@ -18,7 +18,7 @@ from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.sample_order import SampleOrder, Sampling
+from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.tables import TableStore

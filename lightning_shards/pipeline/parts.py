@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_shards.pipeline.source import Turn
-from lightning_shards.plan.order import draw_sample, shard_draws, shard_order, spans
+from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
 from lightning_shards.shards.index import ShardIndex
 
 _DRAWS_AT_ONCE = 16

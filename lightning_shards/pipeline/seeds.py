@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from lightning_shards.plan.order import Purpose
+from lightning_shards.plan.draws import Purpose
 
 
 class SampleSeeds:

@@ -6,7 +6,7 @@ One epoch of one worker is a `webdataset.pipeline.DataPipeline`::
                                                                                       |
                                                      batches of the planned sizes  <--+
 
-Which shards those are is arithmetic on (seed, epoch, place), in `plan/order.py`. webdataset's own
+Which shards those are is arithmetic on (seed, epoch, place), in `plan/draws.py`. webdataset's own
 node and worker splits are not used: they ask the environment for the rank, repeat epoch 0 in fresh
 workers, and give ranks unequal shares.
 """

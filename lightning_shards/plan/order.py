@@ -1,256 +1,345 @@
-"""The order of an epoch: which shards and which positions a worker reads, and in which sequence.
+"""The order of samples: which sample stands at which position of an epoch's global sequence.
 
-Everything here is a pure function of its arguments. Randomness is the raw stream of a Philox
-generator, a bijection of a counter under a key, so any draw is reached without the ones before it.
-Only raw words are used, integer arithmetic and a stable sort: numpy promises the bits of its bit
-generators for ever, those of its `Generator` methods it does not. One layout serves every use, so
-that no two uses ever share a word::
+A pure function of (counts, seed, epoch, sampling, run, block) that starts anywhere without what
+comes before, and never builds an array of the length of the data set. Seven samples in two shards,
+``shuffled`` with runs of 2 and blocks of 4, seed 4, epoch 0::
 
-    key      seed | epoch
-    counter  block of four words | stream | resumed_at | purpose
+    file order, in runs   a0 a1|a2 b0|b1 b2|b3
+    runs permuted         b1 b2|a2 b0|b3|a0 a1
+    cut in blocks         b1 b2 a2 b0|b3 a0 a1
+    blocks shuffled       b2 a2 b1 b0|a1 a0 b3
+
+Runs, not whole shards, are what is mixed: on shards sorted by class, blocks of whole shards mix
+worse than webdataset's buffer, runs of 64 nearly like a full shuffle (`benchmarks/order.py`).
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Literal
+from functools import cached_property, lru_cache
+from math import isqrt
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.topology import Place
+from lightning_shards.plan.draws import Purpose, random_words, scale_words, shard_order
 
-ORDER_VERSION = 1
-"""Goes into checkpoints; raised by any change that gives other orders for the same arguments."""
+Sampling = Literal["resampled", "shuffled", "sequential"]
+"""With replacement; each sample once in a new order each epoch; each sample once in file order."""
 
-WORDS_PER_BLOCK = 4
-"""Philox 4x64 gives four 64-bit words for one value of its counter."""
+MAX_BLOCK = 2**20
+"""A block is held in memory, a few at a time, 8 bytes a sample. Who wants to mix more takes a
+smaller run: runs of 1 are a full shuffle without any block."""
 
-MAX_SHARDS = 2**32 - 1
-"""More than any pattern of shards can mean."""
+BLOCKS_KEPT = 4
+"""Blocks remembered: batches come one after another, so that each is served from a few blocks."""
+
+MAX_TABLE = 2**16
+"""Up to this many runs are permuted by sorting random words: every permutation is equally likely.
+A Feistel network over a small domain reaches few of them; over a larger one nobody can tell."""
+
+FEISTEL_ROUNDS = 8
+"""Four are the least that theory wants of ideal round functions; ours are merely very good."""
+
+ENDLESS = 2**63 - 1
+"""Where an endless sequence ends: positions are int64."""
 
 
-class Purpose(IntEnum):
-    """What random words are for; the numbers are part of the order and never change."""
+@dataclass(frozen=True, eq=False)
+class SampleOrder:
+    """The samples of every epoch, each epoch in its own order.
 
-    SHARD_DRAWS = 1
-    STREAM_STARTS = 2
-    SHARD_ORDER = 3
-    TRANSFORMS = 4
-    SAMPLE_DRAWS = 5
-    RUN_ORDER = 6
-    RUN_KEYS = 7
-    SAMPLE_BLOCKS = 8
+    ``sequential``: file order. ``resampled``: draws with replacement; each draw is a uniform
+    sample of the data set and the `run` - 1 that follow it in its shard, wrapping round within the
+    shard, so that every sample is equally likely at every position. ``shuffled``: each sample once;
+    file order is cut in runs (the last one may be short), the runs are permuted. Both are then cut
+    in blocks, and the samples of each block are permuted uniformly.
+
+    Attributes:
+        counts: samples per shard, int64, shape (num_shards,); zeros are allowed. Not copied.
+        seed: 0 <= seed < 2**64.
+        sampling: see above.
+        run: consecutive samples kept together when shards are mixed; 0: whole shards, only
+            ``shuffled``. With blocks they come near each other, not side by side.
+        block: consecutive positions of the mixed sequence that are shuffled; 0 or 1: none.
+    """
+
+    counts: NDArray[np.int64]
+    seed: int
+    sampling: Sampling
+    run: int = 64
+    block: int = 16_384
+
+    def __post_init__(self) -> None:
+        """Refuse what has no order.
+
+        Raises:
+            ConfigError: a value out of its range, or whole shards with ``resampled``.
+        """
+        if self.sampling not in get_args(Sampling):
+            raise ConfigError(
+                f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}; "
+                "train takes 'resampled' or 'shuffled', evaluation 'sequential'"
+            )
+        for name, value, limit, remedy in (
+            ("seed", self.seed, 2**64 - 1, "it names a random stream"),
+            ("run", self.run, 2**32, "set shuffle_run, 64 is good"),
+            ("block", self.block, MAX_BLOCK, "to mix more, lower shuffle_run: 1 mixes everything"),
+        ):
+            if not 0 <= value <= limit:
+                raise ConfigError(f"{name} must be from 0 to {limit}, got {value}; {remedy}")
+        if self.sampling == "resampled" and not self.run:
+            raise ConfigError(
+                "run must be at least 1 when resampled, got 0: a draw needs a fixed number of "
+                "samples; set shuffle_run >= 1"
+            )
+        if self.counts.ndim != 1 or self.counts.dtype != np.int64 or (self.counts < 0).any():
+            raise ConfigError(
+                "counts must be one int64 per shard, at least 0, got "
+                f"{self.counts.dtype} of shape {self.counts.shape}; check the data set's index"
+            )
+
+    def __reduce__(self) -> "tuple[type[SampleOrder], tuple[object, ...]]":
+        """What makes this order again: workers get its arguments, not what it has computed."""
+        return SampleOrder, (self.counts, self.seed, self.sampling, self.run, self.block)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the data set."""
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The sample ids at positions start to stop of the epoch's global sequence.
+
+        int64, shape (stop - start, 2): the shard, and the sample in it. The sequence of a
+        ``resampled`` epoch is endless; in the others position p >= `samples` repeats position
+        p % `samples`, as the padding of an `EpochPlan` asks for. Any two cuts agree::
+
+            order.at(e, 0, 9) == concat(order.at(e, 0, 5), order.at(e, 5, 9))
+
+        >>> order = SampleOrder(np.array([3, 0, 4]), seed=7, sampling="sequential")
+        >>> order.at(0, 2, 5).tolist()
+        [[0, 2], [2, 0], [2, 1]]
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        if not 0 <= epoch < 2**64:
+            raise ConfigError(
+                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
+            )
+        if not 0 <= start <= stop <= ENDLESS:
+            raise ConfigError(
+                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+                "take them from EpochPlan.rank_span"
+            )
+        if start == stop:
+            return np.empty((0, 2), dtype=np.int64)
+        if not self.samples:
+            raise PlanError("there is no sample to order; check the counts in the data set's index")
+        numbers = np.concatenate(list(self._pieces(epoch, start, stop)))
+        shards, begins, _ = self._locate(numbers)
+        return np.stack((shards, numbers - begins), axis=1)
+
+    # Inside, a sample is its number in file order, one int64; `at` makes the pairs.
+
+    def _pieces(self, epoch: int, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
+        """Sample numbers at positions start to stop, block by block."""
+        while start < stop:
+            position = start % self._length
+            if self.block > 1 and self.sampling != "sequential":
+                number, skipped = divmod(position, self.block)
+                block = self._blocks(epoch, number)
+                piece = block[skipped : skipped + stop - start]
+            else:
+                piece = self._mixed(epoch, position, min(position + stop - start, self._length))
+            yield piece
+            start += len(piece)
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """The number after the last sample of each shard, shape (num_shards,)."""
+        return np.cumsum(self.counts, dtype=np.int64)
+
+    @property
+    def _length(self) -> int:
+        """Positions after which the sequence repeats."""
+        return ENDLESS if self.sampling == "resampled" else self.samples
+
+    @cached_property
+    def _blocks(self) -> Callable[[int, int], NDArray[np.int64]]:
+        """Sample numbers of a block, by (epoch, number of the block)."""
+        return lru_cache(maxsize=BLOCKS_KEPT)(self._shuffle_block)
+
+    @cached_property
+    def _shard_orders(self) -> "Callable[[int], ShardOrder]":
+        """Shards in the order of an epoch; two, since workers run ahead into the next epoch."""
+        return lru_cache(maxsize=2)(self._order_shards)
+
+    @cached_property
+    def _run_orders(self) -> "Callable[[int], RunOrder]":
+        """Runs in the order of an epoch; two, since workers run ahead into the next epoch."""
+        return lru_cache(maxsize=2)(self._order_runs)
+
+    def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
+        start = number * self.block
+        stop = min(start + self.block, self._length)
+        words = random_words(
+            Purpose.SAMPLE_BLOCKS,
+            (self.seed, epoch),
+            (0, stop - start),
+            resumed_at=0,
+            stream=number,
+        )
+        return self._mixed(epoch, start, stop)[np.argsort(words, kind="stable")]
+
+    def _mixed(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Sample numbers at positions start to stop of the sequence before blocks, start < stop."""
+        positions = np.arange(start, stop, dtype=np.int64)
+        if self.sampling == "sequential":
+            return positions
+        if self.sampling == "resampled":
+            return self._in_draws(epoch, positions)
+        return self._in_runs(epoch, positions) if self.run else self._in_shards(epoch, positions)
+
+    def _in_draws(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Position q is in draw q // run, q % run samples behind its first."""
+        first, last = int(positions[0]) // self.run, int(positions[-1]) // self.run
+        words = random_words(
+            Purpose.SAMPLE_DRAWS, (self.seed, epoch), (first, last + 1), resumed_at=0, stream=0
+        )
+        drawn = scale_words(words, self.samples)
+        shards, begins, offsets = self._locate(drawn)
+        draws = positions // self.run - first
+        wrapped = (offsets[draws] + positions % self.run) % self.counts[shards][draws]
+        return begins[draws] + wrapped
+
+    def _in_runs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slot k of the sequence holds run permutation(k); behind the short run all is earlier."""
+        runs = self._run_orders(epoch)
+        # As if the short run were full: then every position p is in slot p // run.
+        missing = -self.samples % self.run
+        short_stop = runs.short_slot * self.run + self.run - missing
+        slots, offsets = np.divmod(positions + missing * (positions >= short_stop), self.run)
+        first, last = int(slots[0]), int(slots[-1])
+        permuted = runs.permutation.forward(np.arange(first, last + 1, dtype=np.int64))
+        return permuted[slots - first] * self.run + offsets
+
+    def _in_shards(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Whole shards one after the other, in the order of the epoch."""
+        order = self._shard_orders(epoch)
+        slots = np.searchsorted(order.ends, positions, side="right")
+        shards = order.shards[slots]
+        # Both ends are the same distance away from the sample.
+        return positions + self._ends[shards] - order.ends[slots]
+
+    def _order_runs(self, epoch: int) -> "RunOrder":
+        num_runs = -(-self.samples // self.run)
+        permutation = permute_runs(num_runs, self.seed, epoch)
+        return RunOrder(permutation, permutation.inverse(num_runs - 1))
+
+    def _order_shards(self, epoch: int) -> "ShardOrder":
+        shards = shard_order(len(self.counts), self.seed, epoch, shuffled=True)
+        return ShardOrder(shards, np.cumsum(self.counts[shards], dtype=np.int64))
+
+    def _locate(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Shard, number of the shard's first sample, and sample in the shard, of sample numbers."""
+        # The first shard that ends after the number: an empty one ends where the one before does.
+        shards = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
+        begins = self._ends[shards] - self.counts[shards]
+        return shards, begins, numbers - begins
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A permutation of range(n) written out, every one of them equally likely."""
+
+    order: NDArray[np.int64]
+
+    def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The images of these numbers."""
+        return self.order[numbers]
+
+    def inverse(self, image: int) -> int:
+        """The number that this is the image of."""
+        return int(np.flatnonzero(self.order == image)[0])
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Positions start to stop of the epoch's sequence.
+class Feistel:
+    """A permutation of range(size) computed number by number, without any array of that size.
 
-    Attributes:
-        start: first position.
-        stop: the position after the last one.
-        weight: 1, or 0 where the positions are repeats of samples served elsewhere.
+    A Feistel network on pairs (left, right) with left < a and right < b, for the nearly equal a and
+    b with the least a x b >= size: each round adds to one half, modulo its range, a hash of the
+    other half and the round's key, and the rounds undone in reverse are the inverse. What leaves
+    range(size) goes through it again until it comes back ("cycle walking"), seldom more than once:
+    a x b exceeds size by less than a. See Black and Rogaway, "Ciphers with arbitrary finite
+    domains" (2002).
     """
 
-    start: int
-    stop: int
-    weight: Literal[0, 1]
+    size: int
+    keys: tuple[int, ...]
+
+    def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The images of these numbers."""
+        return self._walk(numbers, backwards=False)
+
+    def inverse(self, image: int) -> int:
+        """The number that this is the image of."""
+        return int(self._walk(np.array([image], dtype=np.int64), backwards=True)[0])
+
+    def _walk(self, numbers: NDArray[np.int64], *, backwards: bool) -> NDArray[np.int64]:
+        images = self._pass(numbers.astype(np.uint64), backwards=backwards)
+        while (outside := np.flatnonzero(images >= self.size)).size:
+            images[outside] = self._pass(images[outside], backwards=backwards)
+        return images.astype(np.int64)
+
+    def _pass(self, numbers: NDArray[np.uint64], *, backwards: bool) -> NDArray[np.uint64]:
+        """All rounds once: a permutation of range(a * b)."""
+        num_left = isqrt(self.size - 1) + 1
+        ranges = (np.uint64(num_left), np.uint64(-(-self.size // num_left)))
+        halves = list(np.divmod(numbers, ranges[1]))
+        rounds = list(enumerate(self.keys))
+        for number, key in reversed(rounds) if backwards else rounds:
+            side = number % 2
+            added = mix(halves[1 - side] ^ np.uint64(key)) % ranges[side]
+            halves[side] += ranges[side] - added if backwards else added
+            halves[side] %= ranges[side]
+        return halves[0] * ranges[1] + halves[1]
 
 
-def shard_draws(
-    num_shards: int, seed: int, epoch: int, start: int, stop: int, *, resumed_at: int = 0
-) -> NDArray[np.int64]:
-    """Draws number start to stop of the epoch's one endless sequence of uniform shard draws.
+class RunOrder(NamedTuple):
+    """Which run is in which slot of an epoch's sequence, and the slot of the last run."""
 
-    With replacement; int64, shape (stop - start,), each in range(num_shards). The sequence is
-    global: who splits it over ranks and workers takes every n-th draw. Any two cuts of it agree::
+    permutation: Table | Feistel
+    short_slot: int
 
-        shard_draws(n, s, e, 0, 9) == concat(shard_draws(n, s, e, 0, 5), shard_draws(n, s, e, 5, 9))
 
-    Args:
-        num_shards: number of shards to draw from, 1 to 2**32 - 1.
-        seed: 0 <= seed < 2**64.
-        epoch: number of the epoch.
-        start: number of the first draw.
-        stop: number after the last draw.
-        resumed_at: samples of this epoch trained before the stream was started. Each value is an
-            independent sequence, so a resumed stream does not repeat the shards it had read.
+class ShardOrder(NamedTuple):
+    """Shards in the sequence of an epoch, and the position after the last sample of each."""
 
-    Raises:
-        ConfigError: a number out of its range.
-    """
-    _check_num_shards(num_shards)
-    words = random_words(
-        Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at, stream=0
+    shards: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
+    """The permutation of range(num_runs) for this epoch: a `Table` up to `MAX_TABLE`."""
+    is_small = num_runs <= MAX_TABLE
+    purpose, num_words = (
+        (Purpose.RUN_ORDER, num_runs) if is_small else (Purpose.RUN_KEYS, FEISTEL_ROUNDS)
     )
-    return scale_words(words, num_shards)
+    words = random_words(purpose, (seed, epoch), (0, num_words), resumed_at=0, stream=0)
+    if is_small:
+        return Table(np.argsort(words, kind="stable").astype(np.int64))
+    return Feistel(num_runs, tuple(words.tolist()))
 
 
-def draw_sample(
-    counts: NDArray[np.int64], seed: int, epoch: int, stream: int, *, resumed_at: int = 0
-) -> tuple[int, int]:
-    """Where a stream begins: one uniform sample of the data set, as (shard, sample in it).
-
-    A stream reads this shard from that sample to its end, then whole shards drawn uniformly. Read
-    that way, every position of every stream is uniform over the samples, however short the epoch:
-    the stream is a renewal process (a shard is one renewal) and this is its stationary start.
-    To see it, let a position be uniform over N samples in K shards. The next one starts a shard
-    with the chance K / N of having been at a shard's end, any given shard with 1 / N: each first
-    sample gets its share, each other sample inherits that of the sample before it.
-
-    Beginning at a shard's start instead favours the first samples of shards, and when epochs are
-    shorter than shards the rest of each shard is never seen.
-
-    Args:
-        counts: samples per shard, int64, shape (num_shards,); zeros are allowed.
-        seed: 0 <= seed < 2**64.
-        epoch: number of the epoch.
-        stream: number of the stream among all of the job, so that each has its own start.
-        resumed_at: as in `shard_draws`.
-
-    Raises:
-        ConfigError: a number out of its range.
-        PlanError: there is no sample at all.
-    """
-    ends = np.cumsum(counts, dtype=np.int64)
-    total = int(ends[-1]) if ends.size else 0
-    if not total:
-        raise PlanError("there is no sample to draw; check the counts in the data set's index")
-    words = random_words(
-        Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
-    )
-    number = int(words[0]) * total >> 64
-    # The first shard that ends after this number: an empty one ends where the one before it does.
-    shard = int(np.searchsorted(ends, number, side="right"))
-    return shard, number - int(ends[shard] - counts[shard])
-
-
-def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArray[np.int64]:
-    """Every shard once: in file order, or in a new uniform order each epoch.
-
-    int64, shape (num_shards,).
-
-    Raises:
-        ConfigError: a number out of its range.
-    """
-    _check_num_shards(num_shards)
-    if not shuffled:
-        return np.arange(num_shards, dtype=np.int64)
-    words = random_words(
-        Purpose.SHARD_ORDER, (seed, epoch), (0, num_shards), resumed_at=0, stream=0
-    )
-    return np.argsort(words, kind="stable").astype(np.int64)
-
-
-def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
-    """The positions that one worker reads, in its order, when it can only read forward.
-
-    The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each of
-    these into one per worker, each as long as the steps of that worker need (worker w serves the
-    steps w, w + num_workers, ...). Over all ranks and workers every served position comes once
-    with weight 1. Repeats follow, with weight 0: number k of them, counted in rank order, is
-    position k % samples. Spans are never empty; a worker without a sample has none.
-
-    Five samples, two ranks, batch size 2, ``pad``; ``*`` marks a repeat, ``|`` parts the steps::
-
-        rank 0    0 1 | 2 0*
-        rank 1    3 4 | 1*2*
-
-    >>> plan = EpochPlan(5, batch_size=2, world_size=2, remainder="pad")
-    >>> [(span.start, span.stop, span.weight) for span in spans(plan, Place(1, 2))]
-    [(3, 5, 1), (1, 3, 0)]
-
-    In this order, unlike that of `EpochPlan.span`, a step is no stretch of the sequence: what k
-    steps trained are not the first positions, so it cannot be resumed inside of an epoch.
-
-    Raises:
-        ConfigError: the place is in a world of another size than the plan.
-    """
-    if place.world_size != plan.world_size:
-        raise ConfigError(
-            f"place and plan must have one world size, got {place.world_size} and "
-            f"{plan.world_size}; plan the epoch for the world that runs it"
-        )
-    start = plan.done + sum(plan.share(rank) for rank in range(place.rank))
-    start += sum(
-        plan.share(place.rank, worker, place.num_workers) for worker in range(place.worker)
-    )
-    stop = start + plan.share(place.rank, place.worker, place.num_workers)
-    distinct = (Span(start, stop, 1),) if stop > start else ()
-    return distinct + _repeat_spans(plan, place)
-
-
-def _repeat_spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
-    """The repeats of this worker: of the plan's last step, if that one is its step."""
-    last = plan.steps - 1
-    if last < 0 or last % place.num_workers != place.worker:
-        return ()
-    repeats = plan.repeats(last)
-    start = sum(repeats[: place.rank])
-    stop = start + repeats[place.rank]
-    found: list[Span] = []
-    # Once per wrap: at most batch_size turns, and one or two unless the data set is tiny.
-    while start < stop:
-        first = start % plan.samples
-        length = min(stop - start, plan.samples - first)
-        found.append(Span(first, first + length, 0))
-        start += length
-    return tuple(found)
-
-
-def random_words(
-    purpose: Purpose,
-    key: tuple[int, int],
-    numbers: tuple[int, int],
-    *,
-    resumed_at: int,
-    stream: int,
-) -> NDArray[np.uint64]:
-    """Words number start to stop (`numbers`) of the random stream named by the other arguments.
-
-    uint64, shape (stop - start,); `key` is (seed, epoch).
-    """
-    start, stop = numbers
-    for name, value in (
-        ("seed", key[0]),
-        ("epoch", key[1]),
-        ("resumed_at", resumed_at),
-        ("stream", stream),
-        ("start", start),
-    ):
-        if not 0 <= value < 2**64:
-            raise ConfigError(
-                f"{name} must be at least 0 and below 2**64, got {value}; it names a random stream"
-            )
-    if stop < start:
-        raise ConfigError(f"stop must not be below start, got {start} to {stop}; swap them")
-    block, skipped = divmod(start, WORDS_PER_BLOCK)
-    generator = np.random.Philox(
-        key=np.array(key, dtype=np.uint64),
-        counter=np.array([block, stream, resumed_at, int(purpose)], dtype=np.uint64),
-    )
-    return generator.random_raw(skipped + stop - start)[skipped:]
-
-
-def scale_words(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
-    """Uniform numbers in range(total), one per random word: word x total >> 64, 1 <= total < 2**63.
-
-    No number is more than 2**-64 likelier than another.
-    """
-    # The upper 64 of up to 127 bits, from products of halves, none of which overflows.
-    half, mask = np.uint64(32), np.uint64(2**32 - 1)
-    low, high = words & mask, words >> half
-    total_low, total_high = np.uint64(total & 2**32 - 1), np.uint64(total >> 32)
-    across, back = low * total_high, high * total_low
-    carry = (low * total_low >> half) + (across & mask) + (back & mask)
-    upper = high * total_high + (across >> half) + (back >> half) + (carry >> half)
-    return upper.astype(np.int64)
-
-
-def _check_num_shards(num_shards: int) -> None:
-    if not 1 <= num_shards <= MAX_SHARDS:
-        raise ConfigError(
-            f"num_shards must be from 1 to {MAX_SHARDS}, got {num_shards}; check the shard pattern"
-        )
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of 64 bits to 64 bits, one to one: the last steps of splitmix64."""
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_shards.plan.order import draw_sample
+from lightning_shards.plan.draws import draw_sample
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 

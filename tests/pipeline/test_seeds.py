@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
-from lightning_shards.plan.order import Purpose
+from lightning_shards.plan.draws import Purpose
 
 
 def drawn(seeds, position):

@@ -8,7 +8,7 @@ import pytest
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.order import draw_sample, shard_draws, shard_order
+from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order
 from lightning_shards.topology import Place
 
 NUM_SHARDS = 9

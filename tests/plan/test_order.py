@@ -1,334 +1,559 @@
-"""The order: frozen by a golden file, cut anywhere, uniform, and split without loss."""
+"""The order of samples: equal to a naive model, frozen by a golden file, cut anywhere, uniform."""
 
 import json
-from collections import Counter
-from itertools import product
+import pickle
+import tracemalloc
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan import order as order_module
 from lightning_shards.plan.epoch import plan_epoch
+from lightning_shards.plan.draws import ORDER_VERSION, Purpose, scale_words
 from lightning_shards.plan.order import (
-    MAX_SHARDS,
-    ORDER_VERSION,
-    Span,
-    draw_sample,
-    shard_draws,
-    shard_order,
-    spans,
+    FEISTEL_ROUNDS,
+    MAX_BLOCK,
+    MAX_TABLE,
+    Feistel,
+    SampleOrder,
+    Table,
+    permute_runs,
 )
-from lightning_shards.topology import Place
 
 GOLDEN = Path(__file__).with_name("golden_order.json")
-UNEQUAL = np.array([3, 0, 40, 7], dtype=np.int64)
-ODD_KEYS = [(7, 0, 0), (7, 1, 0), (8, 0, 0), (2**64 - 1, 3, 0), (7, 0, 4096)]
+SAMPLINGS = ("resampled", "shuffled", "sequential")
+UNEQUAL = np.array([3, 0, 40, 7, 1], dtype=np.int64)
+HUGE = np.full(10**6, 10_000, dtype=np.int64)
+JUST_ABOVE = (MAX_TABLE + 1, MAX_TABLE + 2, 65_792, 65_793, 70_001)
 
 
-def orders_now():
+def make(counts, seed=0, sampling="shuffled", run=3, block=8):
+    return SampleOrder(np.array(counts, dtype=np.int64), seed, sampling, run, block)
+
+
+def pairs(order, epoch, start, stop):
+    return [(shard, sample) for shard, sample in order.at(epoch, start, stop).tolist()]
+
+
+def golden_now():
     """What the golden file holds; write it anew only with a new ORDER_VERSION."""
-    draws = [
-        [num_shards, *key, shard_draws(num_shards, *key[:2], 0, 64, resumed_at=key[2]).tolist()]
-        for key in ODD_KEYS
-        for num_shards in (10, MAX_SHARDS)
+    small = [
+        [
+            sampling,
+            run,
+            block,
+            seed,
+            epoch,
+            make(UNEQUAL, seed, sampling, run, block).at(epoch, 0, 51).tolist(),
+        ]
+        for sampling, run, block in (
+            ("resampled", 1, 0),
+            ("resampled", 4, 16),
+            ("shuffled", 0, 0),
+            ("shuffled", 4, 0),
+            ("shuffled", 4, 16),
+            ("sequential", 4, 16),
+        )
+        for seed, epoch in ((7, 0), (2**64 - 1, 3))
     ]
-    orders = [
-        [num_shards, seed, epoch, shard_order(num_shards, seed, epoch, shuffled=True).tolist()]
-        for seed, epoch, _ in ODD_KEYS
-        for num_shards in (1, 25)
+    huge = [
+        [
+            sampling,
+            run,
+            block,
+            start,
+            SampleOrder(HUGE, 7, sampling, run, block).at(1, start, start + 16).tolist(),
+        ]
+        for sampling, run, block in (
+            ("resampled", 64, 16_384),
+            ("shuffled", 64, 16_384),
+            ("shuffled", 1, 0),
+            ("shuffled", 7, 0),
+        )
+        for start in (0, 6_543_210_987, 10**10 - 8)
     ]
-    samples = [
-        [stream, *key, list(draw_sample(UNEQUAL, *key[:2], stream, resumed_at=key[2]))]
-        for key in ODD_KEYS
-        for stream in range(8)
+    feistel = [
+        [size, permute_runs(size, 7, 1).forward(np.arange(16)).tolist()] for size in JUST_ABOVE
     ]
     return {
         "order_version": ORDER_VERSION,
-        "shard_draws (num_shards, seed, epoch, resumed_at, draws)": draws,
-        "shard_order (num_shards, seed, epoch, order)": orders,
-        "draw_sample (stream, seed, epoch, resumed_at, sample)": samples,
+        "small (sampling, run, block, seed, epoch, samples)": small,
+        "huge (sampling, run, block, start, samples)": huge,
+        "permute_runs (num_runs, the first images)": feistel,
     }
 
 
-@pytest.mark.parametrize("name", list(orders_now()))
-def test_orders_equal_the_golden_file(name):
-    assert orders_now()[name] == json.loads(GOLDEN.read_text())[name]
+def test_orders_equal_the_golden_file():
+    assert golden_now() == json.loads(GOLDEN.read_text())
 
 
-def word_draws(words, num_shards):
-    return [int(word) * num_shards >> 64 for word in words]
+# A naive model: Python's integers, whole lists, one sample at a time.
 
 
-@given(
-    st.integers(1, MAX_SHARDS), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 99)
-)
-def test_draws_are_words_of_philox_scaled_with_exact_integers(num_shards, seed, epoch, resumed_at):
+def raw(order, epoch, purpose, stream, number):
     philox = np.random.Philox(
-        key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, resumed_at, 1], np.uint64)
+        key=np.array([order.seed, epoch], np.uint64),
+        counter=np.array([0, stream, 0, int(purpose)], np.uint64),
     )
-    expected = word_draws(philox.random_raw(9), num_shards)
-    assert shard_draws(num_shards, seed, epoch, 0, 9, resumed_at=resumed_at).tolist() == expected
+    return philox.random_raw(number).tolist()
 
 
-@given(st.integers(0, 10**15), st.integers(0, 40), st.integers(0, 40))
-def test_draws_are_one_sequence_wherever_it_is_cut(start, first, second):
-    cut, stop = start + first, start + first + second
-    parts = shard_draws(1000, 5, 2, start, cut), shard_draws(1000, 5, 2, cut, stop)
-    assert np.concatenate(parts).tolist() == shard_draws(1000, 5, 2, start, stop).tolist()
+def sorted_by(words, values):
+    return [value for _, value in sorted(zip(words, values, strict=True), key=lambda pair: pair[0])]
 
 
-def test_draws_are_int64_of_the_length_asked_for():
-    draws = shard_draws(10, 0, 0, 3, 20)
-    assert (draws.dtype, draws.shape) == (np.int64, (17,))
+def naive_draws(order, epoch, length):
+    ids = [(s, i) for s, count in enumerate(order.counts.tolist()) for i in range(count)]
+    found = []
+    for word in raw(order, epoch, Purpose.SAMPLE_DRAWS, 0, -(-length // order.run)):
+        shard, first = ids[word * len(ids) >> 64]
+        found += [(shard, (first + i) % int(order.counts[shard])) for i in range(order.run)]
+    return found[:length]
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, MAX_SHARDS])
-def test_draws_are_shard_numbers(num_shards):
-    draws = shard_draws(num_shards, 3, 0, 0, 1000)
-    assert draws.min() >= 0
-    assert draws.max() < num_shards
+def naive_mixed(order, epoch):
+    """One whole epoch before blocks, for few runs."""
+    ids = [(s, i) for s, count in enumerate(order.counts.tolist()) for i in range(count)]
+    if order.sampling == "sequential":
+        return ids
+    if order.run:
+        runs = [ids[i : i + order.run] for i in range(0, len(ids), order.run)]
+        purpose = Purpose.RUN_ORDER
+    else:
+        runs = [[pair for pair in ids if pair[0] == s] for s in range(len(order.counts))]
+        purpose = Purpose.SHARD_ORDER
+    runs = sorted_by(raw(order, epoch, purpose, 0, len(runs)), runs)
+    return [pair for run in runs for pair in run]
 
 
-def test_draws_are_uniform_over_shards():
-    # 64,000 draws in 64 shards: chi-square has 63 degrees of freedom, so 63 +- 11.
-    counts = np.bincount(shard_draws(64, 11, 0, 0, 64_000), minlength=64)
-    assert 25 < ((counts - 1000) ** 2 / 1000).sum() < 105
+def naive(order, epoch, length):
+    """The first `length` samples of the epoch; the others than resampled repeat themselves."""
+    endless = order.sampling == "resampled"
+    mixed = (
+        naive_draws(order, epoch, length + order.block) if endless else naive_mixed(order, epoch)
+    )
+    if order.block > 1 and order.sampling != "sequential":
+        blocks = [mixed[i : i + order.block] for i in range(0, len(mixed), order.block)]
+        # The naive draws are cut off somewhere; no block that is cut off belongs to the answer.
+        mixed = [
+            pair
+            for number, block in enumerate(blocks)
+            if not endless or len(block) == order.block
+            for pair in sorted_by(
+                raw(order, epoch, Purpose.SAMPLE_BLOCKS, number, len(block)), block
+            )
+        ]
+    return [mixed[position % len(mixed)] for position in range(length)]
 
 
-def test_neighbouring_draws_are_independent():
-    draws = shard_draws(8, 11, 0, 0, 64_001)
-    counts = np.bincount(draws[:-1] * 8 + draws[1:], minlength=64)
-    assert 25 < ((counts - 1000) ** 2 / 1000).sum() < 105
+def orders(samplings=SAMPLINGS, max_count=12):
+    """Small orders of every kind with at least one sample."""
+    return st.builds(
+        make,
+        counts=st.lists(st.integers(0, max_count), min_size=1, max_size=7).filter(any),
+        seed=st.integers(0, 2**64 - 1),
+        sampling=st.sampled_from(samplings),
+        run=st.integers(0 if "resampled" not in samplings else 1, 9),
+        block=st.integers(0, 50),
+    )
 
 
+EITHER = orders() | orders(("shuffled", "sequential"))
+EPOCHS = st.integers(0, 2**64 - 1)
+
+
+@given(EITHER, EPOCHS)
+def test_orders_equal_the_naive_model(order, epoch):
+    length = 2 * order.samples + 5
+    assert pairs(order, epoch, 0, length) == naive(order, epoch, length)
+
+
+@given(orders(("shuffled", "sequential")), EPOCHS, st.sampled_from([0, 3, MAX_TABLE]))
+def test_each_sample_comes_once(order, epoch, max_table):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_module, "MAX_TABLE", max_table)
+        found = pairs(order, epoch, 0, order.samples)
+    assert sorted(found) == [(s, i) for s, n in enumerate(order.counts.tolist()) for i in range(n)]
+
+
+@given(EITHER, EPOCHS, st.data())
+def test_any_two_cuts_agree(order, epoch, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, 150), min_size=3, max_size=3)))
+    parts = [order.at(epoch, start, stop) for start, stop in pairwise(cuts)]
+    assert np.array_equal(order.at(epoch, cuts[0], cuts[-1]), np.concatenate(parts))
+
+
+@given(EITHER, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 120)), max_size=12))
+def test_what_was_asked_before_changes_nothing(order, queries):
+    for epoch, start in queries:
+        fresh = pickle.loads(pickle.dumps(order))
+        assert np.array_equal(order.at(epoch, start, start + 7), fresh.at(epoch, start, start + 7))
+
+
+def test_what_the_caller_does_to_samples_changes_nothing():
+    order = make(UNEQUAL)
+    before = order.at(0, 0, 51).tolist()
+    order.at(0, 0, 51)[:] = 0
+    assert order.at(0, 0, 51).tolist() == before
+
+
+def test_workers_get_no_cached_arrays():
+    order = make(UNEQUAL)
+    size = len(pickle.dumps(order))
+    order.at(0, 0, 51)
+    assert len(pickle.dumps(order)) == size
+
+
+def test_samples_are_pairs_of_int64():
+    found = make(UNEQUAL).at(0, 5, 12)
+    assert (found.shape, found.dtype) == ((7, 2), np.int64)
+
+
+def test_the_example_of_the_module():
+    mixed, shuffled = (pairs(make([3, 4], 4, run=2, block=block), 0, 0, 7) for block in (0, 4))
+    assert " ".join(f"{'ab'[s]}{i}" for s, i in mixed) == "b1 b2 a2 b0 b3 a0 a1"
+    assert " ".join(f"{'ab'[s]}{i}" for s, i in shuffled) == "b2 a2 b1 b0 a1 a0 b3"
+
+
+def test_sequential_is_file_order_and_then_repeats():
+    order = make([2, 0, 1], sampling="sequential")
+    assert pairs(order, 5, 1, 5) == [(0, 1), (2, 0), (0, 0), (0, 1)]
+
+
+@given(orders(("shuffled",)), EPOCHS)
+def test_positions_behind_the_end_repeat_the_epoch(order, epoch):
+    samples = order.samples
+    assert pairs(order, epoch, samples, 3 * samples) == 2 * pairs(order, epoch, 0, samples)
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
+@pytest.mark.parametrize(("seed", "epoch"), [(2, 0), (1, 1), (0, 1)])
+@pytest.mark.parametrize(("run", "block"), [(1, 0), (5, 0), (5, 64)])
+def test_another_seed_or_epoch_is_unrelated(sampling, seed, epoch, run, block):
+    counts = np.full(40, 50)
+    one = make(counts, 1, sampling, run, block).at(0, 0, 2000)
+    other = make(counts, seed, sampling, run, block).at(epoch, 0, 2000)
+    assert (one == other).all(axis=1).sum() <= 6 * run  # one by chance, in runs
+
+
+def test_blocks_of_one_epoch_have_their_own_permutations():
+    order = make([1000], sampling="shuffled", run=0, block=20)
+    blocks = order.at(0, 0, 1000)[:, 1].reshape(50, 20)
+    assert len({tuple(row) for row in (blocks % 20).tolist()}) == 50
+
+
+def test_blocks_keep_their_samples():
+    mixed, shuffled = (make(UNEQUAL, run=4, block=block).at(0, 0, 51) for block in (1, 10))
+    for start in range(0, 51, 10):
+        block = slice(start, start + 10)
+        assert sorted(mixed[block].tolist()) == sorted(shuffled[block].tolist())
+
+
+@pytest.mark.parametrize("max_table", [0, MAX_TABLE])
+@given(seed=st.integers(0, 2**64 - 1), run=st.integers(2, 9), samples=st.integers(10, 200))
+def test_runs_stay_together_before_blocks(max_table, seed, run, samples):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_module, "MAX_TABLE", max_table)
+        numbers = make([samples], seed, run=run, block=1).at(0, 0, samples)[:, 1]
+    for before, after in pairwise(numbers.tolist()):
+        assert after == before + 1 or (after % run == 0 and before in ends_of_runs(samples, run))
+
+
+def ends_of_runs(samples, run):
+    return {*range(run - 1, samples, run), samples - 1}
+
+
+def test_the_short_run_is_not_always_last():
+    slots = {
+        make([7], seed, run=3, block=0).at(0, 0, 7)[:, 1].tolist().index(6) for seed in range(9)
+    }
+    assert slots == {0, 3, 6}
+
+
+def test_run_0_keeps_whole_shards_together():
+    found = make(UNEQUAL, 3, run=0, block=0).at(0, 0, 51)
+    stretches = np.split(found, np.flatnonzero(np.diff(found[:, 0])) + 1)
+    assert sorted(len(stretch) for stretch in stretches) == [1, 3, 7, 40]
+    assert all((stretch[:, 1] == np.arange(len(stretch))).all() for stretch in stretches)
+
+
+@pytest.mark.parametrize("run", [1, 2, 5, 50])
+def test_every_sample_is_equally_likely_at_every_place_of_a_draw(run):
+    counts = np.array([1, 9, 0, 30, 3])
+    draws = 43 * 200
+    found = make(counts, 11, "resampled", run, 0).at(0, 0, draws * run)
+    numbers = (np.cumsum(counts) - counts)[found[:, 0]] + found[:, 1]
+    # One row a draw; draws are independent, so each column alone is a sample of a uniform one.
+    for column in numbers.reshape(draws, run).T[:: max(1, run // 5)]:
+        seen = np.bincount(column, minlength=43)
+        assert 15 < ((seen - 200) ** 2 / 200).sum() < 85  # 42 +- 9
+
+
+def test_samples_of_shuffled_draws_are_uniform():
+    found = make([4, 16], 3, "resampled", 8, 64).at(0, 0, 80_000)
+    seen = np.bincount(found[:, 0] * 4 + found[:, 1], minlength=20)
+    assert np.abs(seen / 4000 - 1).max() < 0.1
+
+
+@given(orders(("resampled",)), EPOCHS)
+def test_draws_go_on_in_their_shard_and_wrap_round(order, epoch):
+    order = make(order.counts, order.seed, "resampled", order.run, 0)
+    found = order.at(epoch, 0, 40 * order.run).reshape(40, order.run, 2)
+    assert (found[:, :, 0] == found[:, :1, 0]).all()
+    steps = np.diff(found[:, :, 1], axis=1) % order.counts[found[:, :1, 0]]
+    assert (steps == 1 % order.counts[found[:, :1, 0]]).all()
+
+
+def test_a_resampled_epoch_does_not_repeat():
+    order = make([10], 1, "resampled", 1, 0)
+    assert pairs(order, 0, 0, 50) != pairs(order, 0, 10, 60)
+
+
+@given(st.integers(1, 2**63 - 1), st.lists(st.integers(0, 2**64 - 1), max_size=5))
+def test_scaled_words_are_exact(total, words):
+    words += [0, 2**32 - 1, 2**32, 2**64 - 1]
+    scaled = scale_words(np.array(words, np.uint64), total)
+    assert scaled.tolist() == [word * total >> 64 for word in words]
+
+
+# The keyed permutations.
+
+
+def naive_feistel(size, keys, number):
+    left_range = next(a for a in range(1, size + 1) if a * a >= size)
+    right_range = -(-size // left_range)
+    while True:
+        left, right = divmod(number, right_range)
+        for index, key in enumerate(keys):
+            if index % 2 == 0:
+                left = (left + naive_mix(right ^ key)) % left_range
+            else:
+                right = (right + naive_mix(left ^ key)) % right_range
+        number = left * right_range + right
+        if number < size:
+            return number
+
+
+def naive_mix(word):
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+def feistel(size, seed=0):
+    return Feistel(size, tuple(np.random.Philox(seed).random_raw(FEISTEL_ROUNDS).tolist()))
+
+
+@given(st.integers(1, 400), st.integers(0, 1000))
+def test_feistel_equals_the_naive_one(size, seed):
+    network = feistel(size, seed)
+    images = [naive_feistel(size, network.keys, number) for number in range(size)]
+    assert network.forward(np.arange(size)).tolist() == images
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 255, 257, 1000, *JUST_ABOVE, 2**18 - 5])
+def test_feistel_is_a_bijection(size):
+    images = feistel(size).forward(np.arange(size))
+    assert np.array_equal(np.sort(images), np.arange(size))
+
+
+@given(st.integers(1, 10**18), st.integers(0, 1000), st.data())
+def test_feistel_inverse_undoes_it(size, seed, data):
+    number = data.draw(st.integers(0, size - 1))
+    network = feistel(size, seed)
+    assert network.inverse(int(network.forward(np.array([number]))[0])) == number
+
+
+@given(st.integers(1, 300), st.integers(0, 1000), EPOCHS)
+def test_table_is_a_bijection_and_inverse_undoes_it(size, seed, epoch):
+    table = permute_runs(size, seed, epoch)
+    assert [table.inverse(int(i)) for i in table.forward(np.arange(size))] == list(range(size))
+
+
+def test_many_runs_need_no_table():
+    kinds = [type(permute_runs(size, 0, 0)) for size in (MAX_TABLE, MAX_TABLE + 1)]
+    assert kinds == [Table, Feistel]
+
+
+@pytest.mark.parametrize("size", [MAX_TABLE + 1, 941_192])
+def test_feistel_sends_every_region_everywhere(size):
+    images = feistel(size).forward(np.arange(size))
+    cells = np.bincount((np.arange(size) * 97 // size) * 97 + images * 97 // size)
+    expected = size / 97**2
+    assert 8_550 < ((cells - expected) ** 2 / expected).sum() < 9_900  # 9,216 +- 136
+
+
+@pytest.mark.parametrize("size", [MAX_TABLE + 1, 941_192])
+@pytest.mark.parametrize("distance", [1, 2, 256, 257])
+def test_feistel_parts_neighbours(size, distance):
+    images = feistel(size).forward(np.arange(size))
+    gaps = (images[distance:] - images[:-distance]) % size * 64 // size
+    expected = len(gaps) / 64
+    assert 25 < ((np.bincount(gaps, minlength=64) - expected) ** 2 / expected).sum() < 130
+
+
+def test_feistel_images_of_one_run_are_uniform_over_epochs():
+    size = MAX_TABLE + 1
+    images = [permute_runs(size, 0, epoch).forward(np.array([9]))[0] for epoch in range(3200)]
+    seen = np.bincount(np.array(images) * 64 // size, minlength=64)
+    assert 25 < ((seen - 50) ** 2 / 50).sum() < 105  # 63 +- 11
+
+
+# Huge data sets.
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
-    ("seed", "epoch", "resumed_at"), [(2, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1)]
+    ("run", "block", "limit"), [(64, 16_384, 64), (1, 0, 64), (64, MAX_BLOCK, 128)]
 )
-def test_draws_of_another_seed_epoch_or_resume_are_unrelated(seed, epoch, resumed_at):
-    one = shard_draws(1000, 1, 0, 0, 2000)
-    other = shard_draws(1000, seed, epoch, 0, 2000, resumed_at=resumed_at)
-    assert (one == other).sum() < 12  # two by chance
+def test_seeking_in_a_huge_data_set_takes_little_memory(sampling, run, block, limit):
+    assert peak_mib(sampling, run, block) < limit
 
 
-def test_draws_of_neighbouring_epochs_are_not_shifted_copies():
-    one = shard_draws(MAX_SHARDS, 1, 0, 0, 500)
-    other = shard_draws(MAX_SHARDS, 1, 1, 0, 500)
-    assert not set(one.tolist()) & set(other.tolist())
+def test_seeking_among_whole_shards_takes_little_memory():
+    assert peak_mib("shuffled", 0, 16_384) < 64
+
+
+def peak_mib(sampling, run, block):
+    tracemalloc.start()
+    try:
+        order = SampleOrder(HUGE, 1, sampling, run, block)
+        for epoch, start in product(range(2), (0, 6_543_210_987, 10**10 - 128)):
+            order.at(epoch, start, start + 256)
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_remembered_blocks_are_few():
+    order = make([100_000], run=1, block=1000)
+    for start in range(0, 100_000, 1000):
+        order.at(0, start, start + 10)
+    assert order._blocks.cache_info().currsize == order_module.BLOCKS_KEPT
+
+
+def test_a_block_of_batches_is_shuffled_once():
+    order = make([100_000], run=1, block=1000)
+    for start in range(0, 1000, 10):
+        order.at(0, start, start + 10)
+    assert order._blocks.cache_info().misses == 1
+
+
+# What is refused.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "resumed_at", "message"),
+    ("changes", "message"),
     [
-        ((0, 0, 0, 0, 1), 0, "num_shards must be from 1 to 4294967295, got 0;"),
-        ((2**32, 0, 0, 0, 1), 0, "num_shards must be from 1 to 4294967295, got 4294967296;"),
-        ((9, -1, 0, 0, 1), 0, r"seed must be at least 0 and below 2\*\*64, got -1;"),
-        ((9, 2**64, 0, 0, 1), 0, r"seed must be .*, got 18446744073709551616;"),
-        ((9, 0, -1, 0, 1), 0, "epoch must be .*, got -1;"),
-        ((9, 0, 0, -1, 1), 0, "start must be .*, got -1;"),
-        ((9, 0, 0, 2, 1), 0, "stop must not be below start, got 2 to 1;"),
-        ((9, 0, 0, 0, 1), -1, "resumed_at must be .*, got -1;"),
+        ({"seed": -1}, "seed must be from 0 to 18446744073709551615, got -1;"),
+        ({"seed": 2**64}, "seed must be from 0 to .*, got 18446744073709551616;"),
+        ({"run": -1}, "run must be from 0 to 4294967296, got -1;"),
+        ({"run": 2**33}, "run must be from 0 to 4294967296, got 8589934592;"),
+        ({"block": -1}, "block must be from 0 to 1048576, got -1;"),
+        ({"block": MAX_BLOCK + 1}, "block must be from 0 to 1048576, got 1048577; to mix more"),
+        ({"sampling": "random"}, "sampling must be one of resampled, shuffled, sequential, got 'r"),
+        ({"sampling": "resampled", "run": 0}, "a draw needs a fixed number of samples; set shuffl"),
+        ({"counts": [1, -1]}, "counts must be one int64 per shard, at least 0, got int64 of shape"),
+        ({"counts": [[1]]}, r"counts must be .*, got int64 of shape \(1, 1\); check"),
     ],
 )
-def test_draws_refuse_numbers_out_of_range(arguments, resumed_at, message):
+def test_impossible_orders_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        shard_draws(*arguments, resumed_at=resumed_at)
+        make(**{"counts": [1, 2]} | changes)
 
 
-def frequencies(counts, num_epochs, length, begin):
-    """How often each sample comes first to `length`-th in many short epochs of one stream."""
-    seen = np.zeros(int(counts.sum()), dtype=np.int64)
-    firsts = np.cumsum(counts) - counts
-    for epoch in range(num_epochs):
-        shard, sample = begin(epoch)
-        left = length
-        for next_shard in shard_draws(len(counts), 1, epoch, 0, length).tolist():
-            taken = min(left, int(counts[shard]) - sample)
-            seen[firsts[shard] + sample : firsts[shard] + sample + taken] += 1
-            left -= taken
-            shard, sample = next_shard, 0
-            if not left:
-                break
-    return seen / seen.mean()
+def test_counts_that_are_no_int64_are_refused():
+    with pytest.raises(ConfigError, match="got float64 of shape"):
+        SampleOrder(np.array([1.0]), 0, "shuffled")
 
 
-SHORT = {"counts": np.array([1, 9, 30]), "num_epochs": 12_000, "length": 5}
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ((-1, 0, 1), r"epoch must be at least 0 and below 2\*\*64, got -1;"),
+        ((2**64, 0, 1), r"epoch must be .*, got 18446744073709551616;"),
+        ((0, -1, 1), r"positions must be 0 <= start <= stop < 2\*\*63, got -1 to 1;"),
+        ((0, 2, 1), "positions must be .*, got 2 to 1;"),
+        ((0, 0, 2**63), "positions must be .*, got 0 to 9223372036854775808;"),
+    ],
+)
+def test_impossible_queries_are_refused(sampling, query, message):
+    with pytest.raises(ConfigError, match=message):
+        make(UNEQUAL, sampling=sampling).at(*query)
 
 
-def test_epochs_shorter_than_a_shard_see_every_sample_equally_often():
-    seen = frequencies(**SHORT, begin=lambda epoch: draw_sample(SHORT["counts"], 1, epoch, 0))
-    assert np.abs(seen - 1).max() < 0.1  # standard deviation 0.025
-
-
-def test_epochs_that_begin_at_a_shard_never_see_its_end():
-    seen = frequencies(
-        **SHORT, begin=lambda epoch: (int(shard_order(3, 1, epoch, shuffled=True)[0]), 0)
-    )
-    assert seen[-1] == 0
-
-
-def test_starts_are_uniform_over_samples():
-    starts = Counter(draw_sample(UNEQUAL, 1, 0, stream) for stream in range(10_000))
-    assert set(starts) == {(s, i) for s, count in enumerate(UNEQUAL.tolist()) for i in range(count)}
-    assert 20 < sum((count - 200) ** 2 / 200 for count in starts.values()) < 90  # 49 +- 10
-
-
-@pytest.mark.parametrize(("seed", "epoch", "resumed_at"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
-def test_starts_of_another_seed_epoch_or_resume_are_unrelated(seed, epoch, resumed_at):
-    counts = np.full(1000, 1000, dtype=np.int64)
-    one = [draw_sample(counts, 1, 0, stream) for stream in range(100)]
-    other = [draw_sample(counts, seed, epoch, i, resumed_at=resumed_at) for i in range(100)]
-    assert not set(one) & set(other)
-
-
-def test_starts_are_unrelated_to_the_draws():
-    starts = [draw_sample(np.ones(1000, dtype=np.int64), 1, 0, i)[0] for i in range(500)]
-    assert (np.array(starts) == shard_draws(1000, 1, 0, 0, 500)).sum() < 6
-
-
-def test_start_in_a_huge_data_set_is_within_its_shard():
-    counts = np.full(7, 10**17, dtype=np.int64)
-    shard, sample = draw_sample(counts, 2**64 - 1, 5, 3)
-    assert shard in range(7)
-    assert sample in range(10**17)
-
-
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("counts", [[], [0, 0]])
-def test_start_needs_a_sample(counts):
-    with pytest.raises(PlanError, match="there is no sample to draw; check"):
-        draw_sample(np.array(counts, dtype=np.int64), 1, 0, 0)
+def test_no_samples_are_refused_as_such(sampling, counts):
+    with pytest.raises(PlanError, match="there is no sample to order; check"):
+        make(counts, sampling=sampling).at(0, 0, 1)
 
 
-def test_start_refuses_a_negative_stream():
-    with pytest.raises(ConfigError, match=r"stream must be .*, got -1;"):
-        draw_sample(UNEQUAL, 1, 0, -1)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_no_positions_are_no_samples(sampling):
+    assert make([], sampling=sampling).at(0, 0, 0).shape == (0, 2)
 
 
-def test_unshuffled_order_is_file_order():
-    assert shard_order(5, 1, 0, shuffled=False).tolist() == [0, 1, 2, 3, 4]
+# Plan and order together.
 
-
-@given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 1000))
-def test_shuffled_order_has_every_shard_once(num_shards, seed, epoch):
-    order = shard_order(num_shards, seed, epoch, shuffled=True)
-    assert sorted(order.tolist()) == list(range(num_shards))
-
-
-def test_shuffled_order_changes_with_the_epoch():
-    orders = {tuple(shard_order(20, 1, epoch, shuffled=True).tolist()) for epoch in range(50)}
-    assert len(orders) == 50
-
-
-def test_every_shuffled_order_is_equally_likely():
-    orders = Counter(
-        tuple(shard_order(3, 1, epoch, shuffled=True).tolist()) for epoch in range(6000)
-    )
-    assert len(orders) == 6
-    assert sum((count - 1000) ** 2 / 1000 for count in orders.values()) < 15  # 5 +- 3
-
-
-def test_both_orders_are_int64():
-    assert {shard_order(5, 1, 0, shuffled=flag).dtype for flag in (True, False)} == {
-        np.dtype(np.int64)
-    }
-
-
-@pytest.mark.parametrize("shuffled", [True, False])
-def test_order_needs_a_shard(shuffled):
-    with pytest.raises(ConfigError, match="num_shards must be from 1"):
-        shard_order(0, 1, 0, shuffled)
-
-
-def positions(plan, place, weight):
-    return [
-        position
-        for span in spans(plan, place)
-        if span.weight == weight
-        for position in range(span.start, span.stop)
-    ]
-
-
-def places(world_size, num_workers):
-    """All places of a world, ranks first, then workers."""
-    return [
-        Place(rank, world_size, worker, num_workers)
-        for rank in range(world_size)
-        for worker in range(num_workers)
-    ]
-
-
-def small_world():
-    """Every plan and number of workers of a world small enough to see it all."""
-    for samples, batch_size, world_size in product(range(13), range(1, 4), range(1, 5)):
-        for remainder, num_workers in product(("drop", "pad", "balanced"), range(1, 4)):
-            for done in range(samples + 1):
-                yield plan_epoch(samples, batch_size, world_size, remainder, done), num_workers
-
-
-def test_small_world_reads_every_served_position_once_in_order_of_ranks_and_workers():
-    for plan, num_workers in small_world():
-        read = [
-            p for place in places(plan.world_size, num_workers) for p in positions(plan, place, 1)
-        ]
-        assert read == list(range(plan.done, plan.done + plan.served)), (plan, num_workers)
-
-
-def test_small_world_reads_repeats_from_the_start_in_order_of_ranks():
-    for plan, num_workers in small_world():
-        read = [
-            p for place in places(plan.world_size, num_workers) for p in positions(plan, place, 0)
-        ]
-        assert read == [k % plan.samples for k in range(plan.padded)], (plan, num_workers)
-
-
-def test_small_world_gives_each_worker_what_its_steps_hold():
-    for plan, num_workers in small_world():
-        for place in places(plan.world_size, num_workers):
-            mine = range(place.worker, plan.steps, num_workers)
-            held = sum(plan.num_repeats(step, place.rank) for step in mine)
-            assert len(positions(plan, place, 0)) == held, (plan, place)
-
-
-def test_small_world_has_no_empty_spans():
-    for plan, num_workers in small_world():
-        found = [
-            span for place in places(plan.world_size, num_workers) for span in spans(plan, place)
-        ]
-        assert all(span.start < span.stop for span in found), (plan, num_workers)
+segments = st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 4))
 
 
 @given(
-    st.integers(0, 3000),
-    st.integers(1, 64),
-    st.integers(1, 64),
+    orders(("shuffled", "sequential"), max_count=15) | orders(("resampled",), max_count=15),
     st.sampled_from(["drop", "pad", "balanced"]),
-    st.integers(1, 5),
+    st.integers(0, 3),
+    st.lists(segments, min_size=6, max_size=6),
 )
-def test_spans_over_all_places_are_the_served_samples_once(
-    samples, batch_size, world_size, remainder, num_workers
+@settings(max_examples=9 * settings.default.max_examples)
+def test_an_epoch_resumed_by_other_worlds_serves_every_sample_once(
+    order, remainder, epoch, resumes
 ):
-    plan = plan_epoch(samples, batch_size, world_size, remainder)
-    read = [p for place in places(world_size, num_workers) for p in positions(plan, place, 1)]
-    assert sorted(read) == list(range(plan.served))
+    """Each segment is (batch size, world size, steps until it stops); the last one ends the epoch.
+
+    Six plans a chain: 10,800 in CI, 1,080,000 with HYPOTHESIS_PROFILE=thorough.
+    """
+    served, done = [], 0
+    for number, (batch_size, world_size, stop_after) in enumerate(resumes):
+        plan = plan_epoch(order.samples, batch_size, world_size, remainder, done)
+        steps = plan.steps if number == len(resumes) - 1 else min(stop_after, plan.steps)
+        restarted = pickle.loads(pickle.dumps(order))
+        for step in range(steps):
+            for rank in range(world_size):
+                start, stop = plan.rank_span(step, rank)
+                ids = pairs(restarted, epoch, start, stop)
+                distinct = plan.size(step, rank) - plan.num_repeats(step, rank)
+                # Repeats are behind the last sample, and what is there is the epoch's beginning.
+                assert distinct == max(0, min(stop, order.samples) - start)
+                served += ids[:distinct]
+        done = plan.trained(steps)
+        assert len(served) == done
+    assert served == pairs(order, epoch, 0, order.samples - plan.dropped)
+    if order.sampling != "resampled":
+        assert len(set(served)) == len(served)
 
 
-def test_repeats_wrap_when_they_outnumber_the_samples():
-    # Rank 0 takes 0 1 2 and repeat 0; rank 1 has the repeats 1 to 4, samples 1 2 0 1.
-    found = spans(plan_epoch(3, 4, 2, "pad"), Place(1, 2))
-    assert found == (Span(1, 3, 0), Span(0, 2, 0))
+@given(orders(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 3))
+def test_worlds_that_divide_the_global_batch_agree_on_every_step(order, batch_size, world, epoch):
+    def steps(world_size):
+        plan = plan_epoch(order.samples, batch_size * world // world_size, world_size, "pad")
+        return [
+            [
+                pair
+                for rank in range(world_size)
+                for pair in pairs(order, epoch, *plan.rank_span(step, rank))
+            ]
+            for step in range(plan.steps)
+        ]
 
-
-def test_spans_of_a_trillion_samples_come_at_once():
-    plan = plan_epoch(10**12, 256, 64, "balanced")
-    assert spans(plan, Place(63, 64, 7, 8))[-1].stop == 10**12
-
-
-def test_spans_need_the_world_of_the_plan():
-    with pytest.raises(ConfigError, match="place and plan must have one world size, got 2 and 4;"):
-        spans(plan_epoch(10, 2, 4, "pad"), Place(0, 2))
+    assert all(steps(size) == steps(world) for size in range(1, world) if world % size == 0)
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(orders_now()).replace("]], ", "]],\n") + "\n")
+    GOLDEN.write_text(json.dumps(golden_now()).replace("]]], ", "]]],\n") + "\n")

@@ -1,0 +1,256 @@
+"""The order of an epoch: which shards and which positions a worker reads, and in which sequence.
+
+Everything here is a pure function of its arguments. Randomness is the raw stream of a Philox
+generator, a bijection of a counter under a key, so any draw is reached without the ones before it.
+Only raw words are used, integer arithmetic and a stable sort: numpy promises the bits of its bit
+generators for ever, those of its `Generator` methods it does not. One layout serves every use, so
+that no two uses ever share a word::
+
+    key      seed | epoch
+    counter  block of four words | stream | resumed_at | purpose
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.topology import Place
+
+ORDER_VERSION = 1
+"""Goes into checkpoints; raised by any change that gives other orders for the same arguments."""
+
+WORDS_PER_BLOCK = 4
+"""Philox 4x64 gives four 64-bit words for one value of its counter."""
+
+MAX_SHARDS = 2**32 - 1
+"""More than any pattern of shards can mean."""
+
+
+class Purpose(IntEnum):
+    """What random words are for; the numbers are part of the order and never change."""
+
+    SHARD_DRAWS = 1
+    STREAM_STARTS = 2
+    SHARD_ORDER = 3
+    TRANSFORMS = 4
+    SAMPLE_DRAWS = 5
+    RUN_ORDER = 6
+    RUN_KEYS = 7
+    SAMPLE_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions start to stop of the epoch's sequence.
+
+    Attributes:
+        start: first position.
+        stop: the position after the last one.
+        weight: 1, or 0 where the positions are repeats of samples served elsewhere.
+    """
+
+    start: int
+    stop: int
+    weight: Literal[0, 1]
+
+
+def shard_draws(
+    num_shards: int, seed: int, epoch: int, start: int, stop: int, *, resumed_at: int = 0
+) -> NDArray[np.int64]:
+    """Draws number start to stop of the epoch's one endless sequence of uniform shard draws.
+
+    With replacement; int64, shape (stop - start,), each in range(num_shards). The sequence is
+    global: who splits it over ranks and workers takes every n-th draw. Any two cuts of it agree::
+
+        shard_draws(n, s, e, 0, 9) == concat(shard_draws(n, s, e, 0, 5), shard_draws(n, s, e, 5, 9))
+
+    Args:
+        num_shards: number of shards to draw from, 1 to 2**32 - 1.
+        seed: 0 <= seed < 2**64.
+        epoch: number of the epoch.
+        start: number of the first draw.
+        stop: number after the last draw.
+        resumed_at: samples of this epoch trained before the stream was started. Each value is an
+            independent sequence, so a resumed stream does not repeat the shards it had read.
+
+    Raises:
+        ConfigError: a number out of its range.
+    """
+    _check_num_shards(num_shards)
+    words = random_words(
+        Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at, stream=0
+    )
+    return scale_words(words, num_shards)
+
+
+def draw_sample(
+    counts: NDArray[np.int64], seed: int, epoch: int, stream: int, *, resumed_at: int = 0
+) -> tuple[int, int]:
+    """Where a stream begins: one uniform sample of the data set, as (shard, sample in it).
+
+    A stream reads this shard from that sample to its end, then whole shards drawn uniformly. Read
+    that way, every position of every stream is uniform over the samples, however short the epoch:
+    the stream is a renewal process (a shard is one renewal) and this is its stationary start.
+    To see it, let a position be uniform over N samples in K shards. The next one starts a shard
+    with the chance K / N of having been at a shard's end, any given shard with 1 / N: each first
+    sample gets its share, each other sample inherits that of the sample before it.
+
+    Beginning at a shard's start instead favours the first samples of shards, and when epochs are
+    shorter than shards the rest of each shard is never seen.
+
+    Args:
+        counts: samples per shard, int64, shape (num_shards,); zeros are allowed.
+        seed: 0 <= seed < 2**64.
+        epoch: number of the epoch.
+        stream: number of the stream among all of the job, so that each has its own start.
+        resumed_at: as in `shard_draws`.
+
+    Raises:
+        ConfigError: a number out of its range.
+        PlanError: there is no sample at all.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if ends.size else 0
+    if not total:
+        raise PlanError("there is no sample to draw; check the counts in the data set's index")
+    words = random_words(
+        Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
+    )
+    number = int(words[0]) * total >> 64
+    # The first shard that ends after this number: an empty one ends where the one before it does.
+    shard = int(np.searchsorted(ends, number, side="right"))
+    return shard, number - int(ends[shard] - counts[shard])
+
+
+def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArray[np.int64]:
+    """Every shard once: in file order, or in a new uniform order each epoch.
+
+    int64, shape (num_shards,).
+
+    Raises:
+        ConfigError: a number out of its range.
+    """
+    _check_num_shards(num_shards)
+    if not shuffled:
+        return np.arange(num_shards, dtype=np.int64)
+    words = random_words(
+        Purpose.SHARD_ORDER, (seed, epoch), (0, num_shards), resumed_at=0, stream=0
+    )
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
+    """The positions that one worker reads, in its order, when it can only read forward.
+
+    The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each of
+    these into one per worker, each as long as the steps of that worker need (worker w serves the
+    steps w, w + num_workers, ...). Over all ranks and workers every served position comes once
+    with weight 1. Repeats follow, with weight 0: number k of them, counted in rank order, is
+    position k % samples. Spans are never empty; a worker without a sample has none.
+
+    Five samples, two ranks, batch size 2, ``pad``; ``*`` marks a repeat, ``|`` parts the steps::
+
+        rank 0    0 1 | 2 0*
+        rank 1    3 4 | 1*2*
+
+    >>> plan = EpochPlan(5, batch_size=2, world_size=2, remainder="pad")
+    >>> [(span.start, span.stop, span.weight) for span in spans(plan, Place(1, 2))]
+    [(3, 5, 1), (1, 3, 0)]
+
+    In this order, unlike that of `EpochPlan.span`, a step is no stretch of the sequence: what k
+    steps trained are not the first positions, so it cannot be resumed inside of an epoch.
+
+    Raises:
+        ConfigError: the place is in a world of another size than the plan.
+    """
+    if place.world_size != plan.world_size:
+        raise ConfigError(
+            f"place and plan must have one world size, got {place.world_size} and "
+            f"{plan.world_size}; plan the epoch for the world that runs it"
+        )
+    start = plan.done + sum(plan.share(rank) for rank in range(place.rank))
+    start += sum(
+        plan.share(place.rank, worker, place.num_workers) for worker in range(place.worker)
+    )
+    stop = start + plan.share(place.rank, place.worker, place.num_workers)
+    distinct = (Span(start, stop, 1),) if stop > start else ()
+    return distinct + _repeat_spans(plan, place)
+
+
+def _repeat_spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
+    """The repeats of this worker: of the plan's last step, if that one is its step."""
+    last = plan.steps - 1
+    if last < 0 or last % place.num_workers != place.worker:
+        return ()
+    repeats = plan.repeats(last)
+    start = sum(repeats[: place.rank])
+    stop = start + repeats[place.rank]
+    found: list[Span] = []
+    # Once per wrap: at most batch_size turns, and one or two unless the data set is tiny.
+    while start < stop:
+        first = start % plan.samples
+        length = min(stop - start, plan.samples - first)
+        found.append(Span(first, first + length, 0))
+        start += length
+    return tuple(found)
+
+
+def random_words(
+    purpose: Purpose,
+    key: tuple[int, int],
+    numbers: tuple[int, int],
+    *,
+    resumed_at: int,
+    stream: int,
+) -> NDArray[np.uint64]:
+    """Words number start to stop (`numbers`) of the random stream named by the other arguments.
+
+    uint64, shape (stop - start,); `key` is (seed, epoch).
+    """
+    start, stop = numbers
+    for name, value in (
+        ("seed", key[0]),
+        ("epoch", key[1]),
+        ("resumed_at", resumed_at),
+        ("stream", stream),
+        ("start", start),
+    ):
+        if not 0 <= value < 2**64:
+            raise ConfigError(
+                f"{name} must be at least 0 and below 2**64, got {value}; it names a random stream"
+            )
+    if stop < start:
+        raise ConfigError(f"stop must not be below start, got {start} to {stop}; swap them")
+    block, skipped = divmod(start, WORDS_PER_BLOCK)
+    generator = np.random.Philox(
+        key=np.array(key, dtype=np.uint64),
+        counter=np.array([block, stream, resumed_at, int(purpose)], dtype=np.uint64),
+    )
+    return generator.random_raw(skipped + stop - start)[skipped:]
+
+
+def scale_words(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
+    """Uniform numbers in range(total), one per random word: word x total >> 64, 1 <= total < 2**63.
+
+    No number is more than 2**-64 likelier than another.
+    """
+    # The upper 64 of up to 127 bits, from products of halves, none of which overflows.
+    half, mask = np.uint64(32), np.uint64(2**32 - 1)
+    low, high = words & mask, words >> half
+    total_low, total_high = np.uint64(total & 2**32 - 1), np.uint64(total >> 32)
+    across, back = low * total_high, high * total_low
+    carry = (low * total_low >> half) + (across & mask) + (back & mask)
+    upper = high * total_high + (across >> half) + (back >> half) + (carry >> half)
+    return upper.astype(np.int64)
+
+
+def _check_num_shards(num_shards: int) -> None:
+    if not 1 <= num_shards <= MAX_SHARDS:
+        raise ConfigError(
+            f"num_shards must be from 1 to {MAX_SHARDS}, got {num_shards}; check the shard pattern"
+        )

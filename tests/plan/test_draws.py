@@ -1,0 +1,334 @@
+"""The order: frozen by a golden file, cut anywhere, uniform, and split without loss."""
+
+import json
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.epoch import plan_epoch
+from lightning_shards.plan.draws import (
+    MAX_SHARDS,
+    ORDER_VERSION,
+    Span,
+    draw_sample,
+    shard_draws,
+    shard_order,
+    spans,
+)
+from lightning_shards.topology import Place
+
+GOLDEN = Path(__file__).with_name("golden_draws.json")
+UNEQUAL = np.array([3, 0, 40, 7], dtype=np.int64)
+ODD_KEYS = [(7, 0, 0), (7, 1, 0), (8, 0, 0), (2**64 - 1, 3, 0), (7, 0, 4096)]
+
+
+def orders_now():
+    """What the golden file holds; write it anew only with a new ORDER_VERSION."""
+    draws = [
+        [num_shards, *key, shard_draws(num_shards, *key[:2], 0, 64, resumed_at=key[2]).tolist()]
+        for key in ODD_KEYS
+        for num_shards in (10, MAX_SHARDS)
+    ]
+    orders = [
+        [num_shards, seed, epoch, shard_order(num_shards, seed, epoch, shuffled=True).tolist()]
+        for seed, epoch, _ in ODD_KEYS
+        for num_shards in (1, 25)
+    ]
+    samples = [
+        [stream, *key, list(draw_sample(UNEQUAL, *key[:2], stream, resumed_at=key[2]))]
+        for key in ODD_KEYS
+        for stream in range(8)
+    ]
+    return {
+        "order_version": ORDER_VERSION,
+        "shard_draws (num_shards, seed, epoch, resumed_at, draws)": draws,
+        "shard_order (num_shards, seed, epoch, order)": orders,
+        "draw_sample (stream, seed, epoch, resumed_at, sample)": samples,
+    }
+
+
+@pytest.mark.parametrize("name", list(orders_now()))
+def test_orders_equal_the_golden_file(name):
+    assert orders_now()[name] == json.loads(GOLDEN.read_text())[name]
+
+
+def word_draws(words, num_shards):
+    return [int(word) * num_shards >> 64 for word in words]
+
+
+@given(
+    st.integers(1, MAX_SHARDS), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 99)
+)
+def test_draws_are_words_of_philox_scaled_with_exact_integers(num_shards, seed, epoch, resumed_at):
+    philox = np.random.Philox(
+        key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, resumed_at, 1], np.uint64)
+    )
+    expected = word_draws(philox.random_raw(9), num_shards)
+    assert shard_draws(num_shards, seed, epoch, 0, 9, resumed_at=resumed_at).tolist() == expected
+
+
+@given(st.integers(0, 10**15), st.integers(0, 40), st.integers(0, 40))
+def test_draws_are_one_sequence_wherever_it_is_cut(start, first, second):
+    cut, stop = start + first, start + first + second
+    parts = shard_draws(1000, 5, 2, start, cut), shard_draws(1000, 5, 2, cut, stop)
+    assert np.concatenate(parts).tolist() == shard_draws(1000, 5, 2, start, stop).tolist()
+
+
+def test_draws_are_int64_of_the_length_asked_for():
+    draws = shard_draws(10, 0, 0, 3, 20)
+    assert (draws.dtype, draws.shape) == (np.int64, (17,))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, MAX_SHARDS])
+def test_draws_are_shard_numbers(num_shards):
+    draws = shard_draws(num_shards, 3, 0, 0, 1000)
+    assert draws.min() >= 0
+    assert draws.max() < num_shards
+
+
+def test_draws_are_uniform_over_shards():
+    # 64,000 draws in 64 shards: chi-square has 63 degrees of freedom, so 63 +- 11.
+    counts = np.bincount(shard_draws(64, 11, 0, 0, 64_000), minlength=64)
+    assert 25 < ((counts - 1000) ** 2 / 1000).sum() < 105
+
+
+def test_neighbouring_draws_are_independent():
+    draws = shard_draws(8, 11, 0, 0, 64_001)
+    counts = np.bincount(draws[:-1] * 8 + draws[1:], minlength=64)
+    assert 25 < ((counts - 1000) ** 2 / 1000).sum() < 105
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "resumed_at"), [(2, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1)]
+)
+def test_draws_of_another_seed_epoch_or_resume_are_unrelated(seed, epoch, resumed_at):
+    one = shard_draws(1000, 1, 0, 0, 2000)
+    other = shard_draws(1000, seed, epoch, 0, 2000, resumed_at=resumed_at)
+    assert (one == other).sum() < 12  # two by chance
+
+
+def test_draws_of_neighbouring_epochs_are_not_shifted_copies():
+    one = shard_draws(MAX_SHARDS, 1, 0, 0, 500)
+    other = shard_draws(MAX_SHARDS, 1, 1, 0, 500)
+    assert not set(one.tolist()) & set(other.tolist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resumed_at", "message"),
+    [
+        ((0, 0, 0, 0, 1), 0, "num_shards must be from 1 to 4294967295, got 0;"),
+        ((2**32, 0, 0, 0, 1), 0, "num_shards must be from 1 to 4294967295, got 4294967296;"),
+        ((9, -1, 0, 0, 1), 0, r"seed must be at least 0 and below 2\*\*64, got -1;"),
+        ((9, 2**64, 0, 0, 1), 0, r"seed must be .*, got 18446744073709551616;"),
+        ((9, 0, -1, 0, 1), 0, "epoch must be .*, got -1;"),
+        ((9, 0, 0, -1, 1), 0, "start must be .*, got -1;"),
+        ((9, 0, 0, 2, 1), 0, "stop must not be below start, got 2 to 1;"),
+        ((9, 0, 0, 0, 1), -1, "resumed_at must be .*, got -1;"),
+    ],
+)
+def test_draws_refuse_numbers_out_of_range(arguments, resumed_at, message):
+    with pytest.raises(ConfigError, match=message):
+        shard_draws(*arguments, resumed_at=resumed_at)
+
+
+def frequencies(counts, num_epochs, length, begin):
+    """How often each sample comes first to `length`-th in many short epochs of one stream."""
+    seen = np.zeros(int(counts.sum()), dtype=np.int64)
+    firsts = np.cumsum(counts) - counts
+    for epoch in range(num_epochs):
+        shard, sample = begin(epoch)
+        left = length
+        for next_shard in shard_draws(len(counts), 1, epoch, 0, length).tolist():
+            taken = min(left, int(counts[shard]) - sample)
+            seen[firsts[shard] + sample : firsts[shard] + sample + taken] += 1
+            left -= taken
+            shard, sample = next_shard, 0
+            if not left:
+                break
+    return seen / seen.mean()
+
+
+SHORT = {"counts": np.array([1, 9, 30]), "num_epochs": 12_000, "length": 5}
+
+
+def test_epochs_shorter_than_a_shard_see_every_sample_equally_often():
+    seen = frequencies(**SHORT, begin=lambda epoch: draw_sample(SHORT["counts"], 1, epoch, 0))
+    assert np.abs(seen - 1).max() < 0.1  # standard deviation 0.025
+
+
+def test_epochs_that_begin_at_a_shard_never_see_its_end():
+    seen = frequencies(
+        **SHORT, begin=lambda epoch: (int(shard_order(3, 1, epoch, shuffled=True)[0]), 0)
+    )
+    assert seen[-1] == 0
+
+
+def test_starts_are_uniform_over_samples():
+    starts = Counter(draw_sample(UNEQUAL, 1, 0, stream) for stream in range(10_000))
+    assert set(starts) == {(s, i) for s, count in enumerate(UNEQUAL.tolist()) for i in range(count)}
+    assert 20 < sum((count - 200) ** 2 / 200 for count in starts.values()) < 90  # 49 +- 10
+
+
+@pytest.mark.parametrize(("seed", "epoch", "resumed_at"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
+def test_starts_of_another_seed_epoch_or_resume_are_unrelated(seed, epoch, resumed_at):
+    counts = np.full(1000, 1000, dtype=np.int64)
+    one = [draw_sample(counts, 1, 0, stream) for stream in range(100)]
+    other = [draw_sample(counts, seed, epoch, i, resumed_at=resumed_at) for i in range(100)]
+    assert not set(one) & set(other)
+
+
+def test_starts_are_unrelated_to_the_draws():
+    starts = [draw_sample(np.ones(1000, dtype=np.int64), 1, 0, i)[0] for i in range(500)]
+    assert (np.array(starts) == shard_draws(1000, 1, 0, 0, 500)).sum() < 6
+
+
+def test_start_in_a_huge_data_set_is_within_its_shard():
+    counts = np.full(7, 10**17, dtype=np.int64)
+    shard, sample = draw_sample(counts, 2**64 - 1, 5, 3)
+    assert shard in range(7)
+    assert sample in range(10**17)
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0]])
+def test_start_needs_a_sample(counts):
+    with pytest.raises(PlanError, match="there is no sample to draw; check"):
+        draw_sample(np.array(counts, dtype=np.int64), 1, 0, 0)
+
+
+def test_start_refuses_a_negative_stream():
+    with pytest.raises(ConfigError, match=r"stream must be .*, got -1;"):
+        draw_sample(UNEQUAL, 1, 0, -1)
+
+
+def test_unshuffled_order_is_file_order():
+    assert shard_order(5, 1, 0, shuffled=False).tolist() == [0, 1, 2, 3, 4]
+
+
+@given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 1000))
+def test_shuffled_order_has_every_shard_once(num_shards, seed, epoch):
+    order = shard_order(num_shards, seed, epoch, shuffled=True)
+    assert sorted(order.tolist()) == list(range(num_shards))
+
+
+def test_shuffled_order_changes_with_the_epoch():
+    orders = {tuple(shard_order(20, 1, epoch, shuffled=True).tolist()) for epoch in range(50)}
+    assert len(orders) == 50
+
+
+def test_every_shuffled_order_is_equally_likely():
+    orders = Counter(
+        tuple(shard_order(3, 1, epoch, shuffled=True).tolist()) for epoch in range(6000)
+    )
+    assert len(orders) == 6
+    assert sum((count - 1000) ** 2 / 1000 for count in orders.values()) < 15  # 5 +- 3
+
+
+def test_both_orders_are_int64():
+    assert {shard_order(5, 1, 0, shuffled=flag).dtype for flag in (True, False)} == {
+        np.dtype(np.int64)
+    }
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_order_needs_a_shard(shuffled):
+    with pytest.raises(ConfigError, match="num_shards must be from 1"):
+        shard_order(0, 1, 0, shuffled)
+
+
+def positions(plan, place, weight):
+    return [
+        position
+        for span in spans(plan, place)
+        if span.weight == weight
+        for position in range(span.start, span.stop)
+    ]
+
+
+def places(world_size, num_workers):
+    """All places of a world, ranks first, then workers."""
+    return [
+        Place(rank, world_size, worker, num_workers)
+        for rank in range(world_size)
+        for worker in range(num_workers)
+    ]
+
+
+def small_world():
+    """Every plan and number of workers of a world small enough to see it all."""
+    for samples, batch_size, world_size in product(range(13), range(1, 4), range(1, 5)):
+        for remainder, num_workers in product(("drop", "pad", "balanced"), range(1, 4)):
+            for done in range(samples + 1):
+                yield plan_epoch(samples, batch_size, world_size, remainder, done), num_workers
+
+
+def test_small_world_reads_every_served_position_once_in_order_of_ranks_and_workers():
+    for plan, num_workers in small_world():
+        read = [
+            p for place in places(plan.world_size, num_workers) for p in positions(plan, place, 1)
+        ]
+        assert read == list(range(plan.done, plan.done + plan.served)), (plan, num_workers)
+
+
+def test_small_world_reads_repeats_from_the_start_in_order_of_ranks():
+    for plan, num_workers in small_world():
+        read = [
+            p for place in places(plan.world_size, num_workers) for p in positions(plan, place, 0)
+        ]
+        assert read == [k % plan.samples for k in range(plan.padded)], (plan, num_workers)
+
+
+def test_small_world_gives_each_worker_what_its_steps_hold():
+    for plan, num_workers in small_world():
+        for place in places(plan.world_size, num_workers):
+            mine = range(place.worker, plan.steps, num_workers)
+            held = sum(plan.num_repeats(step, place.rank) for step in mine)
+            assert len(positions(plan, place, 0)) == held, (plan, place)
+
+
+def test_small_world_has_no_empty_spans():
+    for plan, num_workers in small_world():
+        found = [
+            span for place in places(plan.world_size, num_workers) for span in spans(plan, place)
+        ]
+        assert all(span.start < span.stop for span in found), (plan, num_workers)
+
+
+@given(
+    st.integers(0, 3000),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from(["drop", "pad", "balanced"]),
+    st.integers(1, 5),
+)
+def test_spans_over_all_places_are_the_served_samples_once(
+    samples, batch_size, world_size, remainder, num_workers
+):
+    plan = plan_epoch(samples, batch_size, world_size, remainder)
+    read = [p for place in places(world_size, num_workers) for p in positions(plan, place, 1)]
+    assert sorted(read) == list(range(plan.served))
+
+
+def test_repeats_wrap_when_they_outnumber_the_samples():
+    # Rank 0 takes 0 1 2 and repeat 0; rank 1 has the repeats 1 to 4, samples 1 2 0 1.
+    found = spans(plan_epoch(3, 4, 2, "pad"), Place(1, 2))
+    assert found == (Span(1, 3, 0), Span(0, 2, 0))
+
+
+def test_spans_of_a_trillion_samples_come_at_once():
+    plan = plan_epoch(10**12, 256, 64, "balanced")
+    assert spans(plan, Place(63, 64, 7, 8))[-1].stop == 10**12
+
+
+def test_spans_need_the_world_of_the_plan():
+    with pytest.raises(ConfigError, match="place and plan must have one world size, got 2 and 4;"):
+        spans(plan_epoch(10, 2, 4, "pad"), Place(0, 2))
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(orders_now()).replace("]], ", "]],\n") + "\n")
