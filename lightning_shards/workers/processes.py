@@ -140,8 +140,11 @@ class _ProcessStream:
     def close(self) -> None:
         if self._iterator is None:
             return
-        self._iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
+        # a worker can crash on its way out, where a thread of torch's still sends a batch; what
+        # torch then raises here has ended them, and none had anything left to give
+        with suppress(RuntimeError):
+            iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
         for worker in self._workers:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()

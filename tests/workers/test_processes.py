@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import queue
 import signal
 import socketserver
@@ -10,6 +11,8 @@ import sys
 import threading
 from functools import partial
 from importlib.machinery import ModuleSpec
+from itertools import islice
+from multiprocessing.util import Finalize
 from operator import itemgetter
 from types import ModuleType
 
@@ -33,7 +36,7 @@ pytestmark = [
 def first_batch(pool, source):
     stream = pool.start(source, Place(), Cursor())
     try:
-        return next(stream).batch
+        return next(stream).made.batch
     finally:
         stream.close()
 
@@ -52,6 +55,24 @@ def test_an_error_brings_the_stack_of_its_worker(pack_shards, make_source):
     assert note.startswith("It happened in a worker process:\nTraceback")
     assert "in _transformed" in note
     assert "TypeError: 'int' object is not subscriptable" in note
+
+
+def crash_when_leaving(label):
+    Finalize(None, os.abort, exitpriority=0)
+    return label
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(
+    start_method, pack_shards, make_source
+):
+    """A thread that sends a batch when Python ends aborts its process, once in some hundred."""
+    source = make_source(pack_shards([40]), transforms={"label": crash_when_leaving})
+    loader = ShardLoader(source, ProcessPool(2, start_method=start_method), Place())
+    next(islice(loader, 1, None))  # one of each worker
+    workers = loader._standing.stream._workers
+    loader.close()
+    assert {worker.exitcode for worker in workers} <= {-signal.SIGABRT, -signal.SIGKILL}
 
 
 def test_an_error_that_is_not_ours_is_raised_too(pack_shards, make_source):
@@ -339,7 +360,7 @@ def test_the_epoch_reaches_fresh_and_persistent_workers(
     finally:
         with_workers.close()
     assert first != persistent == fresh
-    assert fresh == keys(next(inline[step % num_workers]) for step in range(3))
+    assert fresh == keys(next(inline[step % num_workers]).batch for step in range(3))
 
 
 def test_workers_go_on_over_epoch_ends(pack_shards, make_source):
