@@ -9,13 +9,14 @@ first `next()`. Lightning also never exhausts a loader that has a length, so the
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, ShardError, StateError
-from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.collate import BadSample, Batch, Made
 from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import add_digests
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Pool
 
@@ -51,6 +52,32 @@ class LoaderTimes:
     wait_s: float = 0.0
     produce_s: float = 0.0
     start_s: float = 0.0
+
+
+@dataclass
+class Served:
+    """What this rank has handed out of one epoch, since its start or since it was resumed.
+
+    Attributes:
+        begin: the cursor of the first batch.
+        samples: the cursor's samples behind the last one; positions of all ranks, without repeats.
+        steps: batches handed out.
+        digest: of the ids in them (`plan.digest`), without repeats and substitutes.
+        bad: samples that could not be read, in whose place others stood.
+    """
+
+    begin: Cursor
+    samples: int
+    steps: int = 0
+    digest: int = 0
+    bad: list[BadSample] = field(default_factory=list[BadSample])
+
+    def add(self, made: Made, samples: int) -> None:
+        """Count a batch; `samples` is where the job stands behind it."""
+        self.samples = samples
+        self.steps += 1
+        self.digest = add_digests(self.digest, made.digest)
+        self.bad.extend(made.bad)
 
 
 class _Standing(NamedTuple):
@@ -92,6 +119,7 @@ class ShardLoader:
         self.place = place
         self.pool = pool
         self.times = LoaderTimes()
+        self.served: Served | None = None
         self._source = source
         self.identity = identity or {}
         self.progress = progress
@@ -158,19 +186,20 @@ class ShardLoader:
         plan = epochs.plan(self.place.world_size, cursor.samples)
         last = epochs.steps(self.place.world_size, cursor.samples) - 1
         self._stand_at(cursor, epochs)
+        served = self.served = Served(cursor, cursor.samples)
         for step in range(last + 1):
             if iteration != self._iteration:
                 raise ShardError(
                     "two iterations of one loader ran at the same time; finish or drop the first, "
                     "or make a second loader"
                 )
-            following = Cursor(cursor.epoch, plan.trained(step + 1))
-            if step == last:
-                following = epochs.next_epoch(cursor)
-            batch = self._next_batch(following, plan.size(step, self.place.rank))
+            after = Cursor(cursor.epoch, plan.trained(step + 1))
+            following = epochs.next_epoch(cursor) if step == last else after
+            made = self._next_made(following, plan.size(step, self.place.rank))
+            served.add(made, after.samples)
             if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
-            yield batch
+            yield made.batch
 
     def state_dict(self) -> dict[str, int | str]:
         """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
@@ -238,7 +267,7 @@ class ShardLoader:
         self._standing = _Standing(stream, cursor, epochs.limit)
         self._is_first = True
 
-    def _next_batch(self, following: Cursor, samples: int) -> Batch:
+    def _next_made(self, following: Cursor, samples: int) -> Made:
         assert self._standing is not None  # noqa: S101 _stand_at came first
         begin = time.perf_counter()
         try:
@@ -257,7 +286,7 @@ class ShardLoader:
         else:
             times.wait_s += seconds
         self._standing = self._standing._replace(cursor=following)
-        return produced.batch
+        return produced.made
 
 
 def require_same(

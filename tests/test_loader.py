@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_shards import LoaderConfig, ShardDataModule, ShardLoader, SplitConfig, plan_epoch
 from lightning_shards.errors import ConfigError, ShardError, StateError
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
@@ -68,7 +69,7 @@ class NumberedSource:
             if turn.epoch == self.fails_in:
                 raise ConfigError("this epoch fails")
             for step in turn.own_steps():
-                yield turn.epoch, turn.plan.trained(step)
+                yield Made((turn.epoch, turn.plan.trained(step)))
 
 
 class FakeProgress:

@@ -1,12 +1,13 @@
 """From samples to one batch: a list or a tensor per field."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from lightning_shards.errors import SampleError
+from lightning_shards.plan.digest import digest_ids
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
 """A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple."""
@@ -15,6 +16,28 @@ BatchFormat: TypeAlias = Literal["dict", "tuple"]
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read, in whose place another one stands."""
+
+    shard: int
+    sample: int
+    reason: str
+
+
+class Made(NamedTuple):
+    """A batch, and what is to be known of it wherever it goes.
+
+    Attributes:
+        batch: what the user gets.
+        digest: of the ids of its samples (`plan.digest`), repeats and substitutes left out.
+        bad: the samples that were planned and could not be read.
+    """
+
+    batch: Batch
+    digest: int = 0
+    bad: tuple[BadSample, ...] = ()
 
 
 def collate(
@@ -48,10 +71,14 @@ def make_batch(
     fields: Sequence[str],
     weights: Sequence[int],
     batch_format: BatchFormat,
-) -> Batch:
+) -> Made:
     """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
     batch = collate(samples, fields, weights)
-    return batch if batch_format == "dict" else tuple(batch[field] for field in fields)
+    ids = batch["__id__"].numpy()
+    digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
+    return Made(
+        batch if batch_format == "dict" else tuple(batch[field] for field in fields), digest
+    )
 
 
 def _values(samples: Sequence[Sample], field: str) -> list[Any]:

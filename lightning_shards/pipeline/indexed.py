@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from lightning_shards.pipeline.collate import Batch, BatchFormat, Sample, make_batch
+from lightning_shards.pipeline.collate import BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import digest_order
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
@@ -80,7 +81,7 @@ class IndexedSource:
         alone = self.with_epochs(Epochs(place.world_size, batch_size=1, remainder="drop"))
         next(alone.batches(place, Cursor()))
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -91,7 +92,11 @@ class IndexedSource:
             for turn in self.epochs.turns(place, cursor):
                 yield from self._batches_of(turn, order, shards)
 
-    def _batches_of(self, turn: Turn, order: SampleOrder, shards: "OpenShards") -> Iterator[Batch]:
+    def expected_digest(self, epoch: int, start: int, stop: int) -> int:
+        """The digest of the samples at these positions of an epoch."""
+        return digest_order(self.order(), epoch, start, stop)
+
+    def _batches_of(self, turn: Turn, order: SampleOrder, shards: "OpenShards") -> Iterator[Made]:
         transforms = SampleTransforms(self.transforms, SampleSeeds(self.seed, turn.epoch))
         names = [field.name for field in self.fields]
         advised = -1
@@ -107,8 +112,8 @@ class IndexedSource:
                     transforms.apply(read_sample(shards, self.fields, shard, sample), position)
                     for position, (shard, sample) in enumerate(ids, start)
                 ]
-                batch = make_batch(rows, names, turn.weights(step), self.batch_format)
-            yield batch
+                made = make_batch(rows, names, turn.weights(step), self.batch_format)
+            yield made
 
     def _advise(self, order: SampleOrder, shards: "OpenShards", turn: Turn, step: int) -> None:
         """Ask the system to fetch what this worker will read of a block, in the order of the disk.

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.indexed import IndexedSource, OpenShards
 from lightning_shards.pipeline.source import Source
 from lightning_shards.pipeline.stream import StreamSource
@@ -84,14 +84,14 @@ def _stream_rows(
 ) -> list[list[ServedSample]]:
     """Step t is the batch number t // num_workers of worker t % num_workers."""
     bare = replace(source, fields=(), transforms={}, batch_format="dict")
-    batches: dict[int, Iterator[Batch]] = {}
+    batches: dict[int, Iterator[Made]] = {}
     rows: list[list[ServedSample]] = []
     for step in steps:
         before, worker = divmod(step, num_workers)
         if worker not in batches:
             share = bare.batches(place.with_worker(worker, num_workers), Cursor(epoch))
             batches[worker] = islice(share, before, None)
-        batch = cast("dict[str, Any]", next(batches[worker]))
+        batch = cast("dict[str, Any]", next(batches[worker]).batch)
         ids = batch["__id__"].tolist()
         rows.append([ServedSample(k, *each) for k, each in zip(batch["__key__"], ids, strict=True)])
     return rows

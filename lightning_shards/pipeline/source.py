@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lightning_shards.errors import PlanError
-from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan, Remainder, plan_epoch
 from lightning_shards.topology import Place
@@ -125,6 +125,10 @@ class Source(Protocol):
         """Make one sample, to see that fields and transforms fit the shards."""
         ...
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end."""
+        ...
+
+    def expected_digest(self, epoch: int, start: int, stop: int) -> int | None:
+        """The digest of the samples at these positions of an epoch, None where nobody can tell."""
         ...

@@ -29,7 +29,7 @@ from lightning_shards.errors import (
     SampleError,
     StateError,
 )
-from lightning_shards.pipeline.collate import Batch, BatchFormat, Sample, make_batch
+from lightning_shards.pipeline.collate import BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.fields import (
     ApplyTransforms,
     DecodeFields,
@@ -42,6 +42,8 @@ from lightning_shards.pipeline.parts import ShardPart, exact_parts, resampled_pa
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import digest_order
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.tar import read_samples
 from lightning_shards.shards.urls import is_local, redact, require_hosts
@@ -97,7 +99,7 @@ class StreamSource:
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Batch]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -130,18 +132,28 @@ class StreamSource:
         )
         next(alone.batches(place, Cursor()))
 
-    def _batches_of(self, turn: Turn) -> Iterator[Batch]:
+    def expected_digest(self, epoch: int, start: int, stop: int) -> int | None:
+        """The digest of a whole epoch that serves each sample once; of nothing else.
+
+        In which order ranks and workers come to them depends on their numbers.
+        """
+        counts = self.index.counts
+        if self.sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
+            return None
+        return digest_order(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop)
+
+    def _batches_of(self, turn: Turn) -> Iterator[Made]:
         samples = self._samples(turn)
         for step in turn.own_steps():
             if self._draws_from_globals():
                 with preserved_globals():
                     self._seed_stages(turn, step)
-                    batch = self._batch(samples, turn, step)
+                    made = self._batch(samples, turn, step)
             else:
-                batch = self._batch(samples, turn, step)
-            yield batch
+                made = self._batch(samples, turn, step)
+            yield made
 
-    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int) -> Batch:
+    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int) -> Made:
         size = turn.plan.size(step, turn.place.rank)
         rows = list(islice(samples, size))
         if len(rows) < size:

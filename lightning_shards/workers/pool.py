@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
@@ -17,7 +17,7 @@ from lightning_shards.topology import Place
 class Produced(NamedTuple):
     """A batch and what it cost: the seconds that its worker spent to make it."""
 
-    batch: Batch
+    made: Made
     seconds: float
 
 
@@ -51,5 +51,5 @@ def produce(source: Source, place: Place, cursor: Cursor) -> Iterator[Produced]:
     batches = source.batches(place, cursor)
     while True:
         begin = time.perf_counter()
-        batch = next(batches)
-        yield Produced(batch, time.perf_counter() - begin)
+        made = next(batches)
+        yield Produced(made, time.perf_counter() - begin)

@@ -76,8 +76,8 @@ def test_samples_equal_those_of_the_stream_reader(make_dataset, make_source, fol
         fields={"image": "png", "label": "cls"}, decode={"image": "gray"},
     )  # fmt: skip
     batches = source.batches(Place(), Cursor())
-    for sample, batch in zip(make_dataset(), batches, strict=False):
-        assert plain(sample) == {name: values[0] for name, values in plain(batch).items()}
+    for sample, made in zip(make_dataset(), batches, strict=False):
+        assert plain(sample) == {name: values[0] for name, values in plain(made.batch).items()}
 
 
 @pytest.mark.parametrize("number", [-NUM, -1, np.int64(7), torch.tensor(7)])

@@ -80,7 +80,7 @@ def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
     for num_workers in (1, 2, 3, 8):
         places = [Place(1, 4).with_worker(worker, num_workers) for worker in range(num_workers)]
         shares = [source.batches(place, Cursor()) for place in places]
-        merged = [next(shares[step % num_workers]) for step in range(len(expected))]
+        merged = [next(shares[step % num_workers]).batch for step in range(len(expected))]
         assert same(expected, merged), num_workers
 
 

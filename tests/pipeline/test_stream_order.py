@@ -17,8 +17,8 @@ ALONE = Place()
 
 def ids(source, num_batches, place=ALONE, epoch=0, samples=0):
     """The sample ids of the first batches, in order."""
-    batches = islice(source.batches(place, Cursor(epoch, samples)), num_batches)
-    return list(chain.from_iterable(map(tuple, batch["__id__"].tolist()) for batch in batches))
+    made = islice(source.batches(place, Cursor(epoch, samples)), num_batches)
+    return list(chain.from_iterable(map(tuple, each.batch["__id__"].tolist()) for each in made))
 
 
 def shards(source, num_samples, *where, **cursor):
@@ -69,7 +69,7 @@ def test_a_batch_holds_the_sample_that_its_id_names(pack_shards, make_source):
     """Sample i of the data set has the key i and the class i % 10."""
     counts = [4, 3, 5]
     source = make_source(pack_shards(counts), shuffle_buffer=5)
-    for batch in islice(source.batches(ALONE, Cursor()), 20):
+    for batch, *_ in islice(source.batches(ALONE, Cursor()), 20):
         numbers = [sum(counts[:shard]) + number for shard, number in batch["__id__"].tolist()]
         assert batch["__key__"] == [f"{number:06d}" for number in numbers]
         assert batch["label"].tolist() == [number % 10 for number in numbers]
@@ -158,7 +158,7 @@ def test_keys_may_repeat_over_shards(tmp_path, make_source):
         with TarWriter(url) as writer:
             writer.write({"__key__": "000000", "cls": str(shard)})
     source = make_source(urls, sampling="sequential")
-    batch = next(source.batches(ALONE, Cursor()))
+    batch = next(source.batches(ALONE, Cursor())).batch
     assert (batch["__key__"], batch["label"].tolist()) == (["000000"] * 2, [0, 1])
 
 

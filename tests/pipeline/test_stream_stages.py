@@ -18,8 +18,8 @@ PLACES = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(
 
 
 def labels(source, num_batches, place=ALONE, epoch=0):
-    batches = islice(source.batches(place, Cursor(epoch)), num_batches)
-    return [label for batch in batches for label in batch["label"].tolist()]
+    made = islice(source.batches(place, Cursor(epoch)), num_batches)
+    return [label for batch, *_ in made for label in batch["label"].tolist()]
 
 
 @pytest.fixture
@@ -84,7 +84,8 @@ def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_so
 def test_two_fields_of_a_sample_draw_one_after_the_other(urls, make_source):
     fields = {"label": "cls", "other": "cls"}
     transforms = dict.fromkeys(fields, drawn_by_rng)
-    batch = next(make_source(urls, fields=fields, transforms=transforms).batches(ALONE, Cursor()))
+    source = make_source(urls, fields=fields, transforms=transforms)
+    batch = next(source.batches(ALONE, Cursor())).batch
     assert batch["label"].tolist() != batch["other"].tolist()
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.source import Epochs
 
 SAMPLES = 26
@@ -55,7 +56,7 @@ class ToySource:
             for step in turn.own_steps():
                 start, stop = turn.plan.rank_span(step, turn.place.rank)
                 pairs = [(turn.epoch, p) for p in range(start, stop) if p < self.epochs.samples]
-                yield {"pairs": pairs, "x": torch.ones(stop - start, 1)}
+                yield Made({"pairs": pairs, "x": torch.ones(stop - start, 1)})
 
 
 class ToyData(ShardDataModule):

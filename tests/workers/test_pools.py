@@ -48,7 +48,7 @@ def source(pack_shards, make_source):
 
 
 def take(stream, num_batches):
-    return [next(stream).batch for _ in range(num_batches)]
+    return [next(stream).made.batch for _ in range(num_batches)]
 
 
 def expected_batches(source, num_workers, num_batches, cursor=START):
@@ -57,7 +57,7 @@ def expected_batches(source, num_workers, num_batches, cursor=START):
         source.batches(PLACE.with_worker(worker, num_workers), cursor)
         for worker in range(num_workers)
     ]
-    return [next(workers[number % num_workers]) for number in range(num_batches)]
+    return [next(workers[number % num_workers]).batch for number in range(num_batches)]
 
 
 def plain(batches):
@@ -89,7 +89,7 @@ def test_a_pool_starts_any_number_of_streams(pool, source):
 
 def test_a_tuple_stays_a_tuple(start, pack_shards, make_source):
     source = make_source(pack_shards([9]), batch_format="tuple")
-    batch = next(start(source)).batch
+    batch = next(start(source)).made.batch
     assert type(batch) is tuple
     assert [tuple(field.shape) for field in batch] == [(2,)]
 
