@@ -1,123 +1,104 @@
 """Who waits for whom: what the loader could give against what the trainer could take."""
 
+import os
 import time
-from dataclasses import astuple, dataclass
+import warnings
+from dataclasses import astuple
 from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_shards.callbacks.plot import History, require_plot, save_plot
+from lightning_shards.callbacks.rates import Measured, find_slow_rank, in_lockstep
+from lightning_shards.callbacks.report import Circumstances, write_report
+from lightning_shards.callbacks.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import logger_step, should_log, train_loaders
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Sums over some steps, of one rank or of all.
-
-    Attributes:
-        samples: samples trained.
-        wall_s: seconds that it took, without validation and without the start of workers.
-        wait_s: seconds of these that the trainer waited inside the loader's `next()`.
-        produce_s: seconds that workers spent on these samples, summed over workers.
-    """
-
-    samples: float = 0.0
-    wall_s: float = 0.0
-    wait_s: float = 0.0
-    produce_s: float = 0.0
-
-    def since(self, earlier: "Measured") -> "Measured":
-        """What was added since an earlier measurement."""
-        pairs = zip(astuple(self), astuple(earlier), strict=True)
-        return Measured(*(now - before for now, before in pairs))
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Rates of the whole job, in samples per second over all ranks.
-
-    Attributes:
-        measured: sums of one rank, or the mean of all ranks.
-        num_workers: workers of a rank that make batches side by side.
-        world_size: number of ranks.
-    """
-
-    measured: Measured
-    num_workers: int
-    world_size: int
-
-    @property
-    def trained(self) -> float:
-        """What was trained."""
-        return self.measured.samples * self.world_size / max(self.measured.wall_s, 1e-9)
-
-    @property
-    def loader(self) -> float:
-        """What the workers could make, were nobody slower than they are."""
-        per_worker = self.measured.samples / max(self.measured.produce_s, 1e-9)
-        return per_worker * self.num_workers * self.world_size
-
-    @property
-    def trainer(self) -> float:
-        """What the trainer could take, did it never wait."""
-        busy_s = self.measured.wall_s - self.measured.wait_s
-        return self.measured.samples * self.world_size / max(busy_s, 1e-9)
-
-    @property
-    def wait_fraction(self) -> float:
-        """Share of the time that the trainer waited for data, 0 to 1."""
-        return self.measured.wait_s / max(self.measured.wall_s, 1e-9)
-
-    def metrics(self) -> dict[str, float]:
-        """The figures under the names that loggers show."""
-        return {
-            "data/samples_per_s": self.trained,
-            "data/loader_samples_per_s": self.loader,
-            "data/trainer_samples_per_s": self.trainer,
-            "data/wait_fraction": self.wait_fraction,
-        }
-
-    def verdict(self) -> str:
-        """One line: which side is slower, by how much, and the figures behind it."""
-        ratio = self.trainer / max(self.loader, 1e-9)
-        if ratio > 1:
-            side = f"loader-bound: the trainer could take {ratio:.1f}x what the loader gives"
-        else:
-            side = f"trainer-bound: the loader could give {1 / ratio:.1f}x what the trainer takes"
-        return (
-            f"data throughput: {side} (trained {self.trained:,.0f} samples/s, loader alone "
-            f"{self.loader:,.0f}, trainer alone {self.trainer:,.0f}, waited for data "
-            f"{self.wait_fraction:.1%} of the time)"
-        )
+from lightning_shards.workers.inline import InlinePool
 
 
 class DataThroughputMonitor(pl.Callback):
-    """Logs the throughput of loader and trainer, and ends a fit with a one-line verdict.
+    """Logs the throughput of loader and trainer, and ends a fit with what to change.
 
     At the loggers' own cadence it logs `data/samples_per_s` (trained, over all ranks),
     `data/loader_samples_per_s` (what the workers could make), `data/trainer_samples_per_s` (what
-    the model could take) and `data/wait_fraction`, of rank 0 since the last log; ranks are in
-    lockstep.
+    the model could take) and `data/wait_fraction`, of rank 0 since the last log. A fit ends with a
+    table over the whole run, its last epoch and all ranks: the bottleneck, the headroom, and the
+    one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended with
+    Ctrl-C says the same of rank 0 alone.
 
-    Waiting is measured inside the loader's `next()`, on the CPU: beside an accelerator that still
-    has work queued it is an upper bound. Validation and the start of workers are left out.
+    Waiting is measured inside the loader's `next()`, by the trainer's thread. Beside a CPU that is
+    exact. On CUDA the device may still have work queued, so events tell whether it had (they are
+    asked, never waited for), and `data/starved_fraction` is the wait before which it had none.
+    Beside other devices the wait is an upper bound of what was lost. Validation and the start of
+    workers are left out.
+
+    Ranks are in lockstep, by the gradients they exchange: a rank that is late is waited for inside
+    the backward pass of all others, never inside their loaders. So the rank with the largest wait
+    is the one whose loader holds all others, and the job's wait is that rank's. A rank is named
+    when it costs the others more than 5 % of the time; else the forward passes are compared by the
+    same measure, where the time is a rank's own. What this cannot see are delays that change from
+    rank to rank: they count as the trainer's time. It costs one exchange between ranks, at the end.
+
+    Args:
+        plot: a .png, .pdf or .svg file for the wait beside the time of a step over the run; needs
+            the extra `plot`.
+
+    Raises:
+        ConfigError: the plot cannot be made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plot: str | None = None) -> None:
+        if plot is not None:
+            require_plot(plot)
+        self._plot = plot
         self._loader: ShardLoader | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._clock: StarvationClock = HostClock()
+        self._compares_forwards = False
         self._began: Measured | None = None
-        self._logged: Measured | None = None
-        self._left_out_s = 0.0
-        self._validation_began = 0.0
+        self._epoch_began = self._logged = Measured()
+        self._history = History()
+        self._waited_s = self._left_out_s = 0.0
+        self._stopped_at: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the loader to watch."""
         ours = [loader for loader in train_loaders(trainer) if isinstance(loader, ShardLoader)]
+        self._forget()
         self._loader = ours[0] if len(ours) == 1 else None
-        self._began = self._logged = None
-        self._left_out_s = 0.0
+        if self._loader is not None:
+            device = trainer.strategy.root_device
+            self._clock = make_clock(device)
+            is_timed = device.type in ("cpu", "cuda")
+            self._compares_forwards = is_timed and self._loader.place.world_size > 1
+            self._waited_s = self._loader.times.wait_s
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last epoch has figures of its own."""
+        if self._loader is not None and self._began is not None:
+            self._epoch_began = self._measure(self._loader)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """See what the wait for this batch has cost."""
+        if self._loader is None:
+            return
+        self._clock.batch_came(self._loader.times.wait_s - self._waited_s)
+        if self._compares_forwards:
+            self._clock.forward_begins()
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor
+    ) -> None:
+        """The forward pass has ended; what comes next waits for other ranks."""
+        if self._compares_forwards:
+            self._clock.forward_ended()
 
     def on_train_batch_end(
         self,
@@ -130,46 +111,108 @@ class DataThroughputMonitor(pl.Callback):
         """Begin to measure after the first batch; log when the loggers are due."""
         if self._loader is None:
             return
+        self._waited_s = self._loader.times.wait_s
+        self._clock.step_ended()
         if self._began is None:
-            self._began = self._logged = self._measure(self._loader)
+            self._began = self._epoch_began = self._logged = self._measure(self._loader)
         elif should_log(trainer) and trainer.is_global_zero:
             self._log(trainer, self._loader)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock."""
-        self._validation_began = time.perf_counter()
+        self._stopped_at = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the clock go on."""
-        self._left_out_s += time.perf_counter() - self._validation_began
+        if self._stopped_at is not None:
+            self._left_out_s += time.perf_counter() - self._stopped_at
+            self._stopped_at = None
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the verdict over the whole run and all ranks; every rank gets here."""
-        if self._loader is None or self._began is None:
+        """Report on the whole run and all ranks; every rank gets here."""
+        loader, self._loader = self._loader, None
+        if loader is None or self._began is None:
             return
-        own = self._measure(self._loader).since(self._began)
-        sums = torch.tensor(astuple(own), dtype=torch.float32, device=trainer.strategy.root_device)
-        mean = cast("Any", trainer.strategy).reduce(sums, reduce_op="mean")
-        measured = Measured(*mean.tolist())
-        if measured.samples:
-            rank_zero_info(self._throughput(measured, self._loader).verdict())
+        now = self._measure(loader)
+        own = [astuple(now.since(earlier)) for earlier in (self._began, self._epoch_began)]
+        sums = torch.tensor(own, dtype=torch.float32, device=trainer.strategy.root_device)
+        with warnings.catch_warnings():  # Lightning 2.6 calls what torch 2.13 deprecates
+            warnings.filterwarnings("ignore", message="torch.distributed.nn.functional.all_gather")
+            ranks = cast("Any", trainer.strategy).all_gather(sums).reshape(-1, *sums.shape)
+        run, epoch = ([Measured(*rank) for rank in span] for span in ranks.transpose(0, 1).tolist())
+        self._report(trainer, loader, {"whole run": run, "last epoch": epoch})
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Report to who ends a fit by hand; other ranks may be anywhere, so they are not asked."""
+        loader, self._loader = self._loader, None
+        if loader is None or self._began is None:
+            return
+        if isinstance(exception, KeyboardInterrupt):
+            own = self._measure(loader).since(self._began)
+            self._report(trainer, loader, {"whole run": [own]})
+
+    def _report(
+        self, trainer: pl.Trainer, loader: ShardLoader, spans: dict[str, list[Measured]]
+    ) -> None:
+        run = spans["whole run"]
+        if not trainer.is_global_zero or not run[0].batches:
+            return
+        epoch = spans.get("last epoch", run)
+        if epoch == run or not epoch[0].batches:
+            spans.pop("last epoch", None)
+        around = self._circumstances(trainer, loader)
+        rank_zero_info(write_report(spans, around))
+        metrics = self._metrics(in_lockstep(run), around, "data/run/")
+        slow = find_slow_rank(run)
+        if slow is not None:
+            metrics["data/run/slowest_rank"] = slow.rank
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=logger_step(trainer))
+        if self._plot is not None:
+            self._history.add(self._measure(loader).since(self._logged))
+            save_plot(self._plot, self._history.windows)
 
     def _log(self, trainer: pl.Trainer, loader: ShardLoader) -> None:
         now = self._measure(loader)
-        assert self._logged is not None  # noqa: S101 set with the first batch
-        throughput = self._throughput(now.since(self._logged), loader)
-        self._logged = now
+        window, self._logged = now.since(self._logged), now
+        self._history.add(window)
+        metrics = self._metrics(window, self._circumstances(trainer, loader), "data/")
         for logger in trainer.loggers:
-            logger.log_metrics(throughput.metrics(), step=logger_step(trainer))
+            logger.log_metrics(metrics, step=logger_step(trainer))
+
+    def _metrics(self, measured: Measured, around: Circumstances, prefix: str) -> dict[str, float]:
+        throughput = around.throughput(measured)
+        metrics = throughput.metrics(prefix)
+        if around.device == "cuda":
+            metrics[f"{prefix}starved_fraction"] = throughput.starved_fraction
+        return metrics
 
     def _measure(self, loader: ShardLoader) -> Measured:
         times = loader.times
+        now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
         return Measured(
+            batches=times.batches,
             samples=times.samples,
-            wall_s=time.perf_counter() - self._left_out_s - times.start_s,
+            wall_s=now_s - self._left_out_s - times.start_s,
             wait_s=times.wait_s,
+            starved_s=self._clock.starved_s,
             produce_s=times.produce_s,
+            forward_s=self._clock.forward_s,
         )
 
-    def _throughput(self, measured: Measured, loader: ShardLoader) -> Throughput:
-        return Throughput(measured, loader.pool.num_workers, loader.place.world_size)
+    def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> Circumstances:
+        pool = loader.pool
+        return Circumstances(
+            num_workers=0 if isinstance(pool, InlinePool) else pool.num_workers,
+            cores=max(1, _count_cores() // trainer.num_devices),
+            world_size=loader.place.world_size,
+            device=trainer.strategy.root_device.type,
+        )
+
+
+def _count_cores() -> int:
+    """The cores that this process may use, which a container may have fewer of than its machine."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(allowed(0)) if allowed else os.cpu_count() or 1

@@ -1,0 +1,294 @@
+"""Who waits for whom, in real fits: what is logged where, and what is said at the end."""
+
+import csv
+import logging
+import math
+import signal
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from tensorboardX.proto.event_pb2 import Event
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
+
+pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+FIGURES = ("samples_per_s", "loader_samples_per_s", "trainer_samples_per_s", "wait_fraction")
+METRICS = {f"data/{figure}" for figure in FIGURES}
+RUN_METRICS = {f"data/run/{figure}" for figure in FIGURES}
+
+
+@pytest.fixture
+def make_data(
+    pack_shards: Callable[..., list[str]], tmp_path: Path
+) -> Callable[..., ShardDataModule]:
+    def made(**options: Any) -> ShardDataModule:
+        defaults: dict[str, Any] = {
+            "train": SplitConfig(pack_shards([5, 9, 6], "train")),
+            "val": SplitConfig(pack_shards([3, 4], "val")),
+            "fields": {"image": "png", "label": "cls"},
+            "decode": {"image": "gray"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "loader": LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        }
+        return ShardDataModule(**(defaults | options))
+
+    return made
+
+
+class FakeLogger(Logger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "fake"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.given.append((step, metrics))
+
+    def steps(self, name: str) -> list[int | None]:
+        return [step for step, metrics in self.given if name in metrics]
+
+    def values(self, name: str) -> list[float]:
+        return [metrics[name] for _, metrics in self.given if name in metrics]
+
+
+class Net(pl.LightningModule):
+    """Logs its loss, takes its time, and notes all that is logged through itself."""
+
+    def __init__(self, step_s: float = 0.0, val_s: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 10)
+        self.step_s, self.val_s = step_s, val_s
+        self.logged: set[str] = set()
+
+    def log(self, name: str, *arguments: Any, **options: Any) -> None:
+        self.logged.add(name)
+        super().log(name, *arguments, **options)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(self.step_s)
+        images, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else batch
+        loss = nn.functional.cross_entropy(self.layer(images.flatten(1).float()), labels)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        time.sleep(self.val_s)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+class Interrupted(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.trainer.global_step == 7:
+            raise KeyboardInterrupt
+        return super().training_step(batch, batch_idx)
+
+
+def slowly(label: int) -> int:
+    time.sleep(0.02)
+    return label
+
+
+def fit(model: Net, data: Any, plot: str | None = None, **options: Any) -> FakeLogger:
+    logger = FakeLogger()
+    defaults: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 4, "logger": logger}
+    pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[DataThroughputMonitor(plot=plot)],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **(defaults | options),
+    ).fit(model, data)
+    return logger
+
+
+@pytest.fixture
+def reports(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What was said on data throughput, each time."""
+
+    def said() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        return [line for line in lines if "data throughput: " in line]
+
+    with caplog.at_level(logging.INFO):
+        yield said
+
+
+Reports = Callable[[], list[str]]
+MakeData = Callable[..., ShardDataModule]
+
+# --- loggers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("every", [2, 4])
+def test_the_four_figures_are_logged_when_and_where_the_module_logs_its_own(
+    every: int, accumulated: int, make_data: MakeData
+) -> None:
+    model = Net()
+    logger = fit(model, make_data(), log_every_n_steps=every, accumulate_grad_batches=accumulated)
+    for name in METRICS:
+        assert set(logger.steps(name)) == set(logger.steps("loss"))
+    assert logger.steps("loss")
+    assert model.logged == {"loss"}  # a self.log a step would cost more than the step
+
+
+def test_every_figure_is_in_its_range(make_data: MakeData) -> None:
+    logger = fit(Net(), make_data(), log_every_n_steps=1)
+    for names, times in ((METRICS, 19), (RUN_METRICS, 1)):  # all steps but the first
+        for name in names:
+            assert len(logger.values(name)) == times
+            assert all(math.isfinite(value) and value >= 0 for value in logger.values(name))
+            assert "fraction" not in name or max(logger.values(name)) <= 1
+
+
+def read_events(folder: Path) -> dict[str, dict[int, float]]:
+    """The values in TensorBoard's files, by name and step."""
+    values: dict[str, dict[int, float]] = defaultdict(dict)
+    for path in folder.rglob("events.out.tfevents.*"):
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            (size,) = struct.unpack_from("<Q", content, place)
+            event = Event.FromString(content[place + 12 : place + 12 + size])
+            place += 12 + size + 4  # a record: size, its checksum, the event, its checksum
+            for value in event.summary.value:
+                values[value.tag][event.step] = value.simple_value
+    return values
+
+
+def read_csv(path: Path) -> dict[str, dict[int, float]]:
+    values: dict[str, dict[int, float]] = defaultdict(dict)
+    with path.open() as file:
+        for line in csv.DictReader(file):
+            for name, value in line.items():
+                if value and name != "step":
+                    values[name][int(line["step"])] = float(value)
+    return values
+
+
+def test_tensorboard_and_csv_files_hold_what_every_logger_was_given(
+    make_data: MakeData, tmp_path: Path
+) -> None:
+    fake = FakeLogger()
+    loggers = [TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "table"), fake]
+    fit(Net(), make_data(), logger=loggers)
+    board = read_events(tmp_path / "board")
+    [path] = (tmp_path / "table").rglob("metrics.csv")
+    table = read_csv(path)
+    for name in METRICS | RUN_METRICS:
+        given = dict(zip(fake.steps(name), fake.values(name), strict=True))
+        assert list(given) == ([3, 7, 11, 15, 19] if name in METRICS else [20])
+        assert board[name] == pytest.approx(given)
+        assert table[name] == pytest.approx(given)
+
+
+def test_without_a_logger_there_is_still_a_report(make_data: MakeData, reports: Reports) -> None:
+    fit(Net(), make_data(), logger=False)
+    assert len(reports()) == 1
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def test_a_slow_loader_is_judged_loader_bound(make_data: MakeData, reports: Reports) -> None:
+    logger = fit(Net(), make_data(transforms={"label": slowly}))
+    [report] = reports()
+    assert "loader-bound: the trainer could take" in report
+    assert "to change: set num_workers to " in report
+    assert report.splitlines()[1].split() == ["whole", "run", "last", "epoch"]
+    assert logger.values("data/run/wait_fraction")[-1] > 0.5
+    loader, trainer = (
+        logger.values(f"data/run/{side}_samples_per_s")[-1] for side in ("loader", "trainer")
+    )
+    assert trainer > loader
+    assert loader < 50  # it sleeps 20 ms a sample
+
+
+def test_a_slow_model_is_judged_trainer_bound(make_data: MakeData, reports: Reports) -> None:
+    logger = fit(Net(step_s=0.05), make_data())
+    [report] = reports()
+    assert "trainer-bound: the loader could give" in report
+    assert logger.values("data/run/wait_fraction")[-1] < 0.5
+    assert logger.values("data/run/trainer_samples_per_s")[-1] < 40  # 2 samples in 50 ms
+
+
+def test_workers_make_the_waiting_short_and_the_verdict_stays_the_workers_own(
+    make_data: MakeData, reports: Reports
+) -> None:
+    """A worker makes a batch in 40 ms, the model takes 150: nobody waits for the worker."""
+    loader = LoaderConfig(multiprocessing_context="fork")
+    data = make_data(transforms={"label": slowly}, num_workers=1, loader=loader)
+    logger = fit(Net(step_s=0.15), data, max_epochs=1)
+    [report] = reports()
+    assert "trainer-bound" in report
+    assert logger.values("data/run/loader_samples_per_s")[-1] < 50  # it sleeps 20 ms a sample
+    assert logger.values("data/run/wait_fraction")[-1] < 0.3
+
+
+def test_time_in_validation_is_not_time_in_training(make_data: MakeData) -> None:
+    # 10 validations of 4 steps of 50 ms, and as many train steps that take about nothing
+    model = Net(val_s=0.05)
+    logger = fit(model, make_data(), max_epochs=1, val_check_interval=1, num_sanity_val_steps=0)
+    [trained] = logger.values("data/run/samples_per_s")
+    assert trained > 3 * 2 / 0.2  # with its validation a step of 2 samples takes 0.2 s
+
+
+def test_a_plot_is_there_after_the_fit_whether_or_not_it_logs(
+    make_data: MakeData, tmp_path: Path
+) -> None:
+    for logger in (FakeLogger(), False):
+        path = tmp_path / f"wait-{bool(logger)}.png"
+        fit(Net(), make_data(), plot=str(path), logger=logger)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_ends_with_a_report_and_a_plot(
+    make_data: MakeData, reports: Reports, tmp_path: Path
+) -> None:
+    on_sigint = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            fit(Interrupted(), make_data(), plot=str(tmp_path / "wait.png"))
+    finally:
+        signal.signal(signal.SIGINT, on_sigint)  # Lightning has it ignored
+    assert len(reports()) == 1
+    assert (tmp_path / "wait.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_a_foreign_loader_is_not_measured(reports: Reports) -> None:
+    items: Any = [(torch.zeros(16), 1)] * 8
+    logger = fit(Net(), DataLoader(items, batch_size=2))
+    assert reports() == []
+    assert {name for _, metrics in logger.given for name in metrics} == {"loss", "epoch"}
