@@ -6,7 +6,7 @@ Only what is asked for is imported: Lightning takes seconds.
 import sys
 from importlib import import_module
 
-_TOOLS = {"trace": "lightning_shards.tools.trace"}
+_TOOLS = {"schema": "lightning_shards.tools.schema", "trace": "lightning_shards.tools.trace"}
 
 
 def main() -> None:

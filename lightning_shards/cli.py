@@ -1,23 +1,64 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, NoReturn, cast
 
 import lightning.pytorch as pl
+from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from omegaconf.errors import OmegaConfBaseException
 
+from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.epoch import SetEpoch
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
+from lightning_shards.config_files import omegaconf_message, placed_message
 from lightning_shards.datamodule import ShardDataModule
+from lightning_shards.errors import (
+    ConfigError,
+    PlanError,
+    RankError,
+    ShardError,
+    ShardNotFoundError,
+    StateError,
+    UrlError,
+)
+from lightning_shards.parsing import cause_of, plain_message
+
+_USERS_TO_MEND = (ConfigError, PlanError, RankError, ShardNotFoundError, StateError, UrlError)
+"""Errors of a run that another option mends: a traceback would only hide the message."""
+
+
+class ShardArgumentParser(LightningArgumentParser):
+    """A parser whose errors are one line, which names the key, the rule and the value."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with exit status 2, or raise ArgumentError if the parser was made to do so."""
+        if ex is not None and self.exit_on_error:
+            plain = plain_message(ex)
+            # models and callbacks may be one of many classes: there all of the message is wanted
+            message = plain if plain.startswith("data") else message
+        super().error(message, ex)
+
+    def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
+        """Nothing before an error: a page of options would push its line off the screen."""
+        if file is not sys.stderr:
+            cast("Any", super()).print_usage(file)
 
 
 class ShardCLI(LightningCLI):
-    """`LightningCLI` with `ShardDataModule`, `SetEpoch`, `ExactResume`, `DataThroughputMonitor`.
+    """`LightningCLI` with `ShardDataModule` and our callbacks.
+
+    Each of `SetEpoch`, `ExactResume`, `EpochDigest` and `DataThroughputMonitor` that the
+    configuration does not bring is added.
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
-    ``--data.batch`` as ``--data.batch_size``).
+    ``--data.batch`` as ``--data.batch_size``). Settings that cannot work end in one line and exit
+    status 2. ``${trainer.devices}`` in a YAML is interpolated by omegaconf.
     """
 
     def __init__(
@@ -26,21 +67,60 @@ class ShardCLI(LightningCLI):
         datamodule_class: Any = ShardDataModule,
         **options: Any,
     ) -> None:
+        options.setdefault("parser_class", ShardArgumentParser)
         cast("Any", super()).__init__(model_class, datamodule_class, **options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser that takes no abbreviations."""
-        return super().init_parser(**{"allow_abbrev": False, **kwargs})
+        """A parser that takes no abbreviations and resolves interpolations."""
+        ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": "omegaconf"}
+        return super().init_parser(**{**ours, **kwargs})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the options and files; an interpolation that leads nowhere is an option's error."""
+        with self._errors_in_one_line(parser):
+            cast("Any", super()).parse_arguments(parser, args)
+
+    def instantiate_classes(self) -> None:
+        """Make model, data and trainer."""
+        with self._errors_in_one_line(self._parser(self.subcommand)):
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with those of our callbacks that the configuration does not bring itself."""
         given: Any = self._get(self.config_init, "trainer", default={}).get("callbacks") or []
         callbacks = cast("list[object]", given if isinstance(given, list) else [given])
         kinds = {type(callback) for callback in callbacks}
-        wanted = (SetEpoch, ExactResume, DataThroughputMonitor)
+        wanted = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
         ours = [kind() for kind in wanted if kind not in kinds]
         self.trainer_defaults["callbacks"] = [*self.trainer_defaults.get("callbacks", []), *ours]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError) as error:
+            self._parser(self.subcommand).error(f"trainer: {error}")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except _USERS_TO_MEND as error:
+            self._parser(subcommand).error(str(error))
+
+    @contextmanager
+    def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:
+        """Turn errors of settings, which jsonargparse wraps or lets through, into the parser's."""
+        try:
+            yield
+        except Exception as error:
+            if interpolation := cause_of(error, OmegaConfBaseException):
+                parser.error(omegaconf_message(interpolation))
+            if ours := cause_of(error, ShardError):
+                parser.error(placed_message(ours, self._data_settings()))
+            raise
+
+    def _data_settings(self) -> dict[str, Any]:
+        """What the section `data` says, in plain values."""
+        data = self._get(self.config, "data")
+        settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
+        return settings.get("init_args", settings)
 
 
 def main() -> None:

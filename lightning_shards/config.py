@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.parsing import load_callable, load_callables
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -32,14 +33,16 @@ class SplitConfig:
         batch_size: Samples per rank and step; overrides the module's for this split.
         fields: Batch key to member suffixes; overrides the module's for this split.
         decode: Batch key to decoder; overrides the module's for this split.
-        transforms: Batch key to callable; overrides the module's for this split.
-        stages: Callables from an iterator of samples to an iterator of samples, run after the
-            fields are decoded.
+        transforms: Batch key to callable, its import path, or class_path and init_args; overrides
+            the module's for this split.
+        stages: Callables from an iterator of samples to an iterator of samples, or what names them
+            as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
         shuffle_run: Indexed reader: samples kept together when shards are mixed; 0: whole shards.
         shuffle_block: Indexed reader: samples shuffled together.
-        on_bad_sample: ``raise`` says which sample is bad; ``substitute`` is not in this release.
-        max_bad: Budget of substitutions per epoch and job.
+        on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
+            place, with ``__weight__`` 0, and counts it.
+        max_bad: Bad samples of an epoch, over all ranks, that ``substitute`` may replace.
     """
 
     urls: str | list[str]
@@ -71,22 +74,33 @@ class SplitConfig:
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         require_choice("reader", self.reader, ("auto", "stream", "indexed"))
         require_choice("remainder", self.remainder, (None, "drop", "pad", "balanced"))
-        require_choice("on_bad_sample", self.on_bad_sample, ("raise",), later=("substitute",))
+        require_choice("on_bad_sample", self.on_bad_sample, ("raise", "substitute"))
         for name, value in (("dataset_size", self.dataset_size), ("batch_size", self.batch_size)):
             if value is not None:
                 require_at_least(name, value, 1)
         require_at_least("shuffle_buffer", self.shuffle_buffer, 0)
         require_at_least("shuffle_run", self.shuffle_run, 0)
         require_at_least("shuffle_block", self.shuffle_block, 1)
-        if self.max_bad:
+        require_at_least("max_bad", self.max_bad, 0)
+        if self.on_bad_sample == "substitute" and not self.max_bad:
             raise ConfigError(
-                f"max_bad={self.max_bad} has no effect with on_bad_sample='raise'; leave it at 0"
+                "on_bad_sample='substitute' needs a budget: set max_bad to the bad samples that an "
+                "epoch may have over all ranks, at least 1"
             )
-        for name, each in [
-            *(self.transforms or {}).items(),
-            *((f"stages[{i}]", s) for i, s in enumerate(self.stages)),
-        ]:
-            require_callable(name, each)
+        if self.max_bad and self.on_bad_sample == "raise":
+            raise ConfigError(
+                f"max_bad={self.max_bad} has no effect with on_bad_sample='raise'; leave it at 0, "
+                "or set on_bad_sample='substitute'"
+            )
+        self._load_callables()
+
+    def _load_callables(self) -> None:
+        """Put what can be called in the place of its name: the one change, before anybody looks."""
+        if self.transforms is not None:
+            transforms = load_callables("the transform of", self.transforms)
+            object.__setattr__(self, "transforms", transforms)
+        stages = [load_callable(f"stages[{i}]", each) for i, each in enumerate(self.stages)]
+        object.__setattr__(self, "stages", stages)
 
 
 @dataclass(frozen=True)
@@ -150,15 +164,3 @@ def require_choice(
         )
     if value not in choices:
         raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")
-
-
-def require_callable(name: str, value: object) -> None:
-    """Check a transform or a stage.
-
-    Raises:
-        ConfigError: it cannot be called.
-    """
-    if not callable(value):
-        raise ConfigError(
-            f"{name} must be a callable, or class_path and init_args in YAML, got {value!r}"
-        )

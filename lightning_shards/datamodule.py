@@ -1,13 +1,16 @@
 """The Lightning face: four splits, one loader factory, and ranks that agree before they train."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from os import PathLike
 from types import MethodType
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
+from omegaconf import DictConfig
 
 from lightning_shards.agreement import agree
 from lightning_shards.config import (
@@ -15,11 +18,12 @@ from lightning_shards.config import (
     Split,
     SplitConfig,
     require_at_least,
-    require_callable,
     require_choice,
 )
+from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader, require_same
+from lightning_shards.parsing import load_callables
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
@@ -65,9 +69,10 @@ class ShardDataModule(pl.LightningDataModule):
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``.
         decode: Batch key to decoder: raw, text, int, json, npy, rgb, gray, pil. Default: by suffix.
-        transforms: Batch key to callable, applied to each sample; one with a parameter ``rng`` gets
-            a ``numpy.random.Generator`` of its own for each sample.
-        device_transforms: Batch key to callable, applied to the whole batch on the device.
+        transforms: Batch key to callable (or its import path, or class_path and init_args), applied
+            to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
+            own for each sample.
+        device_transforms: Likewise, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
         seed: Keys every draw, shuffle and random transform.
@@ -100,8 +105,9 @@ class ShardDataModule(pl.LightningDataModule):
             "train": train, "val": val, "test": test, "predict": predict,
         }  # fmt: skip
         self.fields, self.decode = fields, decode or {}
-        self.transforms, self.device_transforms = transforms or {}, device_transforms or {}
-        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        self.transforms = load_callables("the transform of", transforms or {})
+        self.device_transforms = load_callables("the device transform of", device_transforms or {})
+        self._batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.batch_format: Literal["dict", "tuple"] = batch_format
         self.loader_config = loader
         self.allow_unsafe = frozenset(allow_unsafe or ())
@@ -115,6 +121,41 @@ class ShardDataModule(pl.LightningDataModule):
             self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
         self._check()
 
+    @classmethod
+    def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:
+        """The module that a configuration describes, with the types checked as the CLI does.
+
+        Args:
+            config: A DictConfig, a dict or the path of a YAML: the keys of this signature. With a
+                key ``data``, as in a config of LightningCLI, that section is taken and the rest of
+                it can be pointed at (``${trainer.devices}``); ``class_path`` and ``init_args`` in
+                it may name a subclass.
+
+        Raises:
+            ConfigError: an unknown or missing key, a value of another type, an interpolation that
+                leads nowhere, or settings that cannot work.
+            FileNotFoundError: there is no such file.
+        """
+        return module_from_config(cls, config)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per rank and step; another one is taken when loaders are next asked for."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        require_at_least("batch_size", batch_size, 1)
+        function = self.trainer.state.fn if self.trainer is not None else None
+        name = _STAGE_SPLITS[function.value if function else "fit"][0]
+        split = self.splits[name]
+        if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries it
+            raise ConfigError(
+                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
+                f"own, {split.batch_size}; leave that out of its SplitConfig"
+            )
+        self._batch_size = batch_size
+
     def _check(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
@@ -122,9 +163,6 @@ class ShardDataModule(pl.LightningDataModule):
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe:
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
-        for transforms in (self.transforms, self.device_transforms):
-            for name, transform in transforms.items():
-                require_callable(f"the transform of {name!r}", transform)
         for split in self.splits.values():
             if split is not None:
                 split_fields(split, self._defaults())
@@ -251,6 +289,8 @@ class ShardDataModule(pl.LightningDataModule):
         replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
         place = Place(replicas["rank"], replicas["num_replicas"])
         source = self._source(split, self._index(split))
+        if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
+            source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
         if self._settings.get(split) != settings:
             source.first_sample(place)  # a wrong field or transform shows here, on all ranks

@@ -1,12 +1,19 @@
-"""Every experiment in configs/ is read and run by a test."""
+"""Every experiment in configs/ is read and run by a test, on stand-ins for its shards."""
 
+import io
+import json
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import yaml
+from PIL import Image
+from webdataset.writer import ShardWriter
 
 from lightning_shards import SetEpoch, ShardCLI, ShardDataModule
 
@@ -19,26 +26,95 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+SAMPLES = {"train": 44, "val": 13}
+
+
+def image_bytes(rng: np.random.Generator, kind: str) -> bytes:
+    """A small picture; no two have the same size."""
+    height, width = rng.integers(30, 60, size=2)
+    data = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(data, kind)
+    return data.getvalue()
+
+
+def classified(rng: np.random.Generator) -> dict[str, Any]:
+    return {"jpg": image_bytes(rng, "JPEG"), "cls": str(rng.integers(10))}
+
+
+def captioned(rng: np.random.Generator) -> dict[str, Any]:
+    meta = json.dumps({"url": "https://example.org/a.jpg", "similarity": float(rng.random())})
+    return {"jpg": image_bytes(rng, "JPEG"), "txt": "ein grüner Vogel", "json": meta.encode()}
+
+
+def tokenised(rng: np.random.Generator) -> dict[str, Any]:
+    return {"npy": rng.integers(0, 500, 33).astype(np.uint16)}
+
+
+def pack(folder: Path, sample: Callable[[np.random.Generator], dict[str, Any]]) -> None:
+    """`train-*.tar` and `val-*.tar` of the kind of sample that a config reads."""
+    folder.mkdir(parents=True)
+    for split, count in SAMPLES.items():
+        with ShardWriter(str(folder / f"{split}-%03d.tar"), maxcount=11, verbose=0) as shards:
+            for number in range(count):
+                members = sample(np.random.default_rng((count, number)))
+                shards.write({"__key__": f"{number:09d}", **members})
 
 
 def pack_digits(folder: Path) -> None:
     """What `python examples/quickstart.py --pack-only` does, in this process."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        from examples.quickstart import pack_digits as pack  # noqa: PLC0415 needs the path above
-    finally:
-        sys.path.remove(str(ROOT))
-    pack(folder / "data/digits")
+    from examples.quickstart import pack_digits as pack_real  # noqa: PLC0415 needs its folder
+
+    pack_real(folder / "data/digits")
 
 
-# name: (packs what it reads, what makes its run short)
-RUNS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
-    "digits.yaml": (pack_digits, ["--trainer.max_epochs=1"]),
+# what makes a run on one process of a CPU, whatever the config says of its machine
+SMALL = [
+    "--trainer.accelerator=cpu",
+    "--trainer.strategy=auto",
+    "--trainer.devices=1",
+    "--trainer.precision=32-true",
+    "--trainer.fast_dev_run=2",
+    "--data.num_workers=0",
+    "--data.batch_size=4",
+]
+# name: (the samples it reads, its splits, what makes its model small)
+STAND_INS: dict[str, tuple[Any, list[str], list[str]]] = {
+    "imagenet.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
+    "image_text.yaml": (captioned, ["train"], ["--data.train.dataset_size=20"]),
+    "tokens.yaml": (tokenised, ["train", "val"], ["--model.vocabulary=500"]),
+    "ddp_multinode.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
 }
 
 
+@pytest.fixture(autouse=True)
+def called_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))  # models of examples/ are named in configs
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
+    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
+
+
+def urls_of(folder: Path, splits: list[str]) -> list[str]:
+    return [f"--data.{split}.urls={folder}/{split}-*.tar" for split in splits]
+
+
+def settings_of(module: ShardDataModule) -> dict[str, Any]:
+    """What a module was made of; instances of transforms by their class and attributes."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        return (type(value), vars(value)) if isinstance(value, RandomCrop | CenterCrop) else value
+
+    from examples.models.classifier import CenterCrop, RandomCrop  # noqa: PLC0415
+
+    names = ("fields", "decode", "batch_size", "num_workers", "seed", "loader_config")
+    splits = {name: split and plain(vars(split)) for name, split in module.splits.items()}
+    settings = {name: getattr(module, name) for name in names}
+    return splits | settings | {"transforms": plain(module.transforms)}
+
+
 def test_every_config_is_run_by_a_test() -> None:
-    assert sorted(RUNS) == CONFIGS
+    assert sorted([*STAND_INS, "digits.yaml"]) == CONFIGS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -48,25 +124,63 @@ def test_the_command_of_a_config_is_in_its_first_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))  # models of examples/ are named in it
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
-    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
-    cli = ShardCLI(args=["--config", str(ROOT / "configs" / name)], run=False)
+def test_a_config_is_read(name: str) -> None:
+    config = ROOT / "configs" / name
+    cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
     assert isinstance(cli.datamodule, ShardDataModule)
     assert SetEpoch in map(type, cli.trainer.callbacks)
+    trainer = yaml.safe_load(config.read_text())["trainer"]
+    assert cli.trainer.world_size == trainer["devices"] * trainer.get("num_nodes", 1)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_data_section_of_a_config_makes_the_same_module_without_the_cli(name: str) -> None:
+    config = ROOT / "configs" / name
+    cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
+    module = ShardDataModule.from_config(config)
+    assert settings_of(module) == settings_of(cli.datamodule)
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, splits, smaller = STAND_INS[name]
+    pack(tmp_path / "shards", sample)
+    monkeypatch.chdir(tmp_path)
+    options = [*SMALL, *smaller, *urls_of(tmp_path / "shards", splits), "--trainer.num_nodes=1"]
+    cli = ShardCLI(
+        args=["fit", "--config", str(ROOT / "configs" / name), *options,
+              f"--data.loader.cache_dir={tmp_path}/cache"],
+    )  # fmt: skip
+    assert cli.trainer.fit_loop.epoch_loop.batch_progress.total.completed == 2
+    validated = cli.trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed
+    assert validated == (2 if "val" in splits else 0)
+    measured = cli.trainer.callback_metrics
+    assert "train_loss" in measured
+    assert all(torch.isfinite(value) for value in measured.values())
 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_trains_by_its_command(
+@pytest.mark.parametrize("name", ["digits.yaml", "ddp_multinode.yaml"])
+def test_a_config_trains_on_two_ranks_by_its_command(
     name: str, tmp_path: Path, start_program: Callable[..., Any]
 ) -> None:
-    pack_data, shorter = RUNS[name]
-    pack_data(tmp_path)
     for folder in ("configs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    shorter = ["--trainer.max_epochs=1"]
+    if name == "digits.yaml":
+        pack_digits(tmp_path)
+    else:  # one node and two ranks in the place of four nodes and eight GPUs
+        sample, splits, smaller = STAND_INS[name]
+        pack(tmp_path / "data/shards", sample)
+        shorter += [*smaller, *urls_of(tmp_path / "data/shards", splits), "--data.num_workers=1"]
+        shorter += ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.num_nodes=1"]
+        shorter += ["--trainer.precision=32-true", "--trainer.sync_batchnorm=false"]
+        shorter += ["--data.batch_size=4", "--trainer.log_every_n_steps=1"]
     command = Path(sys.executable).with_name("lightning-shards")
     options = ["fit", "--config", f"configs/{name}", *shorter]
     with start_program([str(command), *options], tmp_path) as process:

@@ -1,0 +1,33 @@
+"""`lightning-shards schema`: what editors need to complete and check the section `data`."""
+
+import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any
+
+_EPILOG = """\
+Editors with a YAML language server take it by a comment in the first lines of a configuration:
+
+  lightning-shards schema > lightning_shards.schema.json
+  # yaml-language-server: $schema=lightning_shards.schema.json
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the JSON schema of a configuration."""
+    ArgumentParser(
+        prog="lightning-shards schema",
+        description="Print a JSON schema of a configuration: its section `data`, with the "
+        "sentence and the choices of each setting. Other sections are left open.",
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    ).parse_args(arguments)
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.parsing import json_schema  # noqa: PLC0415
+
+    schema: dict[str, Any] = json_schema(ShardDataModule, "data")
+    # the model and the trainer of a LightningCLI, of which this knows nothing
+    schema["additionalProperties"] = True
+    schema.pop("required", None)
+    print(json.dumps(schema, indent=1))

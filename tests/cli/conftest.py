@@ -1,0 +1,110 @@
+"""A command line of a small configuration, read in this process."""
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_shards import ShardCLI
+
+CONFIG: dict[str, Any] = {
+    "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False},
+    "data": {
+        "train": {"urls": "train-{000..003}.tar", "batch_size": 8},
+        "val": {"urls": ["val-0.tar", "val-1.tar"], "sampling": "sequential"},
+        "fields": {"image": "jpg;png", "label": "cls"},
+        "decode": {"image": "gray"},
+        "num_workers": 0,
+        "loader": {"prefetch": 4},
+    },
+}
+TRANSFORMS = '''
+class Times:
+    """A transform with a setting."""
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def __call__(self, value):
+        return value * self.factor
+
+
+def double(value):
+    return 2 * value
+
+
+def triple() -> Times:
+    return Times(3)
+'''
+
+MakeCLI = Callable[..., ShardCLI]
+Refused = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What Lightning 2.6 does with jsonargparse 4.53, and its wish for tensorboard."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for ignored in (
+                "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning",
+                "ignore:Starting from v1.9.0, `tensorboardX` has been removed",
+            ):
+                item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.fixture(autouse=True)
+def called_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pytest's own options, without a seed for what comes after, and with our path."""
+    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    """A small configuration, this test's own."""
+    return deepcopy(CONFIG)
+
+
+@pytest.fixture
+def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module `my_transforms`, which can be imported."""
+    (tmp_path / "my_transforms.py").write_text(TRANSFORMS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_transforms", raising=False)
+
+
+@pytest.fixture
+def make_cli(tmp_path: Path, config: dict[str, Any]) -> MakeCLI:
+    """Reads the configuration, changed, and the options; runs nothing."""
+
+    def made(
+        *options: str, cli: type[ShardCLI] = ShardCLI, settings: Any = None, **changes: Any
+    ) -> ShardCLI:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config | changes))
+        kinds = {"model_class": BoringModel} | (settings or {})
+        return cli(args=["--config", str(path), *options], run=False, **kinds)
+
+    return made
+
+
+@pytest.fixture
+def refused(make_cli: MakeCLI, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """What the command line says of these options, and that it ends with exit status 2."""
+
+    def told(*options: str, **changes: Any) -> str:
+        with pytest.raises(SystemExit) as ended:
+            make_cli(*options, **changes)
+        assert ended.value.code == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert not any(line.startswith(("Traceback", "usage:")) for line in lines)
+        [first] = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        return "\n".join(lines[first:]).removeprefix("error: ")
+
+    return told

@@ -1,0 +1,181 @@
+"""Links from data to model, subclasses, the environment, interpolation, saved configurations."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
+
+MakeCLI = Callable[..., ShardCLI]
+Refused = Callable[..., str]
+
+
+class Net(BoringModel):
+    """A model that wants to know something of its data."""
+
+    def __init__(self, batch_size: int = 1, num_classes: int = 0) -> None:
+        super().__init__()
+        self.batch_size, self.num_classes = batch_size, num_classes
+
+
+class NamedClasses(ShardDataModule):
+    """A data module that knows something, once it is made."""
+
+    def __init__(self, classes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.num_classes = len(classes or [])
+
+
+class Linked(ShardCLI):
+    """Model and data are one class each."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.batch_size", "model.batch_size")
+        parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
+
+
+class LinkedModels(ShardCLI):
+    """The model is any of several."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.batch_size", "model.init_args.batch_size")
+        parser.link_arguments(
+            "data.num_classes", "model.init_args.num_classes", apply_on="instantiate"
+        )
+
+
+class LinkedModelsAndData(ShardCLI):
+    """Both are."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.init_args.batch_size", "model.init_args.batch_size")
+        parser.link_arguments(
+            "data.num_classes", "model.init_args.num_classes", apply_on="instantiate"
+        )
+
+
+ONE_CLASS = {"model_class": Net, "datamodule_class": NamedClasses}
+
+
+@pytest.mark.parametrize("cli", [Linked, LinkedModels, LinkedModelsAndData])
+def test_a_setting_and_an_attribute_of_the_data_reach_the_model(
+    cli: type[ShardCLI], make_cli: MakeCLI, config: dict[str, Any]
+) -> None:
+    options, data = ["--data.classes=[cat, dog]"], config["data"]
+    settings: dict[str, Any] = dict(ONE_CLASS)
+    if cli is not Linked:
+        settings["subclass_mode_model"] = True
+        options.append(f"--model={__name__}.Net")
+    if cli is LinkedModelsAndData:
+        settings["subclass_mode_data"] = True
+        data = {"class_path": f"{__name__}.NamedClasses", "init_args": data}
+    made = make_cli("--data.batch_size=16", *options, cli=cli, settings=settings, data=data)
+    assert (made.datamodule.batch_size, made.model.batch_size) == (16, 16)
+    assert (made.datamodule.num_classes, made.model.num_classes) == (2, 2)
+
+
+def test_what_is_linked_cannot_be_given_apart(refused: Refused) -> None:
+    told = refused("--model.batch_size=16", cli=Linked, settings=ONE_CLASS)
+    assert told == 'Linked "model.batch_size" must be given via "data.batch_size".'
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_subclass_mode_takes_any_data_module_and_the_flat_form(
+    flat: bool, make_cli: MakeCLI, config: dict[str, Any]
+) -> None:
+    data: Any = config["data"]
+    if not flat:
+        data = {"class_path": f"{__name__}.NamedClasses", "init_args": data | {"classes": ["a"]}}
+    made = make_cli("--data.train.batch_size=2", settings={"subclass_mode_data": True}, data=data)
+    assert type(made.datamodule) is (ShardDataModule if flat else NamedClasses)
+    assert made.datamodule.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.batchsize=3", "data: Option 'batchsize' is not accepted"),
+        ("--data.train.batch_size=x", "data.train.batch_size: expected int or None, got x"),
+        ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at least"),
+    ],
+)
+def test_subclass_mode_refuses_in_one_line_too(
+    option: str, message: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    data = {"class_path": f"{__name__}.NamedClasses", "init_args": config["data"]}
+    assert refused(option, settings={"subclass_mode_data": True}, data=data).startswith(message)
+
+
+def test_the_environment_is_read_where_it_is_asked_for(
+    make_cli: MakeCLI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_DATA__BATCH_SIZE", "5")
+    monkeypatch.setenv("PL_DATA__TRAIN__URLS", "env-{0..3}.tar")
+    assert make_cli().datamodule.batch_size == 32
+    monkeypatch.setenv("PL_DATA__TRAIN", "{urls: env.tar, batch_size: 3}")
+    settings = {"parser_kwargs": {"default_env": True}}
+    made = make_cli(settings=settings).datamodule
+    assert made.batch_size == 5
+    assert make_cli("--data.batch_size=6", settings=settings).datamodule.batch_size == 6
+
+
+def test_a_yaml_and_its_interpolations_are_one_file(
+    make_cli: MakeCLI, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDS", "/data")
+    data = config["data"] | {"batch_size": "${trainer.max_epochs}", "seed": "${data.batch_size}"}
+    data["train"] = {"urls": "${oc.env:SHARDS}/train-{000..003}.tar", "batch_size": "${data.seed}"}
+    made = make_cli(data=data, trainer=config["trainer"] | {"max_epochs": 7}).datamodule
+    assert (made.batch_size, made.seed) == (7, 7)
+    assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
+
+
+def test_interpolation_can_be_switched_off(make_cli: MakeCLI, config: dict[str, Any]) -> None:
+    data = config["data"] | {"train": {"urls": "${SHARDS}/a.tar"}}
+    made = make_cli(data=data, settings={"parser_kwargs": {"parser_mode": "yaml"}})
+    assert made.datamodule.splits["train"].urls == "${SHARDS}/a.tar"
+
+
+@pytest.mark.usefixtures("transforms")
+def test_a_saved_config_says_what_was_named_and_makes_the_same_module(
+    make_cli: MakeCLI, config: dict[str, Any], tmp_path: Path
+) -> None:
+    named = {"class_path": "my_transforms.Times", "init_args": {"factor": 4}}
+    data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
+    data["transforms"] = {"image": named, "label": "my_transforms.double"}
+    first = make_cli(data=data)
+    saved = tmp_path / "saved.yaml"
+    first.parser.save(first.config, str(saved), skip_none=False, overwrite=True)
+    written = yaml.safe_load(saved.read_text())["data"]
+    assert written["transforms"] == {"image": named, "label": "my_transforms.double"}
+    again = ShardCLI(BoringModel, args=["--config", str(saved)], run=False).datamodule
+    for module in (again, ShardDataModule.from_config(saved)):
+        assert module.splits == first.datamodule.splits
+        assert module.batch_size == 1
+        assert module.transforms["label"] is first.datamodule.transforms["label"]
+        assert vars(module.transforms["image"]) == {"factor": 4}
+
+
+@pytest.mark.slow
+def test_the_command_reads_the_environment_when_jsonargparse_is_told_to(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("lightning-shards")), "fit", "--print_config"]
+    environment = {
+        "JSONARGPARSE_DEFAULT_ENV": "true",
+        "PL_FIT__DATA__FIELDS": "{label: cls}",
+        "PL_FIT__DATA__BATCH_SIZE": "5",
+    }
+    ended = subprocess.run(
+        [*command, "--model=lightning.pytorch.demos.boring_classes.BoringModel"],
+        cwd=tmp_path, env=os.environ | environment,
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    data = yaml.safe_load(ended.stdout)["data"]
+    assert (data["batch_size"], data["fields"]) == (5, {"label": "cls"})

@@ -1,0 +1,171 @@
+"""The command line: what arrives, what is added, what it prints."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_shards import (
+    DataThroughputMonitor,
+    EpochDigest,
+    ExactResume,
+    LoaderConfig,
+    SetEpoch,
+    ShardCLI,
+    ShardDataModule,
+    SplitConfig,
+)
+from lightning_shards.__main__ import main
+
+OURS = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
+
+
+def kinds(cli: ShardCLI) -> list[type]:
+    return [type(callback) for callback in cli.trainer.callbacks]
+
+
+def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli: Callable[..., ShardCLI]) -> None:
+    data = make_cli().datamodule
+    assert isinstance(data, ShardDataModule)
+    assert data.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=8)
+    assert data.splits["val"] == SplitConfig(["val-0.tar", "val-1.tar"], sampling="sequential")
+    assert data.splits["test"] is None
+    assert data.loader_config == LoaderConfig(prefetch=4)
+    assert data.fields == {"image": "jpg;png", "label": "cls"}
+
+
+def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
+    data = make_cli(
+        "--data.train.urls=other-0.tar::other-1.tar",
+        "--data.train.batch_size=3",
+        "--data.loader.prefetch=1",
+        "--data.seed=7",
+        "--data.val=null",
+    ).datamodule
+    assert data.splits["train"] == SplitConfig("other-0.tar::other-1.tar", batch_size=3)
+    assert data.splits["val"] is None
+    assert (data.loader_config, data.seed) == (LoaderConfig(prefetch=1), 7)
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize(
+    ("named", "result"),
+    [
+        ({"class_path": "my_transforms.Times", "init_args": {"factor": 4}}, 84),
+        ({"class_path": "my_transforms.Times"}, 42),
+        ({"class_path": "my_transforms.triple"}, 63),
+        ("my_transforms.double", 42),
+        ("my_transforms.Times", 42),
+        ("builtins.float", 21.0),
+    ],
+)
+def test_transforms_and_stages_are_made_of_what_names_them(
+    named: Any, result: float, make_cli: Callable[..., ShardCLI], config: dict[str, Any]
+) -> None:
+    data = config["data"] | {"transforms": {"label": named}, "device_transforms": {"image": named}}
+    data["train"] = data["train"] | {"stages": [named], "transforms": {"label": named}}
+    module = make_cli(data=data).datamodule
+    train = module.splits["train"]
+    for made in (
+        module.transforms["label"],
+        module.device_transforms["image"],
+        train.stages[0],
+        train.transforms["label"],
+    ):
+        assert made(21) == result
+
+
+@pytest.mark.usefixtures("transforms")
+def test_transforms_and_stages_can_be_given_as_options(make_cli: Callable[..., ShardCLI]) -> None:
+    module = make_cli(
+        "--data.transforms.label=my_transforms.double",
+        "--data.train.stages+=my_transforms.double",
+        "--data.train.stages+=my_transforms.Times",
+    ).datamodule
+    assert module.transforms["label"](4) == 8
+    assert [stage(4) for stage in module.splits["train"].stages] == [8, 8]
+
+
+def test_our_callbacks_are_added_once(make_cli: Callable[..., ShardCLI]) -> None:
+    found = kinds(make_cli())
+    assert [found.count(kind) for kind in OURS] == [1] * len(OURS)
+
+
+@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
+    as_list: bool, ours: type, make_cli: Callable[..., ShardCLI], config: dict[str, Any]
+) -> None:
+    listed: Any = {"class_path": f"lightning_shards.{ours.__name__}"}
+    if as_list:
+        checkpoint = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1}}
+        listed = [listed, checkpoint]
+    cli = make_cli(trainer=config["trainer"] | {"callbacks": listed})
+    assert [kinds(cli).count(kind) for kind in OURS] == [1] * len(OURS)
+    saved = [each for each in cli.trainer.callbacks if isinstance(each, ModelCheckpoint)]
+    assert [each.save_top_k for each in saved] == [-1 if as_list else 1]
+
+
+def test_callbacks_of_the_callers_own_defaults_stay(
+    make_cli: Callable[..., ShardCLI],
+) -> None:
+    class Own(pl.Callback):
+        pass
+
+    cli = make_cli(settings={"trainer_defaults": {"callbacks": [Own()]}})
+    assert kinds(cli).count(Own) == kinds(cli).count(SetEpoch) == 1
+
+
+def printed(capsys: pytest.CaptureFixture[str], run: Callable[[], object]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_a_printed_config_reads_as_itself(
+    make_cli: Callable[..., ShardCLI], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = printed(capsys, lambda: make_cli("--data.seed=3", "--print_config"))
+    again = tmp_path / "again.yaml"
+    again.write_text(first)
+    args = ["--config", str(again)]
+    assert (
+        printed(capsys, lambda: ShardCLI(BoringModel, args=[*args, "--print_config"], run=False))
+        == first
+    )
+    cli = ShardCLI(BoringModel, args=args, run=False)
+    assert cli.datamodule.splits == make_cli().datamodule.splits
+    assert cli.datamodule.seed == 3
+
+
+def test_help_of_a_split_shows_a_sentence_under_each_field(
+    make_cli: Callable[..., ShardCLI], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(printed(capsys, lambda: make_cli("--data.train.help")).split())
+    assert "Shards: paths or URLs with braces, local wildcards" in text
+    for name in SplitConfig.__dataclass_fields__:
+        assert f"--data.train.{name} " in text
+
+
+def test_help_shows_a_sentence_under_each_setting_of_the_module_and_the_loader(
+    make_cli: Callable[..., ShardCLI], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(printed(capsys, lambda: make_cli("--help")).split())
+    assert "Samples per rank and step" in text
+    assert "Batches that each worker keeps ready" in text
+    assert "Names of what can run code and is wanted all the same" in text
+
+
+def test_the_command_lists_fit_validate_test_and_predict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-shards", "--help"])
+    text = printed(capsys, main)
+    for subcommand in ("fit", "validate", "test", "predict"):
+        assert f"\n    {subcommand} " in text

@@ -1,0 +1,216 @@
+"""What cannot work ends in one line that names the key, the value and the remedy."""
+
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_shards import ShardCLI
+from lightning_shards.__main__ import main
+
+MakeCLI = Callable[..., ShardCLI]
+Refused = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--data.batch=3", "--data.train.batch=3", "--data.loader.pre=1", "--trainer.max_epoch=3"],
+)
+def test_an_abbreviated_or_misspelt_option_is_refused(option: str, refused: Refused) -> None:
+    assert option.partition("=")[0].rpartition(".")[2] in refused(option)
+
+
+@pytest.mark.parametrize(
+    ("where", "key"),
+    [("data", "batchsize"), ("train", "url"), ("loader", "prefech"), ("trainer", "max_epoch")],
+)
+def test_a_misspelt_key_in_the_yaml_is_refused(
+    where: str, key: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    data, trainer = config["data"], config["trainer"]
+    places = {"data": data, "trainer": trainer, "train": data["train"], "loader": data["loader"]}
+    places[where][key] = 1
+    assert key in refused(data=data, trainer=trainer)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.batch_size=many", "data.batch_size: expected int, got many"),
+        ("--data.train.batch_size=many", "data.train.batch_size: expected int or None, got many"),
+        ("--data.val.urls={a: 1}", "data.val.urls: expected str or list[str], got {'a': 1}"),
+        (
+            "--data.val.reader=wids",
+            "data.val.reader: expected Literal['auto', 'stream', 'indexed'], got wids",
+        ),
+        (
+            "--data.val.sampling=often",
+            (
+                "data.val.sampling: expected Literal['resampled', 'shuffled', 'sequential'] "
+                "or None, got often"
+            ),
+        ),
+        ("--data.loader.prefetch=x", "data.loader.prefetch: expected int, got x"),
+        ("--data.decode=[1]", "data.decode: expected dict[str, str] or None, got [1]"),
+        ("--data.train.batchsize=3", "data.train: Option 'batchsize' is not accepted"),
+        ("--data.test.batch_size=3", "data.test: the following arguments are required: urls"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_its_whole_key_and_what_is_expected(
+    option: str, message: str, refused: Refused
+) -> None:
+    assert refused(option) == message
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.batch_size=0", "data: batch_size must be a whole number of at least 1, got 0"),
+        ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at leas"),
+        ("--data.val.max_bad=-3", "data.val: max_bad"),
+        ("--data.val.urls=", "data.val: urls is empty; give a path, a pattern like data/{000.."),
+        ("--data.loader.prefetch=0", "data: prefetch must be a whole number of at least 1, got 0"),
+        ("--data.allow_unsafe=[x]", "data: allow_unsafe must be one of ['pipe', 'pickle', 'pth']"),
+        ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', wh"),
+        (
+            "--data.transforms.label=my_transforms.half",
+            (
+                "data: the transform of 'label' is 'my_transforms.half', which cannot be loaded: "
+                "module 'my_transforms' has no attribute 'half'"
+            ),
+        ),
+        (
+            (
+                "--data.val.transforms={label: {class_path: my_transforms.Times, "
+                "init_args: {factor: many}}}"
+            ),
+            (
+                "data.val: the transform of 'label' is {'class_path': 'my_transforms.Times', "
+                "'init_args': {'factor': 'many'}}, which cannot be loaded: init_args.factor: "
+                "expected int, got many"
+            ),
+        ),
+        (
+            "--data.train.stages+={class_path: my_transforms.Times, init_args: {faktor: 1}}",
+            (
+                "data.train: stages[0] is {'class_path': 'my_transforms.Times', 'init_args': "
+                "{'faktor': 1}}, which cannot be loaded: Group 'init_args' does not accept option"
+            ),
+        ),
+        ("--trainer.devices=0", "trainer: `Trainer(devices='0')` value is not a valid input"),
+        ("--trainer.accelerator=quantum", "trainer: You selected an invalid accelerator name"),
+    ],
+)
+def test_our_own_message_stands_plainly_behind_the_section_or_split(
+    option: str, message: str, refused: Refused
+) -> None:
+    told = refused(option)
+    assert told.startswith(message)
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("${data.sed}", "Interpolation key 'data.sed' not found, at 'data.batch_size'"),
+        ("${oc.env:NO_SUCH_VARIABLE}", "KeyError raised while resolving interpolation: "),
+        ("${data.seed", "no viable alternative at input '${data.seed'"),
+    ],
+)
+def test_an_interpolation_that_leads_nowhere_is_refused(
+    text: str, message: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    told = refused(data=config["data"] | {"batch_size": text})
+    assert told.startswith(message)
+    assert "\n" not in told
+
+
+def test_an_error_of_anything_else_keeps_all_of_its_message(refused: Refused) -> None:
+    told = refused("--trainer.callbacks={class_path: ModelCheckpoint, init_args: {save_topk: 3}}")
+    assert "Option 'save_topk' is not accepted" in told
+
+
+def test_a_parser_made_to_raise_raises(make_cli: MakeCLI) -> None:
+    settings = {"parser_kwargs": {"exit_on_error": False}}
+    with pytest.raises(ArgumentError, match="batch_size must be a whole number"):
+        make_cli("--data.train.batch_size=0", settings=settings)
+
+
+def test_an_error_in_the_users_own_code_keeps_its_traceback(
+    make_cli: MakeCLI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_transforms.py").write_text("def flip(image):\n    return imag\n\n1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ZeroDivisionError):
+        make_cli("--data.transforms.label=broken_transforms.flip")
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-shards", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.batch=3", "error: unrecognized arguments: --data.batch=3"),
+        ("--data.seed=x", "error: data.seed: expected int, got x"),
+        ("--data.train.reader=x", "error: data.train.reader: expected Literal['auto', "),
+        ("--data.train.batch_size=0", "error: data.train: batch_size must be"),
+    ],
+)
+def test_an_option_of_a_subcommand_is_refused_likewise(
+    option: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["fit", "--model=BoringModel", "--data.fields.label=cls", "--data.train.urls=a.tar"]
+    run_command(monkeypatch, *options, option)
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(message)
+    assert "usage:" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.train.urls=shards/none-*.tar"], "no file matches shards/none-*.tar"),
+        (["--data.batch_size=99"], "12 samples do not fill one step"),
+        (
+            ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
+            "stages of 'train' are for reader='stream'",
+        ),
+        (
+            ["--data.train.sampling=shuffled", "--data.train.dataset_size=5"],
+            "dataset_size=5 of 'train' differs from the 12 samples that its shards hold",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("transforms")
+def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    pack_shards: Callable[..., list[str]],
+    config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pack_shards([5, 7], "train")
+    shards = {"urls": "shards/train-*.tar"}
+    config["data"] |= {"train": shards, "val": shards, "fields": {"label": "cls"}}
+    config["data"] |= {"loader": {"cache_dir": "cache"}, "decode": None}
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    run_command(monkeypatch, "fit", "--config=experiment.yaml", "--model=BoringModel", *options)
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert message in error.splitlines()[-1]

@@ -1,0 +1,228 @@
+"""`ShardDataModule.from_config`: a DictConfig, a dict or a YAML make the module they describe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, UnsafeError
+
+SETTINGS: dict[str, Any] = {
+    "train": {"urls": "train-{000..003}.tar", "batch_size": 8, "stages": ["builtins.iter"]},
+    "val": {"urls": ["val-0.tar", "val-1.tar"], "sampling": "sequential"},
+    "fields": {"image": "jpg;png", "label": "cls"},
+    "decode": {"image": "gray"},
+    "transforms": {"label": "builtins.float"},
+    "batch_size": 16,
+    "loader": {"prefetch": 4},
+}
+
+
+class Named(ShardDataModule):
+    """A subclass with a setting of its own."""
+
+    def __init__(self, classes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.classes = classes
+
+
+def told(module: ShardDataModule) -> dict[str, Any]:
+    """All that a module was told."""
+    names = ("fields", "decode", "transforms", "device_transforms", "batch_size", "num_workers")
+    others = ("seed", "batch_format", "loader_config", "allow_unsafe")
+    return module.splits | {name: getattr(module, name) for name in names + others}
+
+
+WANTED = ShardDataModule(
+    SplitConfig("train-{000..003}.tar", batch_size=8, stages=[iter]),
+    SplitConfig(["val-0.tar", "val-1.tar"], sampling="sequential"),
+    fields={"image": "jpg;png", "label": "cls"},
+    decode={"image": "gray"},
+    transforms={"label": float},
+    batch_size=16,
+    loader=LoaderConfig(prefetch=4),
+)
+
+
+@pytest.fixture(params=["dict", "DictConfig", "path", "str"])
+def given(request: pytest.FixtureRequest, tmp_path: Path):
+    """Turns settings into each of the forms that a configuration may have."""
+
+    def made(settings: dict[str, Any]) -> Any:
+        if request.param == "dict":
+            return settings
+        config = OmegaConf.create(settings)
+        if request.param == "DictConfig":
+            return config
+        path = tmp_path / "config.yaml"
+        OmegaConf.save(config, path)
+        return path if request.param == "path" else str(path)
+
+    return made
+
+
+def test_the_keys_of_the_signature_make_the_module(given):
+    module = ShardDataModule.from_config(given(SETTINGS))
+    assert type(module) is ShardDataModule
+    assert told(module) == told(WANTED)
+
+
+def test_a_config_of_lightning_cli_gives_its_section_data(given):
+    whole = {
+        "seed_everything": 0,
+        "trainer": {"max_epochs": 16, "logger": "${nowhere}"},  # not ours: not resolved
+        "data": SETTINGS | {"batch_size": "${trainer.max_epochs}"},
+    }
+    assert told(ShardDataModule.from_config(given(whole))) == told(WANTED)
+
+
+def test_a_section_may_name_a_subclass(given):
+    section = {
+        "class_path": f"{__name__}.Named",
+        "init_args": SETTINGS | {"classes": ["cat", "dog"]},
+    }
+    for config in (section, {"data": section, "model": None}):
+        module = ShardDataModule.from_config(given(config))
+        assert isinstance(module, Named)
+        assert module.classes == ["cat", "dog"]
+        assert told(module) == told(WANTED)
+
+
+def test_a_subclass_takes_its_own_settings(given):
+    module = Named.from_config(given(SETTINGS | {"classes": ["cat"]}))
+    assert type(module) is Named
+    assert module.classes == ["cat"]
+    with pytest.raises(ConfigError, match=r"data.class_path is 'lightning_shards.ShardDataModule'"):
+        Named.from_config(given({"class_path": "lightning_shards.ShardDataModule"}))
+
+
+def test_a_config_is_not_changed_by_being_read():
+    config = OmegaConf.create(SETTINGS | {"seed": "${batch_size}"})
+    before = OmegaConf.to_yaml(config)
+    assert ShardDataModule.from_config(config).seed == 16
+    assert OmegaConf.to_yaml(config) == before
+    settings = {"train": {"urls": "a.tar"}, "fields": {"label": "cls"}}
+    ShardDataModule.from_config(settings)
+    assert settings == {"train": {"urls": "a.tar"}, "fields": {"label": "cls"}}
+
+
+def test_a_dict_in_code_may_hold_callables_and_dataclasses():
+    split = SplitConfig("a.tar", transforms={"label": abs})
+    settings = {"train": split, "fields": {"label": "cls"}, "transforms": {"label": float}}
+    module = ShardDataModule.from_config(settings)
+    assert module.splits["train"] == split
+    assert module.transforms == {"label": float}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batchsize": 3}, r"^data: Group 'data' does not accept option 'batchsize'$"),
+        ({"train": {"url": "a"}}, r"^data.train: Option 'url' is not accepted$"),
+        ({"train": "a.tar"}, r"^data.train: expected SplitConfig or None, got a.tar$"),
+        ({"loader": {"pre": 3}}, r"^data: Group 'data' does not accept option 'loader.pre'$"),
+        ({"batch_size": "x"}, r"^data.batch_size: expected int, got x$"),
+        ({"batch_size": 2.5}, r"^data.batch_size: expected int, got 2.5$"),
+        ({"batch_size": 0}, r"^data: batch_size must be a whole number of at least 1, got 0$"),
+        ({"val": {"urls": 3}}, r"^data.val.urls: expected str or list\[str\], got 3$"),
+        ({"val": {"urls": "a", "batch_size": 0}}, r"^data.val: batch_size must be .*, got 0$"),
+        ({"fields": None}, r"^data: the following arguments are required: data.fields$"),
+        ({"batch_size": "${sed}"}, r"Interpolation key 'sed' not found, at 'batch_size'$"),
+        ({"train": {"urls": "???"}}, r"Missing mandatory value: urls, at 'train.urls'$"),
+        ({"transforms": {"label": "json.nope"}}, r"^data: the transform of 'label' is 'json.nop"),
+        ({"class_path": "json.loads", "init_args": {}}, r"^data.class_path is 'json.loads', which"),
+        ({"class_path": "json.nope"}, r"^data.class_path cannot be imported: module 'json'"),
+        ({"class_path": "lightning_shards.ShardDataModule"}, r"not \['batch_size', 'decode', "),
+        ({"data": [1]}, r"must hold the settings of a data module, got \[1\]$"),
+        ({"data": None}, r"must hold the settings of a data module, got None$"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused_by_key_and_value(given, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule.from_config(given(SETTINGS | changes))
+
+
+def test_a_refusal_keeps_its_kind():
+    settings = SETTINGS | {"fields": {"label": "pkl"}, "decode": None}
+    with pytest.raises(UnsafeError, match=r"^data: field 'label' would be decoded as 'pickle'"):
+        ShardDataModule.from_config(settings)
+
+
+def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none.yaml"):
+        ShardDataModule.from_config(tmp_path / "none.yaml")
+    broken, listed = tmp_path / "broken.yaml", tmp_path / "list.yaml"
+    broken.write_text("train: {urls: [\n")
+    listed.write_text("- 1\n")
+    with pytest.raises(ConfigError, match=r"broken.yaml' cannot be read: while parsing"):
+        ShardDataModule.from_config(broken)
+    with pytest.raises(ConfigError, match=r"list.yaml' must hold the settings of a data module"):
+        ShardDataModule.from_config(str(listed))
+
+
+# --- structured configs ---------------------------------------------------------------------------
+
+
+def test_a_structured_config_merges_type_checks_and_makes_the_same_split(tmp_path):
+    base = OmegaConf.structured(SplitConfig)
+    merged = OmegaConf.merge(
+        base, {"urls": "a-{0..3}.tar"}, OmegaConf.from_dotlist(["batch_size=8"])
+    )
+    assert OmegaConf.to_object(merged) == SplitConfig("a-{0..3}.tar", batch_size=8)
+    several = OmegaConf.merge(merged, {"urls": ["a.tar", "b.tar"], "stages": ["builtins.iter"]})
+    assert OmegaConf.to_object(several) == SplitConfig(
+        ["a.tar", "b.tar"], batch_size=8, stages=[iter]
+    )
+    named = OmegaConf.merge(merged, {"transforms": {"label": "builtins.float"}})
+    OmegaConf.save(named, tmp_path / "split.yaml")
+    loaded = OmegaConf.merge(base, OmegaConf.load(tmp_path / "split.yaml"))
+    split = SplitConfig("a-{0..3}.tar", batch_size=8, transforms={"label": float})
+    assert OmegaConf.to_object(loaded) == OmegaConf.to_object(named) == split
+    assert OmegaConf.to_object(OmegaConf.structured(LoaderConfig)) == LoaderConfig()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batchsize": 8}, "Key 'batchsize' not in 'SplitConfig'"),
+        ({"batch_size": "many"}, "could not be converted to Integer"),
+        ({"sampling": "often"}, "expected one of"),
+        ({"urls": {"a": 1}}, "urls"),
+        ({"shuffle_run": None}, "shuffle_run"),
+        ({"fields": {"label": [1]}}, "fields"),
+    ],
+)
+def test_a_structured_config_refuses_what_does_not_fit(changes, message):
+    with pytest.raises(Exception, match=message) as refused:
+        OmegaConf.merge(OmegaConf.structured(SplitConfig), {"urls": "a.tar"} | changes)
+    assert type(refused.value).__module__ == "omegaconf.errors"
+
+
+def test_a_structured_split_is_checked_when_it_is_made():
+    config = OmegaConf.merge(OmegaConf.structured(SplitConfig), {"urls": "a.tar", "batch_size": 0})
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
+        OmegaConf.to_object(config)
+
+
+def test_structured_splits_interpolate_and_make_a_module_that_a_saved_config_makes_again(tmp_path):
+    experiment = OmegaConf.create(
+        {
+            "size": 16,
+            "data": {
+                "train": OmegaConf.structured(SplitConfig),
+                "val": OmegaConf.structured(SplitConfig),
+                "loader": OmegaConf.structured(LoaderConfig(prefetch=4)),
+            },
+        }
+    )
+    experiment = OmegaConf.merge(experiment, {"data": SETTINGS | {"batch_size": "${size}"}})
+    experiment.data.train.batch_size = "${data.loader.prefetch}"
+    module = ShardDataModule.from_config(experiment)
+    assert module.splits["train"].batch_size == 4
+    assert module.batch_size == 16
+    OmegaConf.save(experiment, tmp_path / "saved.yaml")
+    assert told(ShardDataModule.from_config(tmp_path / "saved.yaml")) == told(module)
+    OmegaConf.save(experiment.data, tmp_path / "data.yaml", resolve=True)
+    assert told(ShardDataModule.from_config(tmp_path / "data.yaml")) == told(module)

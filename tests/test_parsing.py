@@ -1,0 +1,143 @@
+"""What names a callable, arguments that are checked, and errors in one line."""
+
+import functools
+import pickle
+from typing import Any
+
+import pytest
+from jsonargparse import Namespace
+
+from lightning_shards.errors import ConfigError, UnsafeError
+from lightning_shards.parsing import build, cause_of, load_callable, plain_message
+
+
+class Times:
+    """A callable with a setting."""
+
+    def __init__(self, factor: int = 2) -> None:
+        if factor == 13:
+            raise ValueError("13 brings no luck")
+        self.factor = factor
+
+    def __call__(self, value: int) -> int:
+        return value * self.factor
+
+
+class Both:
+    """A callable made of callables, given in its `Any` argument."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __call__(self, value: int) -> int:
+        return functools.reduce(lambda result, part: part(result), self.parts, value)
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def scaled(factor: int) -> functools.partial:
+    return functools.partial(int.__mul__, factor)
+
+
+def given_back(anything: Any) -> Any:
+    return anything
+
+
+def spec(name: str, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": f"{__name__}.{name}", "init_args": init_args}
+
+
+@pytest.mark.parametrize(
+    ("named", "result"),
+    [
+        (double, 42),
+        (Times(3), 63),
+        (f"{__name__}.double", 42),
+        (f"{__name__}:double", 42),
+        (f"{__name__}.Times", 42),
+        ("builtins.float", 21.0),
+        (spec("Times", factor=3), 63),
+        (spec("Times", factor="3"), 63),
+        (spec("scaled", factor=4), 84),
+        ({"class_path": f"{__name__}.Times"}, 42),
+        (spec("Both", parts=[spec("Times", factor=3), spec("Times")]), 126),
+        (Namespace(class_path=f"{__name__}.Times", init_args=Namespace(factor=5)), 105),
+    ],
+)
+def test_what_names_a_callable_gives_it(named, result):
+    assert load_callable("this", named)(21) == result
+
+
+def test_a_function_that_was_named_can_be_sent_to_workers():
+    found = load_callable("this", "json.loads")
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (3, r"this must be a callable, its import path like .*, or class_path and .*, got 3"),
+        ("json", r"this must be a callable, .* got 'json'"),
+        ("os.sep", r"this must be a callable, .* got 'os.sep'"),
+        ("json.load_all", r"this is 'json.load_all', which cannot be loaded: module 'json' has no"),
+        ("no_such_module.flip", r"cannot be loaded: No module named 'no_such_module'"),
+        ("print(1)", r"this is 'print\(1\)', which cannot be loaded: invalid format"),
+        ("__import__('os').system", r"cannot be loaded: invalid format"),
+        ("", r"this is '', which cannot be loaded: invalid format"),
+        ({"init_args": {}}, r"this must be a callable"),
+        (spec("Times", factr=3), r"does not accept option 'factr'"),
+        (spec("Times", factor="many"), r"init_args.factor: expected int, got many"),
+        (spec("Times", factor=13), r"13 brings no luck"),
+        (spec("scaled"), r"the following arguments are required: init_args.factor"),
+        (spec("Times") | {"args": 1}, r"takes class_path and init_args, not \['args'\]"),
+        ({"class_path": 3}, r"cannot be loaded: "),
+    ],
+)
+def test_what_names_none_is_refused(named, message):
+    with pytest.raises(ConfigError, match=message):
+        load_callable("this", named)
+
+
+def test_what_jsonargparse_5_will_leave_to_us_is_made_here(monkeypatch):
+    """It will not make objects of ``class_path`` in `Any`; 4.51 to 4.53 warn of that."""
+    import jsonargparse._common as common  # noqa: PLC0415 no public way back
+
+    monkeypatch.setitem(common.parsing_settings, "instantiate_subclass_spec_in_any", False)
+    both = load_callable("this", spec("Both", parts=[Times(3), Times(2)]))
+    assert both(21) == 126
+    kept = build(given_back, {"anything": spec("Times", factor=3)}, "settings")
+    assert load_callable("this", kept)(21) == 63
+
+
+def refusing(first: int, other: str | None = None) -> None:
+    raise UnsafeError(f"nothing is safe with {first}, {other}")
+
+
+def test_an_error_of_what_is_built_is_the_same_error():
+    with pytest.raises(UnsafeError, match="nothing is safe with 1, b") as refused:
+        build(refusing, {"first": "1", "other": "b"}, "section")
+    wrapped = ValueError("Does not validate against any of the Union subtypes")
+    wrapped.__cause__ = refused.value
+    assert cause_of(wrapped, ConfigError) is refused.value
+    assert plain_message(wrapped) == "nothing is safe with 1, b"
+    assert cause_of(ValueError("alone"), ConfigError) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "the following arguments are required: section.first"),
+        ({"first": 1, "second": 2}, "Group 'section' does not accept option 'second'"),
+        ({"first": "x"}, "section.first: expected int, got x"),
+        ({"first": 1, "other": [2]}, r"section.other: expected str or None, got \[2\]"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_in_one_line(values, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        build(refusing, values, "section")
+
+
+def test_a_message_that_is_not_known_is_left_as_it_is():
+    assert plain_message(RuntimeError("what is\nthis")) == "what is this"
