@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_shards.callbacks.digest import EpochDigest
     from lightning_shards.callbacks.epoch import SetEpoch
     from lightning_shards.callbacks.resume import ExactResume
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cursor": "plan.cursor",
     "DataThroughputMonitor": "callbacks.throughput",
+    "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
     "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
@@ -47,6 +49,7 @@ _HOMES = {
 __all__ = [
     "Cursor",
     "DataThroughputMonitor",
+    "EpochDigest",
     "EpochPlan",
     "ExactResume",
     "LoaderConfig",

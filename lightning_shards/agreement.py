@@ -32,19 +32,26 @@ def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
         RankError: likewise, for an error that is none of ours.
         PlanError: a fact differs between ranks.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        if error is not None:
-            raise error
-        return
-    reports: list[_Report] = [_Report({}, None)] * torch.distributed.get_world_size()
-    own = _Report(dict(facts), _portable(error))
-    cast("Any", torch.distributed).all_gather_object(reports, own)
+    reports: list[_Report] = gather(_Report(dict(facts), _portable(error)))
     if error is not None:
         raise error
     for rank, report in enumerate(reports):
         if report.error is not None:
             raise type(report.error)(f"rank {rank} failed: {report.error}")
     _compare([report.facts for report in reports])
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, by global rank; every one of them must call this.
+
+    Args:
+        value: plain picklable values, a few hundred bytes.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    cast("Any", torch.distributed).all_gather_object(values, value)
+    return values
 
 
 def _portable(error: Exception | None) -> ShardError | None:

@@ -14,6 +14,7 @@ goes on working for who does not know this package::
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
     │   └── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
     ├── StateError (ValueError)             a checkpoint of another data set or another run
+    ├── DigestError (RuntimeError)          what was served is not what the order says
     ├── WorkerError (RuntimeError)          a worker that could not start or that died
     └── RankError (RuntimeError)            another rank failed: its message, raised here too
 """
@@ -65,6 +66,10 @@ class MissingFieldError(SampleError, KeyError):
 
 class StateError(ShardError, ValueError):
     """A checkpoint does not belong to this data set or this run."""
+
+
+class DigestError(ShardError, RuntimeError):
+    """The samples that the ranks were served are not those of the order."""
 
 
 class WorkerError(ShardError, RuntimeError):

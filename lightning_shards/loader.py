@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from lightning_shards.errors import ConfigError, ShardError, StateError
+from lightning_shards.errors import ConfigError, SampleError, ShardError, StateError
 from lightning_shards.pipeline.collate import BadSample, Batch, Made
 from lightning_shards.pipeline.source import Epochs, Source
+from lightning_shards.pipeline.substitute import require_budget
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.topology import Place
@@ -173,8 +174,8 @@ class ShardLoader:
         return self._copy(self._source)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch; under a Trainer its own epoch wins."""
-        if epoch != self.epoch:
+        """Begin the next iteration with this epoch; evaluation stays at 0, a Trainer's own wins."""
+        if epoch != self.epoch and not self.epochs.pinned:
             self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -197,6 +198,8 @@ class ShardLoader:
             following = epochs.next_epoch(cursor) if step == last else after
             made = self._next_made(following, plan.size(step, self.place.rank))
             served.add(made, after.samples)
+            if made.bad:
+                self._check_budget(served)
             if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
             yield made.batch
@@ -247,7 +250,8 @@ class ShardLoader:
 
     def _begin(self) -> tuple[Cursor, int | None]:
         if self.progress is not None:
-            return self.progress.begin(self)
+            cursor, limit = self.progress.begin(self)
+            return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         resumed, self._resumed = self._resumed, None
         if resumed and not self.epochs.steps(self.place.world_size, resumed.samples):
             resumed = self.epochs.next_epoch(resumed)  # it was saved at what is an epoch's end now
@@ -266,6 +270,13 @@ class ShardLoader:
         self.times.start_s += time.perf_counter() - begin
         self._standing = _Standing(stream, cursor, epochs.limit)
         self._is_first = True
+
+    def _check_budget(self, served: Served) -> None:
+        try:
+            require_budget(served.bad, self._source.max_bad, served.begin.epoch)
+        except SampleError:
+            self.close()
+            raise
 
     def _next_made(self, following: Cursor, samples: int) -> Made:
         assert self._standing is not None  # noqa: S101 _stand_at came first

@@ -166,11 +166,9 @@ class EvaluationProgress:
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
         """The beginning, and the steps that the trainer wants of this loader."""
-        loop = _evaluation_loop(self._trainer)
-        loaders = loop._combined_loader.flattened  # noqa: SLF001 Lightning names no other way
-        limits = [
-            limit for each, limit in zip(loaders, loop.max_batches, strict=True) if each is loader
-        ]
+        loaders = evaluation_loaders(self._trainer)
+        steps = _evaluation_loop(self._trainer).max_batches
+        limits = [limit for each, limit in zip(loaders, steps, strict=True) if each is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
 
     def trained(self, loader: Loader) -> Cursor:
@@ -340,6 +338,12 @@ def translates_batches(callbacks: Iterable[Any]) -> bool:
 def train_loaders(trainer: Any) -> list[Any]:
     """The train loaders of a running fit, ours and foreign, in the order of their container."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001 Lightning names no other way
+    return [] if combined is None else list(combined.flattened)
+
+
+def evaluation_loaders(trainer: Any) -> list[Any]:
+    """The loaders of a validation, test or prediction that is running or has just ended."""
+    combined = _evaluation_loop(trainer)._combined_loader  # noqa: SLF001 as above
     return [] if combined is None else list(combined.flattened)
 
 

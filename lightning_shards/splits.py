@@ -62,6 +62,12 @@ def make_source(
         PlanError: the shards hold no sample.
     """
     is_train = split == "train"
+    max_bad = config.max_bad if config.on_bad_sample == "substitute" else None
+    if max_bad is not None and defaults.batch_format == "tuple":
+        raise ConfigError(
+            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
+            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
+        )
     sampling = config.sampling or ("resampled" if is_train else "sequential")
     epochs = Epochs(
         samples=epoch_samples(split, config.dataset_size, sampling, index),
@@ -79,12 +85,14 @@ def make_source(
             block=config.shuffle_block,
             batch_format=defaults.batch_format,
             cache_dir=defaults.cache_dir,
+            max_bad=max_bad,
         )
     return StreamSource(
         *common,
         stages=tuple(config.stages),
         shuffle_buffer=config.shuffle_buffer,
         batch_format=defaults.batch_format,
+        max_bad=max_bad,
     )
 
 
@@ -151,8 +159,10 @@ def describe(split: str, source: StreamSource | IndexedSource, world_size: int) 
     """One line for the log: the epoch in numbers, and who reads it."""
     plan = source.epochs.plan(world_size)
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
+    left = "" if source.sampling == "resampled" else rest
+    bad = "" if source.max_bad is None else f", up to {source.max_bad:,} bad samples replaced"
     return (
         f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
         f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
-        f"{world_size} x {plan.batch_size} samples{'' if source.sampling == 'resampled' else rest}"
+        f"{world_size} x {plan.batch_size} samples{left}{bad}"
     )

@@ -19,11 +19,19 @@ Sample: TypeAlias = dict[str, Any]
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be read, in whose place another one stands."""
+    """A sample that could not be made, in whose place another one stands.
+
+    Attributes:
+        shard: its shard's number.
+        sample: its number in the shard.
+        reason: name of the error's class.
+        message: of the error, cut if it is long.
+    """
 
     shard: int
     sample: int
     reason: str
+    message: str = ""
 
 
 class Made(NamedTuple):
@@ -71,14 +79,14 @@ def make_batch(
     fields: Sequence[str],
     weights: Sequence[int],
     batch_format: BatchFormat,
+    bad: Sequence[BadSample] = (),
 ) -> Made:
     """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
     batch = collate(samples, fields, weights)
     ids = batch["__id__"].numpy()
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
-    return Made(
-        batch if batch_format == "dict" else tuple(batch[field] for field in fields), digest
-    )
+    given = batch if batch_format == "dict" else tuple(batch[field] for field in fields)
+    return Made(given, digest, tuple(bad))
 
 
 def _values(samples: Sequence[Sample], field: str) -> list[Any]:

@@ -24,6 +24,9 @@ Decoder: TypeAlias = Callable[[bytes], Any]
 Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
 
+OnBad: TypeAlias = Callable[[Sample, SampleError], None]
+"""Told of a sample that a stage cannot make; it raises, or the sample is left out."""
+
 
 def _decode_int(data: bytes) -> int:
     return int(data)
@@ -103,11 +106,12 @@ class Field:
                 f"{list(self.suffixes)}, found {found}; name one of these in `fields`"
             )
         decoder = self.decoder or decoder_of(suffix)
+        data = members[suffix]
         try:
-            return DECODERS[decoder](members[suffix])
+            return DECODERS[decoder](data)
         except Exception as error:
             raise SampleError(
-                f"{where}: member {suffix!r} ({len(members[suffix])} bytes) cannot be decoded as "
+                f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
                 f"{decoder!r} for field {self.name!r}: {error}; repair the shard, or name another "
                 f"decoder in `decode`"
             ) from error
@@ -166,7 +170,7 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
         )
     if field.decoders() & IMAGE_DECODERS:
-        images.require_pillow()
+        images.require_backend("pillow")
 
 
 @dataclass(frozen=True)
@@ -174,12 +178,18 @@ class DecodeFields:
     """A stage that turns members into fields and keeps the keys that begin with `__`."""
 
     fields: tuple[Field, ...]
+    on_bad: OnBad
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Decode sample by sample."""
         for members in samples:
             kept = {key: value for key, value in members.items() if key.startswith("__")}
-            yield kept | {field.name: field.decode(members) for field in self.fields}
+            try:
+                decoded = {field.name: field.decode(members) for field in self.fields}
+            except SampleError as error:
+                self.on_bad(members, error)
+                continue
+            yield kept | decoded
 
 
 class SampleTransforms:
@@ -218,11 +228,17 @@ class ApplyTransforms:
     transforms: SampleTransforms
     first: int
     stride: int
+    on_bad: OnBad
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Transform sample by sample."""
         for number, sample in enumerate(samples):
-            yield self.transforms.apply(sample, self.first + number * self.stride)
+            try:
+                transformed = self.transforms.apply(sample, self.first + number * self.stride)
+            except SampleError as error:
+                self.on_bad(sample, error)
+                continue
+            yield transformed
 
 
 def takes_rng(transform: Transform) -> bool:

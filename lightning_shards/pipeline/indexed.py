@@ -7,18 +7,28 @@ batch, and where the stream was started, changes nothing in it.
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Self
 
 import numpy as np
 
-from lightning_shards.pipeline.collate import BatchFormat, Made, Sample, make_batch
+from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
+from lightning_shards.pipeline.substitute import (
+    BAD,
+    SAMPLES_TRIED,
+    as_stand_in,
+    bad_sample,
+    epochs_to_try,
+    require_good_sample,
+    weights_of,
+)
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.digest import digest_order
+from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
@@ -28,6 +38,9 @@ from lightning_shards.topology import Place
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
 descriptors, of which a process has 1,024 by default."""
+
+_MAX_LOOKED_UP = 4096
+"""Positions looked up at once in the search for a substitute."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class IndexedSource:
         block: samples shuffled together.
         batch_format: a dict, or the fields in order as a tuple.
         cache_dir: where the tables of members are kept, None for the default.
+        max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
     """
 
     index: ShardIndex
@@ -57,6 +71,7 @@ class IndexedSource:
     block: int = 16_384
     batch_format: BatchFormat = "dict"
     cache_dir: str | None = None
+    max_bad: int | None = None
 
     @property
     def reader(self) -> dict[str, int | str]:
@@ -73,13 +88,13 @@ class IndexedSource:
         return SampleOrder(self.index.counts, self.seed, self.sampling, self.run, self.block)
 
     def first_sample(self, place: Place) -> None:
-        """Make one batch of one sample, to see that fields and transforms fit the shards.
+        """Make one sample, to see that fields and transforms fit the shards; none is replaced.
 
         Raises:
             ShardError: they do not.
         """
-        alone = self.with_epochs(Epochs(place.world_size, batch_size=1, remainder="drop"))
-        next(alone.batches(place, Cursor()))
+        alone = replace(self, epochs=epochs_to_try(place), max_bad=None)
+        require_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
@@ -88,31 +103,34 @@ class IndexedSource:
             ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
         """
         order = self.order()
+        unreadable: set[tuple[int, int]] = set()
         with OpenShards(self.index, self.cache_dir) as shards:
             for turn in self.epochs.turns(place, cursor):
-                yield from self._batches_of(turn, order, shards)
+                transforms = SampleTransforms(self.transforms, SampleSeeds(self.seed, turn.epoch))
+                rows = _Rows(self, order, turn.epoch, shards, transforms, unreadable)
+                yield from self._batches_of(turn, rows)
 
-    def expected_digest(self, epoch: int, start: int, stop: int) -> int:
-        """The digest of the samples at these positions of an epoch."""
-        return digest_order(self.order(), epoch, start, stop)
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
+        """A rank's share of the digest of the samples at these positions of an epoch."""
+        return digest_share(self.order(), epoch, start, stop, place)
 
-    def _batches_of(self, turn: Turn, order: SampleOrder, shards: "OpenShards") -> Iterator[Made]:
-        transforms = SampleTransforms(self.transforms, SampleSeeds(self.seed, turn.epoch))
+    def _batches_of(self, turn: Turn, rows: "_Rows") -> Iterator[Made]:
         names = [field.name for field in self.fields]
         advised = -1
         for step in turn.own_steps():
             start, stop = turn.plan.rank_span(step, turn.place.rank)
             block = start // max(self.block, 1)
             if block != advised:
-                self._advise(order, shards, turn, step)
+                self._advise(rows.order, rows.shards, turn, step)
                 advised = block
-            ids = order.at(turn.epoch, start, stop).tolist()
-            with transforms.keeping_globals():
-                rows = [
-                    transforms.apply(read_sample(shards, self.fields, shard, sample), position)
-                    for position, (shard, sample) in enumerate(ids, start)
-                ]
-                made = make_batch(rows, names, turn.weights(step), self.batch_format)
+            planned = weights = turn.weights(step)
+            with rows.transforms.keeping_globals():
+                samples, bad = rows.between(start, stop)
+                if self.max_bad is not None:
+                    weights = weights_of(samples, planned)
+                # a repeat that is bad is counted where it is no repeat
+                counted = [bad[row] for row in bad if not planned or planned[row]]
+                made = make_batch(samples, names, weights, self.batch_format, counted)
             yield made
 
     def _advise(self, order: SampleOrder, shards: "OpenShards", turn: Turn, step: int) -> None:
@@ -134,6 +152,77 @@ class IndexedSource:
         for stretch in np.split(ids, ends):
             shard, first, last = int(stretch[0, 0]), int(stretch[0, 1]), int(stretch[-1, 1])
             shards.reader(shard).will_need(first, last + 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Makes the rows of one epoch.
+
+    In the place of a bad sample stands the first good one that follows it in the order. Which one
+    is no matter of who asks: batches stay equal under any number of workers.
+
+    Attributes:
+        source: what the rows are made by.
+        order: the sequence of samples.
+        epoch: number of the epoch.
+        shards: where they are read from.
+        transforms: those of this epoch.
+        unreadable: samples that could not be read, not tried again: a search would take the square
+            of their number where they follow each other.
+    """
+
+    source: IndexedSource
+    order: SampleOrder
+    epoch: int
+    shards: "OpenShards"
+    transforms: SampleTransforms
+    unreadable: set[tuple[int, int]]
+
+    def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
+        """The rows at these positions of the epoch, and the bad samples by number of the row."""
+        bad: dict[int, BadSample] = {}
+        rows: list[Sample] = []
+        for position, (shard, sample) in enumerate(self._ids(start, stop), start):
+            self.shards.reader(shard)  # outside of the try: a shard that changed is no bad sample
+            try:
+                rows.append(self._row(position, shard, sample))
+            except BAD as error:
+                rows.append(self._stand_in(position, error))
+                bad[position - start] = bad_sample(shard, sample, error)
+        return rows, bad
+
+    def _row(self, position: int, shard: int, sample: int) -> Sample:
+        try:
+            row = read_sample(self.shards, self.source.fields, shard, sample)
+        except BAD:
+            self.unreadable.add((shard, sample))
+            raise
+        return self.transforms.apply(row, position)
+
+    def _stand_in(self, position: int, error: Exception) -> Sample:
+        """What is there instead; the error of the bad sample if the budget does not reach far."""
+        if self.source.max_bad is None:
+            raise error
+        tries = min(self.source.max_bad + 1, self.order.samples)
+        for shard, sample in self._following(position, tries):
+            self.shards.reader(shard)
+            with suppress(*BAD):
+                return as_stand_in(self._row(position, shard, sample))
+        error.add_note(f"the {tries} samples that follow it in the order are bad, too")
+        raise error
+
+    def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
+        """Samples behind a position that are not known to be bad; some are looked up at once."""
+        start, stop, size = position + 1, position + 1 + tries, 1
+        while start < stop:
+            following = self._ids(start, min(start + size, stop))
+            yield from (each for each in following if each not in self.unreadable)
+            start, size = start + size, min(2 * size, _MAX_LOOKED_UP)
+
+    def _ids(self, start: int, stop: int) -> list[tuple[int, int]]:
+        return [
+            (shard, sample) for shard, sample in self.order.at(self.epoch, start, stop).tolist()
+        ]
 
 
 class Members(Mapping[str, Any]):

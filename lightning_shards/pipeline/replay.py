@@ -2,6 +2,8 @@
 
 What the indexed reader serves is arithmetic. What the stream reader serves depends on the number of
 workers and on its shuffle buffers, so its shards are read again from the beginning of the epoch.
+
+A sample that proves bad when it is decoded is shown where it was planned, and not its substitute.
 """
 
 from collections.abc import Iterator

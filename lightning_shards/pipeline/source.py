@@ -117,6 +117,11 @@ class Source(Protocol):
         """How the stream is cut into epochs."""
         ...
 
+    @property
+    def max_bad(self) -> int | None:
+        """Bad samples that are replaced, per epoch and job; None: the first one raises."""
+        ...
+
     def with_epochs(self, epochs: Epochs) -> "Source":
         """The same samples, cut into other epochs."""
         ...
@@ -129,6 +134,9 @@ class Source(Protocol):
         """The batches of one worker from the cursor on, over the ends of epochs, without end."""
         ...
 
-    def expected_digest(self, epoch: int, start: int, stop: int) -> int | None:
-        """The digest of the samples at these positions of an epoch, None where nobody can tell."""
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
+        """A rank's share of the digest of the samples at these positions of an epoch.
+
+        None where nobody can tell; see `plan.digest`.
+        """
         ...

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote
 
@@ -41,8 +41,15 @@ from lightning_shards.pipeline.fields import (
 from lightning_shards.pipeline.parts import ShardPart, exact_parts, resampled_parts
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.pipeline.source import Epochs, Turn
+from lightning_shards.pipeline.substitute import (
+    SAMPLES_TRIED,
+    Losses,
+    epochs_to_try,
+    require_good_sample,
+    weights_of,
+)
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.digest import digest_order
+from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.tar import read_samples
@@ -78,6 +85,7 @@ class StreamSource:
         stages: the user's stages, after the fields are decoded and before the transforms.
         shuffle_buffer: samples held by webdataset's shuffle; 0 for none, as `sequential` has.
         batch_format: a dict, or the fields in order as a tuple.
+        max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
     """
 
     index: ShardIndex
@@ -89,6 +97,7 @@ class StreamSource:
     stages: tuple[Stage, ...] = ()
     shuffle_buffer: int = 1000
     batch_format: BatchFormat = "dict"
+    max_bad: int | None = None
 
     @property
     def reader(self) -> dict[str, int | str]:
@@ -117,7 +126,7 @@ class StreamSource:
             yield from self._batches_of(turn)
 
     def first_sample(self, place: Place) -> None:
-        """Make one batch of one sample, to see that fields, stages and transforms fit the shards.
+        """Make one sample, to see that fields, stages and transforms fit; none is replaced.
 
         Raises:
             ShardError: they do not.
@@ -125,25 +134,29 @@ class StreamSource:
         require_hosts(self.index.urls)
         alone = replace(
             self,
-            index=replace(self.index, counts=None),  # without counts a shard is read from its start
             sampling="resampled",
             shuffle_buffer=0,
-            epochs=Epochs(place.world_size, batch_size=1, remainder="drop"),
+            epochs=epochs_to_try(place),
+            max_bad=None,
         )
-        next(alone.batches(place, Cursor()))
+        # without counts a shard is read from its start, which costs least; with them from anywhere
+        first = replace(alone, index=replace(self.index, counts=None))
+        others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
+        require_good_sample([first, *others], place)
 
-    def expected_digest(self, epoch: int, start: int, stop: int) -> int | None:
-        """The digest of a whole epoch that serves each sample once; of nothing else.
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
+        """A rank's share of the digest of a whole epoch that serves each sample once.
 
-        In which order ranks and workers come to them depends on their numbers.
+        None for the rest: in which order they come depends on the numbers of ranks and workers.
         """
         counts = self.index.counts
         if self.sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
             return None
-        return digest_order(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop)
+        return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
 
     def _batches_of(self, turn: Turn) -> Iterator[Made]:
-        samples = self._samples(turn)
+        losses = Losses(self.max_bad, turn.epoch)
+        samples = losses.fill(self._samples(turn, losses), lambda: self._spare(turn))
         for step in turn.own_steps():
             if self._draws_from_globals():
                 with preserved_globals():
@@ -151,7 +164,7 @@ class StreamSource:
                     made = self._batch(samples, turn, step)
             else:
                 made = self._batch(samples, turn, step)
-            yield made
+            yield made._replace(bad=tuple(losses.take()))
 
     def _batch(self, samples: Iterator[Sample], turn: Turn, step: int) -> Made:
         size = turn.plan.size(step, turn.place.rank)
@@ -167,34 +180,53 @@ class StreamSource:
                 "stages that add samples need sampling='resampled'"
             )
         names = [field.name for field in self.fields]
-        return make_batch(rows, names, turn.weights(step), self.batch_format)
+        weights = turn.weights(step)
+        if self.max_bad is not None:
+            weights = weights_of(rows, weights)
+        return make_batch(rows, names, weights, self.batch_format)
 
     def _is_last(self, turn: Turn, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
         is_whole = self.sampling != "resampled" and turn.steps == turn.plan.steps
         return is_whole and step == turn.own_steps()[-1]
 
-    def _samples(self, turn: Turn) -> Iterator[Sample]:
+    def _samples(self, turn: Turn, losses: Losses) -> Iterator[Sample]:
         """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
         if self.sampling == "resampled":
-            return self._pipeline(turn, resampled_parts(self.index, self.seed, turn))
-        return chain.from_iterable(
-            self._pipeline(turn, exact_parts(self.index, self.seed, turn, weight, self._shuffled()))
-            for weight in (1, 0)
+            yield from self._pipeline(turn, resampled_parts(self.index, self.seed, turn), losses)
+            return
+        for weight in (1, 0):
+            losses.are_counted = weight == 1
+            parts = exact_parts(self.index, self.seed, turn, weight, self._shuffled())
+            yield from self._pipeline(turn, parts, losses)
+
+    def _spare(self, turn: Turn) -> Sample:
+        """A good sample from anywhere, for a worker that has none of its own."""
+        losses = Losses(self.max_bad, turn.epoch)
+        parts = map(ShardPart, range(self.index.num_shards))
+        for sample in self._pipeline(turn, parts, losses):
+            return sample
+        raise SampleError(
+            "not one sample of these shards is good, so none can stand for a bad one; "
+            "on_bad_sample='raise' shows what is wrong with the first"
         )
 
-    def _pipeline(self, turn: Turn, parts: Iterator[ShardPart]) -> Iterator[Sample]:
+    def _pipeline(self, turn: Turn, parts: Iterator[ShardPart], losses: Losses) -> Iterator[Sample]:
         place = turn.place
         seeds = SampleSeeds(self.seed, turn.epoch, turn.plan.done)
         lane = place.worker * place.world_size + place.rank
-        watch = _Watch(limit=2 * self.index.num_shards + self.shuffle_buffer + 16)
-        stages: list[Any] = [lambda: parts, _Expand(self.index, watch)]
+        # where samples may be bad, it is their number that ends the stream
+        limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
+        watch = _Watch(limit)
+        is_planned = self.sampling != "resampled"
+        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, losses, is_planned)]
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + lane)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        stages += [DecodeFields(self.fields), *self.stages]
+        stages += [DecodeFields(self.fields, losses.lose), *self.stages]
         transforms = SampleTransforms(self.transforms, seeds)
-        stages.append(ApplyTransforms(transforms, lane, place.world_size * place.num_workers))
+        stride = place.world_size * place.num_workers
+        stages.append(ApplyTransforms(transforms, lane, stride, losses.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))
 
@@ -238,6 +270,8 @@ class _Expand:
 
     index: ShardIndex
     watch: _Watch
+    losses: Losses
+    is_planned: bool
 
     def __call__(self, parts: Iterator[ShardPart]) -> Iterator[Sample]:
         for part in parts:
@@ -245,13 +279,29 @@ class _Expand:
             if expected == 0:
                 continue  # not worth opening, and no sign of a stream that gives nothing
             self.watch.opened()
-            url, (shard, skip, take) = self.index.urls[part.shard], part
-            if take is not None and skip + take == expected:
-                take = None  # read to the end, to see that nothing follows
-            with closing(read_shard(url, expected, skip)) as samples:
-                for number, sample in enumerate(islice(samples, take), skip):
+            yield from self._read(part, expected)
+
+    def _read(self, part: ShardPart, expected: int | None) -> Iterator[Sample]:
+        url, (shard, number, take) = self.index.urls[part.shard], part
+        stop = expected if take is None else number + take
+        if stop == expected:
+            take = None  # read to the end, to see that nothing follows
+        try:
+            with closing(read_shard(url, expected, number)) as samples:
+                for sample in islice(samples, take):
                     sample["__id__"] = (shard, number)
                     yield sample
+                    number += 1
+        except DamagedShardError as error:
+            if stop is not None and number >= stop:
+                raise  # nothing is lost: there is more than there was
+            if number == part.skip and not is_local(url):
+                _require_any(url)
+            if self.is_planned:
+                assert stop is not None  # noqa: S101 exact sampling has counts
+                self.losses.lose_planned(shard, range(number, stop), error)
+            else:
+                self.losses.lose_rest(shard, number, error)
 
 
 def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sample]:
@@ -296,6 +346,12 @@ def fetch_samples(url: str) -> Generator[Sample]:
             f"{redact(url)} cannot be read on after {number} samples: {type(error).__name__}: "
             f"{_reason(error)}; check that it can be fetched, then fetch or write it again"
         ) from None
+
+
+def _require_any(url: str) -> None:
+    """Check that a remote shard gives a sample at all: one that is missing is not just damaged."""
+    with closing(fetch_samples(url)) as samples:
+        next(samples, None)
 
 
 def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:

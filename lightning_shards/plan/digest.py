@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.plan.order import SampleOrder, mix
+from lightning_shards.topology import Place
 
 _AT_ONCE = 2**16
 """Positions digested together; 1 MiB of ids."""
@@ -32,9 +33,14 @@ def add_digests(*digests: int) -> int:
     return sum(digests) % _MODULUS
 
 
-def digest_order(order: SampleOrder, epoch: int, start: int, stop: int) -> int:
-    """The digest of what an order has at the positions from start to stop of an epoch."""
-    starts = range(start, stop, _AT_ONCE)
+def digest_share(order: SampleOrder, epoch: int, start: int, stop: int, place: Place) -> int:
+    """A rank's share of the digest of what an order has at the positions start to stop of an epoch.
+
+    The shares of all ranks, added, are the digest: each takes an equal part of the positions.
+    """
+    begin = start + (stop - start) * place.rank // place.world_size
+    end = start + (stop - start) * (place.rank + 1) // place.world_size
+    starts = range(begin, end, _AT_ONCE)
     return add_digests(
-        *(digest_ids(order.at(epoch, each, min(each + _AT_ONCE, stop))) for each in starts)
+        *(digest_ids(order.at(epoch, each, min(each + _AT_ONCE, end))) for each in starts)
     )

@@ -16,6 +16,7 @@ from torch import nn
 
 from lightning_shards import (
     DataThroughputMonitor,
+    EpochDigest,
     LoaderConfig,
     SetEpoch,
     ShardDataModule,
@@ -159,7 +160,7 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
 
 def fit(case: dict[str, Any], record: Record) -> None:
     data = make_data(case, record.folder)
-    callbacks: list[Any] = [SetEpoch(), DataThroughputMonitor()]
+    callbacks: list[Any] = [SetEpoch(), EpochDigest(), DataThroughputMonitor()]
     if case.get("bar"):
         callbacks.append(TQDMProgressBar())
     if "save_every" in case:

@@ -140,6 +140,12 @@ def test_every_fit_ends_with_one_report_by_rank_0(ran: Any) -> None:
     assert ran.output.count("data throughput: ") == len(CASES)
 
 
+def test_every_epoch_of_an_indexed_fit_is_proven_by_one_line_of_rank_0(ran: Any) -> None:
+    proven = [line for line in ran.output.splitlines() if ", as the order says (digest" in line]
+    indexed = [case for case in CASES if case.train_options.get("sampling") == "shuffled"]
+    assert len(proven) == sum(case.epochs for case in indexed), proven
+
+
 def test_the_progress_bar_counts_to_its_total_each_epoch(ran: Any) -> None:
     bars = [(each["n"], each["total"]) for each in ran.of("no workers", 0, "bar")]
     assert bars == [(6, 6)] * 3

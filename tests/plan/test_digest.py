@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.plan import digest as digest_module
-from lightning_shards.plan.digest import add_digests, digest_ids, digest_order
+from lightning_shards.plan.digest import add_digests, digest_ids, digest_share
 from lightning_shards.plan.order import SampleOrder
+from lightning_shards.topology import Place
 
 ids = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=20)
 
@@ -43,9 +44,8 @@ def test_all_small_ids_have_digests_of_their_own():
     """Also those whose numbers are exchanged, or have the same sum."""
     pairs = list(itertools.product(range(300), repeat=2))
     assert len({digest([pair]) for pair in pairs}) == len(pairs)
-    sums = {
-        add_digests(digest([a]), digest([b])) for a, b in itertools.combinations(pairs[:200], 2)
-    }
+    digests = [digest([pair]) for pair in pairs[:200]]
+    sums = {add_digests(*two) for two in itertools.combinations(digests, 2)}
     assert len(sums) == 200 * 199 // 2
 
 
@@ -54,5 +54,8 @@ def test_all_small_ids_have_digests_of_their_own():
 def test_the_digest_of_an_order_is_that_of_its_ids(sampling, at_once, monkeypatch):
     monkeypatch.setattr(digest_module, "_AT_ONCE", at_once)
     order = SampleOrder(np.array([4, 0, 7]), 3, sampling, run=2, block=4)
-    assert digest_order(order, 5, 2, 9) == digest_ids(order.at(5, 2, 9))
-    assert digest_order(order, 5, 4, 4) == 0
+    expected = digest_ids(order.at(5, 2, 9))
+    for world_size in (1, 2, 3, 9):
+        places = [Place(rank, world_size) for rank in range(world_size)]
+        assert add_digests(*(digest_share(order, 5, 2, 9, each) for each in places)) == expected
+    assert digest_share(order, 5, 4, 4, Place()) == 0

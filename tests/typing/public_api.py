@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from lightning_shards import (
     Cursor,
     DataThroughputMonitor,
+    EpochDigest,
     EpochPlan,
     LoaderConfig,
     Place,
@@ -30,7 +31,7 @@ def use_everything() -> None:
         fields={"image": "jpg;png", "label": "cls"},
         loader=LoaderConfig(multiprocessing_context="spawn", pin_memory=False),
     )
-    trainer = pl.Trainer(callbacks=[SetEpoch(), DataThroughputMonitor()])
+    trainer = pl.Trainer(callbacks=[SetEpoch(), EpochDigest(), DataThroughputMonitor()])
     trainer.fit(pl.LightningModule(), datamodule=module)
 
     loader = module.loader("train", rank=1, world_size=4)

@@ -1,0 +1,146 @@
+"""The proof, at each epoch's end, that the ranks were served what the order says: one line."""
+
+from collections import Counter
+from typing import NamedTuple
+
+import lightning.pytorch as pl
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_shards.agreement import gather
+from lightning_shards.errors import DigestError, SampleError
+from lightning_shards.loader import Served, ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import add_digests, digest_ids
+from lightning_shards.progress import evaluation_loaders, train_loaders
+
+
+class EpochDigest(pl.Callback):
+    """Compares what all ranks were served with what the order says, and logs one line an epoch.
+
+    Each worker digests the ids that are really in its batches. At the end of an epoch the digests
+    are added over the ranks and compared with that of the order's positions since the epoch's
+    start, or since it was resumed: a sample that was lost, repeated or exchanged changes it. The
+    same is done, without a line, after a validation, test or prediction. It is one collective, and
+    0.2 us for each sample of the epoch, shared by the ranks.
+
+    Samples under ``on_bad_sample="substitute"`` that could not be read are counted over all ranks
+    here, and the line says how many.
+
+    What a stream draws with replacement has no order to compare with: there the ranks' numbers of
+    steps are compared, and a line is logged only where samples were bad.
+
+    Raises:
+        DigestError: other samples were served than the order says, or the ranks are not in step.
+        SampleError: more samples were bad than `max_bad` allows.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prove the epoch of the train loaders; before any checkpoint of its end is written."""
+        for loader in train_loaders(trainer):
+            _prove(loader, f"epoch {trainer.current_epoch}", is_said=True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prove a validation."""
+        _prove_evaluation(trainer, "validation")
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prove a test."""
+        _prove_evaluation(trainer, "test")
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prove a prediction."""
+        _prove_evaluation(trainer, "prediction")
+
+
+class _Part(NamedTuple):
+    """What one rank was served, what its share of the order says, and how many were bad, and why.
+
+    `planned` is the digest of the samples that were served and of the bad ones.
+    """
+
+    rank: int
+    begin: Cursor
+    samples: int
+    steps: int
+    planned: int
+    expected: int | None
+    bad: Counter[str]
+
+
+def _prove_evaluation(trainer: pl.Trainer, name: str) -> None:
+    for loader in evaluation_loaders(trainer):
+        _prove(loader, name, is_said=False)
+
+
+def _prove(loader: object, name: str, *, is_said: bool) -> None:
+    """Compare, and say so; nothing for a foreign loader, or one that gave no batch."""
+    if not isinstance(loader, ShardLoader) or loader.served is None:
+        return
+    own = _part_of(loader, loader.served)
+    loader.served = None
+    parts = {part.rank: part for part in gather(own)}  # tensor-parallel processes share a rank
+    _require_lockstep(name, list(parts.values()))
+    expected = [part.expected for part in parts.values() if part.expected is not None]
+    digest = add_digests(*(part.planned for part in parts.values()))
+    if expected and add_digests(*expected) != digest:
+        raise DigestError(
+            f"{name}: the samples that {len(parts)} ranks were served are not those of the order "
+            f"(digest {digest:016x}, the order's is {add_digests(*expected):016x}); the model was "
+            "trained on other samples than planned. Report it with the configuration; stages or "
+            "hooks that change `__id__` have this effect too"
+        )
+    bad = sum((part.bad for part in parts.values()), Counter[str]())
+    _require_budget(name, bad, loader.source.max_bad)
+    if bad or (is_said and expected):
+        proof = f", as the order says (digest {digest:016x})" if expected else ""
+        rank_zero_info(f"{name}: {_size(own, len(parts))}{proof}{_loss(bad)}")
+
+
+def _part_of(loader: ShardLoader, served: Served) -> _Part:
+    begin, place = served.begin, loader.place
+    bad = np.array([(each.shard, each.sample) for each in served.bad], dtype=np.int64)
+    return _Part(
+        rank=place.rank,
+        begin=begin,
+        samples=served.samples,
+        steps=served.steps,
+        planned=add_digests(served.digest, digest_ids(bad.reshape(-1, 2))),
+        expected=loader.source.expected_digest(begin.epoch, begin.samples, served.samples, place),
+        bad=Counter(each.reason for each in served.bad),
+    )
+
+
+def _require_lockstep(name: str, parts: list[_Part]) -> None:
+    for part in parts:
+        for what in ("begin", "samples", "steps"):
+            first, other = getattr(parts[0], what), getattr(part, what)
+            if first != other:
+                raise DigestError(
+                    f"{name}: the ranks are not in step: rank {parts[0].rank} has {what}={first}, "
+                    f"rank {part.rank} has {other}; no rank may leave an epoch before the others"
+                )
+
+
+def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:
+    if bad.total() > (max_bad or 0):
+        raise SampleError(
+            f"{name}: {_count(bad)} could not be read on all ranks together, more than "
+            f"max_bad={max_bad}; repair the shards, or allow more"
+        )
+
+
+def _size(part: _Part, world_size: int) -> str:
+    resumed = f" from sample {part.begin.samples:,} on" if part.begin.samples else ""
+    samples = part.samples - part.begin.samples
+    return f"{samples:,} samples in {part.steps:,} steps of {world_size} ranks{resumed}"
+
+
+def _loss(bad: Counter[str]) -> str:
+    return f"; {_count(bad)} could not be read and were replaced" if bad else ""
+
+
+def _count(bad: Counter[str]) -> str:
+    """Numbers by reason, as in '3 samples (2 SampleError, 1 MissingFieldError)'."""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in bad.most_common())
+    return f"{bad.total()} samples ({reasons})"

@@ -1,0 +1,308 @@
+"""The proof at each epoch's end: right runs are proven in one line, and no wrong one is."""
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_shards import EpochDigest, ExactResume, LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.callbacks import digest as digest_module
+from lightning_shards.errors import DigestError, SampleError
+from lightning_shards.pipeline.collate import BadSample, make_batch
+from lightning_shards.pipeline.indexed import IndexedSource
+from lightning_shards.plan.digest import digest_ids
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
+)
+
+COUNTS = [5, 0, 9, 7]
+SAMPLES = sum(COUNTS)
+
+
+class Model(pl.LightningModule):
+    """Trains on labels, and knows the ids it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.ids: list[list[int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.ids += batch["__id__"].tolist()
+        return self.layer(batch["label"][:, None].float()).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch["label"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+@pytest.fixture
+def make_data(pack_shards, tmp_path):
+    urls = pack_shards(COUNTS)
+
+    def make(split: dict[str, Any] | None = None, **options: Any) -> ShardDataModule:
+        splits = {
+            "train": SplitConfig(urls, **{"sampling": "shuffled"} | (split or {})),
+            "val": SplitConfig(urls),
+            "test": SplitConfig(urls),
+            "predict": SplitConfig(urls),
+        }
+        return ShardDataModule(
+            **splits,
+            fields={"label": "cls"},
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), multiprocessing_context="fork"),
+            **{"batch_size": 4, "num_workers": 0} | options,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    def make(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+        return pl.Trainer(
+            accelerator="cpu",
+            callbacks=[EpochDigest(), *callbacks],
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **{"max_epochs": 2, "enable_checkpointing": False} | options,
+        )
+
+    return make
+
+
+@pytest.fixture
+def said(caplog):
+    """The lines of the callback, by what they are about."""
+    caplog.set_level(logging.INFO)
+    pattern = re.compile(r"(epoch \d+|validation|test|prediction): (\d.*)")
+    return lambda: dict(
+        match.groups() for match in map(pattern.fullmatch, caplog.messages) if match
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "balanced"])
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_each_epoch_is_proven_by_one_line(
+    sampling, remainder, num_workers, make_data, make_trainer, said
+):
+    model = Model()
+    split = {"sampling": sampling, "remainder": remainder}
+    make_trainer().fit(model, make_data(split, num_workers=num_workers, batch_size=4))
+    steps = SAMPLES // 4 if remainder == "drop" else -(-SAMPLES // 4)
+    served = steps * 4 if remainder == "drop" else SAMPLES
+    assert list(said()) == ["epoch 0", "epoch 1"]
+    for line in said().values():
+        assert line.startswith(f"{served} samples in {steps} steps of 1 ranks, as the order says")
+
+
+def test_the_line_names_the_digest_of_what_the_model_was_given(make_data, make_trainer, said):
+    model = Model()
+    make_trainer(max_epochs=1).fit(model, make_data())
+    digest = digest_ids(np.array(model.ids))
+    assert said()["epoch 0"].endswith(f"(digest {digest:016x})")
+
+
+@pytest.mark.parametrize("batch_format", ["dict", "tuple"])
+def test_a_batch_without_ids_is_proven_too(batch_format, make_data, make_trainer, said):
+    model = Model()
+    model.training_step = lambda *_: model.layer.weight.sum()
+    data = make_data(batch_format=batch_format)
+    make_trainer(limit_val_batches=0).fit(model, data)
+    assert len(said()) == 2
+
+
+def test_the_indexed_reader_proves_draws_with_replacement(make_data, make_trainer, said):
+    make_trainer().fit(Model(), make_data({"sampling": "resampled", "reader": "indexed"}))
+    assert "as the order says" in said()["epoch 1"]
+
+
+def test_a_stream_of_draws_has_nothing_to_prove_and_says_nothing(make_data, make_trainer, said):
+    make_trainer().fit(Model(), make_data({"sampling": "resampled"}))
+    assert said() == {}
+
+
+@pytest.mark.parametrize(("remainder", "is_proven"), [("balanced", True), ("drop", False)])
+def test_a_stream_is_proven_where_it_serves_all_samples(
+    remainder, is_proven, make_data, make_trainer, said
+):
+    split = {"reader": "stream", "remainder": remainder}
+    make_trainer().fit(Model(), make_data(split))
+    assert ("epoch 1" in said()) == is_proven
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [({"limit_train_batches": 3}, 12), ({"max_steps": 2}, 8), ({"overfit_batches": 1}, 4)],
+)
+def test_an_epoch_that_ends_early_is_proven_as_far_as_it_went(
+    options, samples, make_data, make_trainer, said
+):
+    make_trainer(**options).fit(Model(), make_data())
+    assert said()["epoch 0"].startswith(f"{samples} samples in {samples // 4} steps")
+
+
+def test_a_resumed_epoch_is_proven_from_where_it_was_resumed(
+    make_data, make_trainer, said, tmp_path
+):
+    first = make_trainer(ExactResume(), max_steps=2)
+    first.fit(Model(), make_data())
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    second = make_trainer(ExactResume())
+    second.fit(Model(), make_data(batch_size=2), ckpt_path=tmp_path / "saved.ckpt")
+    assert said()["epoch 0"].startswith("12 samples in 6 steps of 1 ranks from sample 8 on, as")
+    assert said()["epoch 1"].startswith("20 samples in 10 steps of 1 ranks, as")
+
+
+# --- wrong runs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WrongSource(IndexedSource):
+    """Spoils what is made: `spoil` gets the ids of a batch and gives others."""
+
+    spoil: Any = None
+
+    def batches(self, place, cursor):
+        for made in super().batches(place, cursor):
+            rows = [
+                {"__key__": "", "__id__": tuple(each), "label": 0}
+                for each in self.spoil(made.batch["__id__"].tolist())
+            ]
+            weights = made.batch["__weight__"].int().tolist() if "__weight__" in made.batch else []
+            yield make_batch(rows, ["label"], weights, self.batch_format)
+
+
+def lost(ids):
+    return [ids[-1], *ids[1:]]
+
+
+def foreign(ids):
+    return [[3, 6] if each == [0, 0] else each for each in ids]
+
+
+def exchanged(ids):
+    return [[sample, shard] for shard, sample in ids]
+
+
+def spoil_sources(monkeypatch, spoil):
+    plain = ShardDataModule._source
+
+    def source(self, split, index):
+        made = plain(self, split, index)
+        return WrongSource(**vars(made), spoil=spoil)
+
+    monkeypatch.setattr(ShardDataModule, "_source", source)
+
+
+@pytest.mark.parametrize("spoil", [lost, foreign, exchanged])
+def test_other_samples_than_planned_end_the_fit(spoil, make_data, make_trainer, monkeypatch, said):
+    spoil_sources(monkeypatch, spoil)
+    with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
+        make_trainer(limit_val_batches=0).fit(Model(), make_data({"remainder": "balanced"}))
+    assert said() == {}
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_other_samples_than_planned_end_an_evaluation(stage, make_data, make_trainer, monkeypatch):
+    getattr(make_trainer(), stage)(Model(), make_data())
+    spoil_sources(monkeypatch, lost)
+    name = {"validate": "validation", "predict": "prediction"}.get(stage, stage)
+    with pytest.raises(DigestError, match=f"{name}: the samples"):
+        getattr(make_trainer(), stage)(Model(), make_data())
+
+
+def test_samples_in_another_order_are_the_same_samples(make_data, make_trainer, monkeypatch, said):
+    spoil_sources(monkeypatch, partial(sorted, reverse=True))
+    make_trainer(limit_val_batches=0).fit(Model(), make_data())
+    assert len(said()) == 2
+
+
+def test_a_checkpoint_of_a_wrong_epoch_is_not_written(
+    make_data, make_trainer, monkeypatch, tmp_path
+):
+    spoil_sources(monkeypatch, lost)
+    saver = pl.callbacks.ModelCheckpoint(tmp_path / "saved", every_n_epochs=1)
+    trainer = make_trainer(saver, enable_checkpointing=True, limit_val_batches=0)
+    with pytest.raises(DigestError):
+        trainer.fit(Model(), make_data())
+    assert not (tmp_path / "saved").exists() or not list((tmp_path / "saved").iterdir())
+
+
+@pytest.mark.parametrize("field", ["begin", "samples", "steps"])
+def test_ranks_that_are_not_in_step_are_named(field, make_data, make_trainer, monkeypatch):
+    monkeypatch.setattr(
+        digest_module, "gather", lambda part: [part, part._replace(rank=1, **{field: 77})]
+    )
+    with pytest.raises(DigestError, match=rf"rank 0 has {field}=.*, rank 1 has 77"):
+        make_trainer().validate(Model(), make_data())
+
+
+def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeypatch, said):
+    monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
+    make_trainer().fit(Model(), make_data())
+    assert "of 1 ranks, as the order says" in said()["epoch 1"]
+
+
+# --- bad samples ----------------------------------------------------------------------------------
+
+
+def with_bad_samples(monkeypatch, max_bad):
+    """In each step the first sample cannot be read, and has a substitute."""
+    plain = ShardDataModule._source
+
+    class BadSource(IndexedSource):
+        def batches(self, place, cursor):
+            for made in super().batches(place, cursor):
+                ids = made.batch["__id__"].numpy()
+                bad = (BadSample(*ids[0].tolist(), "SampleError"),)
+                yield replace_digest(made, digest_ids(ids[1:]), bad)
+
+    def source(self, split, index):
+        return replace(BadSource(**vars(plain(self, split, index))), max_bad=max_bad)
+
+    def replace_digest(made, digest, bad):
+        return made._replace(digest=digest, bad=bad)
+
+    monkeypatch.setattr(ShardDataModule, "_source", source)
+
+
+def test_bad_samples_are_counted_in_the_line(make_data, make_trainer, monkeypatch, said):
+    with_bad_samples(monkeypatch, max_bad=5)
+    make_trainer(limit_val_batches=0).fit(Model(), make_data())
+    assert "as the order says" in said()["epoch 1"]
+    assert said()["epoch 1"].endswith(
+        "; 5 samples (5 SampleError) could not be read and were replaced"
+    )
+
+
+def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
+    make_data, make_trainer, monkeypatch
+):
+    with_bad_samples(monkeypatch, max_bad=9)
+    monkeypatch.setattr(
+        digest_module,
+        "gather",
+        lambda part: [part, part._replace(rank=1)],
+    )
+    monkeypatch.setattr(digest_module, "DigestError", AssertionError)
+    with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
+        make_trainer(limit_val_batches=0).fit(Model(), make_data())
