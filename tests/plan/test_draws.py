@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.draws import (
     MAX_SHARDS,
     ORDER_VERSION,
@@ -21,6 +20,7 @@ from lightning_shards.plan.draws import (
     shard_order,
     spans,
 )
+from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.topology import Place
 
 GOLDEN = Path(__file__).with_name("golden_draws.json")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan import order as order_module
-from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.draws import ORDER_VERSION, Purpose, scale_words
+from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import (
     FEISTEL_ROUNDS,
     MAX_BLOCK,
@@ -501,42 +501,6 @@ def test_no_positions_are_no_samples(sampling):
 
 
 # Plan and order together.
-
-segments = st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 4))
-
-
-@given(
-    orders(("shuffled", "sequential"), max_count=15) | orders(("resampled",), max_count=15),
-    st.sampled_from(["drop", "pad", "balanced"]),
-    st.integers(0, 3),
-    st.lists(segments, min_size=6, max_size=6),
-)
-@settings(max_examples=9 * settings.default.max_examples)
-def test_an_epoch_resumed_by_other_worlds_serves_every_sample_once(
-    order, remainder, epoch, resumes
-):
-    """Each segment is (batch size, world size, steps until it stops); the last one ends the epoch.
-
-    Six plans a chain: 10,800 in CI, 1,080,000 with HYPOTHESIS_PROFILE=thorough.
-    """
-    served, done = [], 0
-    for number, (batch_size, world_size, stop_after) in enumerate(resumes):
-        plan = plan_epoch(order.samples, batch_size, world_size, remainder, done)
-        steps = plan.steps if number == len(resumes) - 1 else min(stop_after, plan.steps)
-        restarted = pickle.loads(pickle.dumps(order))
-        for step in range(steps):
-            for rank in range(world_size):
-                start, stop = plan.rank_span(step, rank)
-                ids = pairs(restarted, epoch, start, stop)
-                distinct = plan.size(step, rank) - plan.num_repeats(step, rank)
-                # Repeats are behind the last sample, and what is there is the epoch's beginning.
-                assert distinct == max(0, min(stop, order.samples) - start)
-                served += ids[:distinct]
-        done = plan.trained(steps)
-        assert len(served) == done
-    assert served == pairs(order, epoch, 0, order.samples - plan.dropped)
-    if order.sampling != "resampled":
-        assert len(set(served)) == len(served)
 
 
 @given(orders(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 3))
