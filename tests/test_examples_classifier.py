@@ -1,0 +1,169 @@
+"""The two classifiers: what the hand-written pipeline gets wrong, and ours right, is counted."""
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.ddp, pytest.mark.timeout(700)]
+
+FOLDER = Path(__file__).parents[1] / "examples"
+LIMIT_S = 300  # ten seconds of work, on a machine that may be full
+
+NUM_TRAIN, NUM_VAL, STEPS, GLOBAL_BATCH = 1500, 297, 23, 64
+COUNTS = r"(\d+) once, (\d+) more than once, (\d+) never"
+
+
+class Count(NamedTuple):
+    """How many samples of a split all ranks together were given once, more than once, never."""
+
+    once: int
+    repeated: int
+    never: int
+
+
+class Epoch(NamedTuple):
+    """What a classifier prints of an epoch."""
+
+    steps: list[int]
+    order: str
+    train: Count
+    val: Count
+
+
+class Told(NamedTuple):
+    """What a classifier prints."""
+
+    output: str
+    epochs: list[Epoch]
+    never_trained: int
+    never_validated: int
+
+
+def run_example(name: str, folder: Path, start_program: Callable[..., Any]) -> Told:
+    """Run it on two ranks, which make their batches themselves: a fork of a rank may deadlock."""
+    shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, f"examples/{name}.py", "--num-workers", "0"]
+    with start_program(command, folder) as process:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    pattern = rf"^epoch (\d): steps of each rank \[(.*)\], (.*); train {COUNTS}; val {COUNTS}$"
+    found = re.findall(pattern, output, flags=re.MULTILINE)
+    assert [number for number, *_ in found] == ["0", "1", "2"], output
+    epochs = [
+        Epoch([int(each) for each in steps.split(", ")], order,
+              Count(*map(int, counts[:3])), Count(*map(int, counts[3:])))
+        for _, steps, order, *counts in found
+    ]  # fmt: skip
+    [never] = re.findall(r"in all epochs: train (\d+) never; val (\d+) never", output)
+    return Told(output, epochs, *map(int, never))
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]) -> Told:
+    """The hand-written pipeline, stopped in the middle of epoch 1 and resumed."""
+    return run_example("classifier_before", tmp_path_factory.mktemp("before"), start_program)
+
+
+@pytest.fixture(scope="module")
+def after(tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]) -> Told:
+    """The same training on this package, stopped and resumed likewise."""
+    return run_example("classifier_after", tmp_path_factory.mktemp("after"), start_program)
+
+
+def test_the_package_validates_every_sample_once_in_every_epoch(after: Told) -> None:
+    assert [epoch.val for epoch in after.epochs] == [(NUM_VAL, 0, 0)] * 3
+
+
+def test_the_package_trains_each_planned_sample_once_in_every_epoch(after: Told) -> None:
+    planned = STEPS * GLOBAL_BATCH
+    counts = [after.epochs[epoch].train for epoch in (0, 2)]
+    assert counts == [(planned, 0, NUM_TRAIN - planned)] * 2
+
+
+def test_the_package_repeats_and_skips_nothing_when_it_is_resumed_within_an_epoch(
+    after: Told,
+) -> None:
+    planned = STEPS * GLOBAL_BATCH
+    assert after.epochs[1].train == (planned, 0, NUM_TRAIN - planned)
+    assert "stopped after step 34, in the middle of epoch 1, and resumed" in after.output
+
+
+def test_the_package_draws_a_new_order_every_epoch(after: Told) -> None:
+    assert {epoch.order for epoch in after.epochs} == {"shards in a new order"}
+
+
+def test_the_package_leaves_no_sample_out_of_all_epochs(after: Told) -> None:
+    # 28 samples are dropped in each of three epochs; that they are the same ones is (28 / 1500)^2
+    assert (after.never_trained, after.never_validated) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_ranks_take_equally_many_steps(name: str, request: pytest.FixtureRequest) -> None:
+    assert [epoch.steps for epoch in request.getfixturevalue(name).epochs] == [[STEPS] * 2] * 3
+
+
+def test_the_package_says_who_waited_for_whom(after: Told) -> None:
+    assert "data throughput: " in after.output
+
+
+def test_the_pipeline_never_validates_what_fills_no_batch_of_a_rank(before: Told) -> None:
+    # 297 // (2 x 32) steps of 64, from the start of each rank's shards: the same in every epoch
+    assert [epoch.val for epoch in before.epochs] == [(256, 0, 41)] * 3
+    assert before.never_validated == 41
+
+
+def test_the_pipeline_repeats_samples_of_the_rank_with_fewer_of_them(before: Told) -> None:
+    # rank 1 has 700 samples, 21 batches, and takes two more; rank 0 has 800 and leaves 64
+    for epoch in (before.epochs[0], before.epochs[2]):
+        assert epoch.train.repeated >= STEPS * 32 - 700
+        assert epoch.train.never >= 800 - STEPS * 32
+
+
+def test_the_pipeline_reads_its_shards_in_one_order_for_ever(before: Told) -> None:
+    assert [epoch.order for epoch in before.epochs[1:]] == ["shards as in epoch 0"] * 2
+
+
+def test_the_pipeline_leaves_some_samples_out_of_all_epochs(before: Told) -> None:
+    assert before.never_trained > 0
+
+
+def test_the_pipeline_begins_the_epoch_again_when_it_is_resumed_within_it(before: Told) -> None:
+    # of each rank 11 batches, then 12 from the same beginning: no sample from behind the 12
+    # batches and the 64 samples that its shuffle holds
+    reached = 2 * (12 * 32 + 64)
+    assert before.epochs[1].train.never >= NUM_TRAIN - reached
+    assert before.epochs[1].train.repeated >= STEPS * GLOBAL_BATCH - reached
+
+
+def definitions(name: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    """The functions and classes of an example."""
+    nodes = ast.parse((FOLDER / f"{name}.py").read_text()).body
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name: node for node in nodes if isinstance(node, kinds)}
+
+
+def count_lines(name: str, *parts: str) -> int:
+    """Lines of code in these functions and classes, without docstrings and empty lines."""
+    lines = (FOLDER / f"{name}.py").read_text().splitlines()
+    nodes = [definitions(name)[part] for part in parts]
+    texts = [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Expr)]
+    docstrings = {line for each in texts if isinstance(each.value, ast.Constant)
+                  for line in range(each.lineno, each.end_lineno + 1)}  # fmt: skip
+    code = {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
+    return sum(bool(lines[line - 1].strip()) for line in code - docstrings)
+
+
+def test_the_two_differ_in_data_and_callbacks_alone() -> None:
+    assert set(definitions("classifier_before")) == {"identity", "DigitsData"}
+    assert set(definitions("classifier_after")) == {"make_data", "make_callbacks"}
+
+
+def test_the_data_part_becomes_shorter_by_half() -> None:
+    before = count_lines("classifier_before", "identity", "DigitsData")
+    assert 2 * count_lines("classifier_after", "make_data") <= before
