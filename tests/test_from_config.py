@@ -167,14 +167,11 @@ def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
 
 def test_a_structured_config_merges_type_checks_and_makes_the_same_split(tmp_path):
     base = OmegaConf.structured(SplitConfig)
-    merged = OmegaConf.merge(
-        base, {"urls": "a-{0..3}.tar"}, OmegaConf.from_dotlist(["batch_size=8"])
-    )
+    options = OmegaConf.from_dotlist(["batch_size=8"])
+    merged = OmegaConf.merge(base, {"urls": "a-{0..3}.tar"}, options)
     assert OmegaConf.to_object(merged) == SplitConfig("a-{0..3}.tar", batch_size=8)
-    several = OmegaConf.merge(merged, {"urls": ["a.tar", "b.tar"], "stages": ["builtins.iter"]})
-    assert OmegaConf.to_object(several) == SplitConfig(
-        ["a.tar", "b.tar"], batch_size=8, stages=[iter]
-    )
+    several = OmegaConf.merge(merged, {"urls": ["a", "b"], "stages": ["builtins.iter"]})
+    assert OmegaConf.to_object(several) == SplitConfig(["a", "b"], batch_size=8, stages=[iter])
     named = OmegaConf.merge(merged, {"transforms": {"label": "builtins.float"}})
     OmegaConf.save(named, tmp_path / "split.yaml")
     loaded = OmegaConf.merge(base, OmegaConf.load(tmp_path / "split.yaml"))
