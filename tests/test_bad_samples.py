@@ -28,6 +28,7 @@ from lightning_shards.errors import (
     SampleError,
     ShardNotFoundError,
 )
+from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
 from lightning_shards.shards.members import scan_members
@@ -413,6 +414,16 @@ def test_a_substitute_is_not_looked_for_beyond_a_shard_that_changed(make_data):
     loader = module.loader("train", rank=0, world_size=3)
     Path(data.urls[1]).write_bytes(b"no tar" * 1000)
     with pytest.raises(DamagedShardError, match=r"shard-1\.tar has a damaged header"):
+        list(loader)
+
+
+def test_a_shard_that_is_damaged_as_a_whole_is_no_bad_sample(make_data, monkeypatch):
+    data = make_data({}, counts=(1, 4))
+    loader = data.module(sampling="sequential", max_bad=100).loader("train")
+    # of many shards some are closed and opened again, without the advice that opened them first
+    monkeypatch.setattr(IndexedSource, "_advise", lambda *_: None)
+    Path(data.urls[0]).write_bytes(b"no tar" * 1000)
+    with pytest.raises(DamagedShardError, match=r"shard-0\.tar has a damaged header"):
         list(loader)
 
 

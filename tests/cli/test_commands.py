@@ -61,7 +61,10 @@ def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_
     }
     data |= {"batch_size": 2, "loader": {"cache_dir": "cache"}}
     trainer = config["trainer"] | {"log_every_n_steps": 2, "enable_progress_bar": False}
-    del trainer["logger"]
+    trainer["logger"] = {
+        "class_path": "lightning.pytorch.loggers.CSVLogger",
+        "init_args": {"save_dir": "."},
+    }
     (tmp_path / "config.yaml").write_text(
         yaml.safe_dump({"model": {"class_path": "net.Net"}, "data": data, "trainer": trainer})
     )

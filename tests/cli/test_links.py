@@ -167,15 +167,15 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(
 @pytest.mark.slow
 def test_the_command_reads_the_environment_when_jsonargparse_is_told_to(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("lightning-shards")), "fit", "--print_config"]
+    command.append("--model=lightning.pytorch.demos.boring_classes.BoringModel")
     environment = {
         "JSONARGPARSE_DEFAULT_ENV": "true",
         "PL_FIT__DATA__FIELDS": "{label: cls}",
         "PL_FIT__DATA__BATCH_SIZE": "5",
     }
     ended = subprocess.run(
-        [*command, "--model=lightning.pytorch.demos.boring_classes.BoringModel"],
-        cwd=tmp_path, env=os.environ | environment,
-        capture_output=True, text=True, timeout=120, check=True,
+        command, cwd=tmp_path, env=os.environ | environment,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     data = yaml.safe_load(ended.stdout)["data"]
     assert (data["batch_size"], data["fields"]) == (5, {"label": "cls"})

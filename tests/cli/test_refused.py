@@ -195,6 +195,7 @@ def test_an_option_of_a_subcommand_is_refused_likewise(
     ],
 )
 @pytest.mark.usefixtures("transforms")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
     options: list[str],
     message: str,
@@ -210,7 +211,8 @@ def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
     config["data"] |= {"loader": {"cache_dir": "cache"}, "decode": None}
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
-    run_command(monkeypatch, "fit", "--config=experiment.yaml", "--model=BoringModel", *options)
+    common = ["--config=experiment.yaml", "--model=BoringModel", "--trainer.num_sanity_val_steps=0"]
+    run_command(monkeypatch, "fit", *common, *options)
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert message in error.splitlines()[-1]

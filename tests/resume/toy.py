@@ -40,6 +40,7 @@ class ToySource:
     index: ToyIndex
     epochs: Epochs
     sampling: str = "shuffled"
+    max_bad: int | None = None
 
     @property
     def reader(self) -> dict[str, int | str]:
