@@ -52,6 +52,11 @@ _SPLIT_OF: dict[RunningStage | None, Split] = {
     RunningStage.PREDICTING: "predict",
 }
 """The split that a trainer's running stage reads."""
+_ANSWERED = (
+    "You have overridden `on_after_batch_transfer` in both",  # ours calls the module's own hook
+    "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # `__id__` says
+)
+"""Warnings of Lightning's that do not hold here."""
 _TRANSLATE = (
     "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
     "checkpoints resume with another batch size and another number of ranks"
@@ -173,9 +178,8 @@ class ShardDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
-        warnings.filterwarnings(  # ours calls the module's own hook, see on_after_batch_transfer
-            "ignore", message="You have overridden `on_after_batch_transfer` in both"
-        )
+        for answered in _ANSWERED:
+            warnings.filterwarnings("ignore", message=answered)
         if stage == "validate":
             self._config("val")  # without it Lightning would ask for a val_dataloader method
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
