@@ -29,7 +29,9 @@ class History:
         self._open, self._in_open = Measured(), 0
 
     def add(self, window: Measured) -> None:
-        """Add what was measured since the window before."""
+        """Add what was measured since the window before; nothing, if there was no step."""
+        if not window.batches:
+            return
         self._open, self._in_open = self._open.plus(window), self._in_open + 1
         if self._in_open < self._merged:
             return

@@ -155,6 +155,11 @@ class SlowRank:
     fraction: float
     median: float
 
+    @property
+    def excess(self) -> float:
+        """Share of the time that it costs all others."""
+        return self.fraction - self.median
+
 
 def find_slow_rank(ranks: Sequence[Measured]) -> SlowRank | None:
     """The rank that holds all others, if one stands out.

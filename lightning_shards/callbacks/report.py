@@ -74,15 +74,18 @@ def describe_slow_rank(slow: SlowRank) -> str:
 
 def advise(throughput: Throughput, slow: SlowRank | None, around: Circumstances) -> str:
     """The one change that gives most; it may be none."""
-    if slow and slow.part == "loader" and slow.fraction > 2 * slow.median:
+    if slow and slow.part == "loader" and slow.excess > slow.median:
         return (
             f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
             "and what else runs there"
         )
-    if throughput.side == "loader-bound" or throughput.starved_fraction > WORTH_A_CHANGE:
+    if throughput.side == "loader-bound":
         return _advise_loader(throughput, around)
-    if slow and slow.part == "forward pass":
+    lost = throughput.starved_fraction
+    if slow and slow.part == "forward pass" and (slow.excess > lost or lost <= WORTH_A_CHANGE):
         return f"find out what slows the model on rank {slow.rank}, its device or its machine"
+    if lost > WORTH_A_CHANGE:
+        return _advise_loader(throughput, around)
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
     return "nothing in the loader: more workers change nothing, only a faster model does"

@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from dataclasses import astuple
 from typing import Any, cast
 
@@ -135,11 +134,11 @@ class DataThroughputMonitor(pl.Callback):
             return
         now = self._measure(loader)
         own = [astuple(now.since(earlier)) for earlier in (self._began, self._epoch_began)]
-        sums = torch.tensor(own, dtype=torch.float32, device=trainer.strategy.root_device)
-        with warnings.catch_warnings():  # Lightning 2.6 calls what torch 2.13 deprecates
-            warnings.filterwarnings("ignore", message="torch.distributed.nn.functional.all_gather")
-            ranks = cast("Any", trainer.strategy).all_gather(sums).reshape(-1, *sums.shape)
-        run, epoch = ([Measured(*rank) for rank in span] for span in ranks.transpose(0, 1).tolist())
+        # each rank fills its own rows, and all are added: torch deprecates Lightning's all_gather
+        sums = torch.zeros(2, trainer.world_size, len(own[0]), device=trainer.strategy.root_device)
+        sums[:, trainer.global_rank] = torch.tensor(own, device=sums.device)
+        sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
+        run, epoch = ([Measured(*rank) for rank in span] for span in sums.tolist())
         self._report(trainer, loader, {"whole run": run, "last epoch": epoch})
 
     def on_exception(

@@ -1,14 +1,146 @@
-"""Small networks on a machine that others use too: one thread, as several would wait for a core."""
+"""Small networks on a machine that others use too, and fits of a monitor that need no network."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from lightning_shards import DataThroughputMonitor, Place, ShardLoader
+from lightning_shards.callbacks import starvation, throughput
+from lightning_shards.workers.inline import InlinePool
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """Several would wait for a core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class FakeFit:
+    """Calls the hooks of a monitor as a fit does; its clock and its loader do as they are told."""
+
+    def __init__(self, clock: Clock, world_size: int = 1, pool: Any = None) -> None:
+        self.clock = clock
+        place = Place(0, world_size)
+        self.loader = ShardLoader(cast("Any", None), pool or InlinePool(), place)
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.reported: list[str] = []
+        self.gathered: list[torch.Tensor] = []
+        self.others: list[torch.Tensor] = []
+        self.monitor: Any = DataThroughputMonitor()
+        self.trainer: Any = SimpleNamespace(
+            fit_loop=SimpleNamespace(
+                _combined_loader=SimpleNamespace(flattened=[self.loader]),
+                epoch_loop=SimpleNamespace(_batches_that_stepped=0),
+            ),
+            _logger_connector=SimpleNamespace(should_update_logs=True),
+            is_global_zero=True,
+            loggers=[self],
+            num_devices=world_size,
+            world_size=world_size,
+            global_rank=0,
+            strategy=SimpleNamespace(root_device=torch.device("cpu"), reduce=self.reduce),
+        )
+
+    def reduce(self, own: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        """As one device does, or as several ranks do."""
+        assert reduce_op == "sum"
+        self.gathered.append(own)
+        return own + sum(self.others)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def windows(self, name: str) -> list[float]:
+        """The values that were logged on the way, of the one figure."""
+        return [metrics[f"data/{name}"] for _, metrics in self.logged if f"data/{name}" in metrics]
+
+    def run(self, name: str) -> float:
+        """The value of the whole run, logged last."""
+        return self.logged[-1][1][f"data/run/{name}"]
+
+    def row(self, name: str) -> list[str]:
+        """The values in one row of the table that was reported last."""
+        lines = [line.strip() for line in self.reported[-1].splitlines()]
+        [found] = [line for line in lines if line.startswith(name)]
+        return found.removeprefix(name).split()
+
+    def begin(self) -> None:
+        self.monitor.on_train_start(self.trainer, None)
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        self.monitor.on_train_epoch_start(self.trainer, None)
+
+    def step(
+        self,
+        *,
+        wait_s: float,
+        busy_s: float,
+        samples: int = 8,
+        start_s: float = 0.0,
+        forward_s: float = 0.0,
+    ) -> None:
+        """One step: the loader is waited for, then the trainer is busy."""
+        times = self.loader.times
+        self.clock.now_s += wait_s + start_s
+        times.wait_s += wait_s
+        times.start_s += start_s
+        times.produce_s += wait_s
+        times.samples += samples
+        times.batches += 1
+        self.monitor.on_train_batch_start(self.trainer, None, None, 0)
+        self.clock.now_s += forward_s
+        self.monitor.on_before_backward(self.trainer, None, None)
+        self.clock.now_s += busy_s - forward_s
+        self.monitor.on_train_batch_end(self.trainer, None, None, None, 0)
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+
+    def validate(self, seconds: float) -> None:
+        self.monitor.on_validation_start(self.trainer, None)
+        self.clock.now_s += seconds
+        self.monitor.on_validation_end(self.trainer, None)
+
+    def end(self) -> None:
+        self.monitor.on_train_end(self.trainer, None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time in the monitor."""
+    clock = Clock()
+    monkeypatch.setattr(throughput, "time", clock)
+    monkeypatch.setattr(starvation, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def make_fit(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeFit]:
+    """A fit of a monitor with a world size and a pool; nothing runs but its hooks."""
+
+    def made(world_size: int = 1, pool: Any = None) -> FakeFit:
+        fit = FakeFit(clock, world_size, pool)
+        monkeypatch.setattr(throughput, "rank_zero_info", fit.reported.append)
+        return fit
+
+    return made
+
+
+@pytest.fixture
+def fake_fit(make_fit: Callable[..., FakeFit]) -> FakeFit:
+    """A fit of one rank, whose own thread makes the batches."""
+    return make_fit()

@@ -70,6 +70,13 @@ def test_a_slow_forward_pass_is_told_from_a_slow_loader() -> None:
     )
 
 
+def test_the_larger_loss_is_what_to_change() -> None:
+    """A rank's model that costs 50 % of the time, and a wait of 20 % or of 60 %."""
+    for wait_s, said in ((2, "find out what slows the model on rank 2"), (6, "raise prefetch")):
+        ranks = [rank(wait_s, 2, 1), rank(wait_s, 2, 1), rank(wait_s, 2, 6)]
+        assert advice(ranks, around(world_size=3)).startswith(said)
+
+
 def test_one_rank_of_several_says_that_it_speaks_for_itself() -> None:
     report = write_report({"whole run": [rank(0, 5)]}, around(world_size=3))
     assert "these are the figures of rank 0 alone: the fit was interrupted" in report

@@ -106,7 +106,7 @@ def test_fields_that_cannot_be_are_refused(fields, decoders, message):
 
 
 def test_images_without_pillow_are_refused_with_the_extra_to_install(monkeypatch):
-    monkeypatch.setattr(images.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(images, "find_spec", lambda _name: None)
     make_field("cls")
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[image\]'"):
         make_field("png")
