@@ -169,8 +169,12 @@ def _identity(batch: Any) -> Any:
 def end_with(trainer_pid: int) -> None:
     """End this worker, and the programs that it runs, as soon as the trainer process is gone.
 
-    Workers of a fork server outlive a trainer that was killed: their parent is the server.
+    Workers of a fork server outlive a trainer that was killed: their parent is the server. A worker
+    leads a process group of its own, as all of a group end at once: one by one, a download that is
+    ended could be started again before its worker is. (Ctrl-C then reaches the trainer alone, which
+    ends its workers.)
     """
+    os.setpgid(0, 0)
     threading.Thread(target=_watch, args=(trainer_pid,), daemon=True).start()
 
 
@@ -186,10 +190,7 @@ def _watch(trainer_pid: int) -> None:
                 time.sleep(_WATCH_INTERVAL_S)
     except ProcessLookupError:
         pass  # it ended before this thread began
-    for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)  # curl, waiting for a server that sends nothing
-    os._exit(1)  # no clean-up: the queues lead to a process that is gone
+    os.killpg(0, signal.SIGKILL)  # with curl, which may wait for a server that sends nothing
 
 
 def require_main_guard() -> None:
