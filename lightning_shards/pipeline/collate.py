@@ -1,10 +1,12 @@
 """From samples to one batch: a list or a tensor per field."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import digest_ids
@@ -13,6 +15,13 @@ Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
 """A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple."""
 
 BatchFormat: TypeAlias = Literal["dict", "tuple"]
+
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch."""
+
+SHARED_BYTES = 2**16
+"""Tensors from this size on cross from a worker process in shared memory, smaller ones in its
+message: what shared memory costs does not depend on the size."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
@@ -64,11 +73,19 @@ def collate(
     Raises:
         SampleError: a stage dropped a key, or the shapes of a field differ.
     """
-    columns = {field: _column(samples, field) for field in fields}
-    batch: dict[str, Any] = {"__key__": _values(samples, "__key__")}
+    columns = {field: column_of(samples, field) for field in fields}
+    ids = torch.tensor(_values(samples, "__id__"), dtype=torch.int64)
+    return join_columns(_values(samples, "__key__"), columns, ids, weights)
+
+
+def join_columns(
+    keys: list[str], columns: Mapping[str, Column], ids: torch.Tensor, weights: Sequence[int]
+) -> dict[str, Any]:
+    """The batch of these columns, in the order that `collate` tells."""
+    batch: dict[str, Any] = {"__key__": keys}
     batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
     batch |= {field: column for field, column in columns.items() if field not in batch}
-    batch["__id__"] = torch.tensor(_values(samples, "__id__"), dtype=torch.int64)
+    batch["__id__"] = ids
     if weights:
         batch["__weight__"] = torch.tensor(weights, dtype=torch.float32)
     return batch
@@ -85,8 +102,12 @@ def make_batch(
     batch = collate(samples, fields, weights)
     ids = batch["__id__"].numpy()
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
-    given = batch if batch_format == "dict" else tuple(batch[field] for field in fields)
-    return Made(given, digest, tuple(bad))
+    return Made(as_given(batch, fields, batch_format), digest, tuple(bad))
+
+
+def as_given(batch: dict[str, Any], fields: Sequence[str], batch_format: BatchFormat) -> Batch:
+    """The batch as the user asked for it."""
+    return batch if batch_format == "dict" else tuple(batch[field] for field in fields)
 
 
 def _values(samples: Sequence[Sample], field: str) -> list[Any]:
@@ -99,19 +120,45 @@ def _values(samples: Sequence[Sample], field: str) -> list[Any]:
     return [sample[field] for sample in samples]
 
 
-def _column(samples: Sequence[Sample], field: str) -> torch.Tensor | list[Any]:
+def column_of(samples: Sequence[Sample], field: str) -> Column:
+    """One field of a batch, as `collate` makes it.
+
+    Raises:
+        SampleError: a sample has no such field, or the shapes differ.
+    """
     values = _values(samples, field)
-    if all(isinstance(value, torch.Tensor) for value in values):
+    is_tensors = all(isinstance(value, torch.Tensor) for value in values)
+    if is_tensors or all(_is_numeric(value) for value in values):
         _require_one_shape(samples, field)
-        return torch.stack(values)
-    if all(_is_numeric(value) for value in values):
-        _require_one_shape(samples, field)
-        return torch.as_tensor(np.stack(values))
+        first = values[0] if is_tensors else torch.as_tensor(np.empty(0, values[0].dtype))
+        column = new_tensor((len(values), *values[0].shape), first.dtype)
+        if is_tensors:
+            return torch.stack(values, out=column)
+        np.stack(values, out=column.numpy())
+        return column
+    return numbers_or_list(values)
+
+
+def numbers_or_list(values: list[Any]) -> Column:
+    """Numbers as a tensor, anything else as it is."""
     numbers = (bool, int, float, np.number, np.bool_)
-    if all(isinstance(value, numbers) for value in values):
-        is_float = any(isinstance(value, float | np.floating) for value in values)
+    if not all(isinstance(value, numbers) for value in values):
+        return values
+    is_float = any(isinstance(value, float | np.floating) for value in values)
+    try:
         return torch.tensor(values, dtype=torch.float64 if is_float else None)
-    return values
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Room for a column; in a worker process, if it is large, in memory that the trainer sees."""
+    size = prod(shape) * dtype.itemsize
+    if get_worker_info() is None or size < SHARED_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    storages = cast("Any", torch.UntypedStorage)
+    storage = storages._new_shared(size)  # noqa: SLF001 as torch's own default_collate does
+    return cast("Any", torch.empty(0, dtype=dtype)).set_(storage, 0, shape)
 
 
 def _is_numeric(value: Any) -> bool:

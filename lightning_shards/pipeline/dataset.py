@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.fields import SampleTransforms, Transform, make_fields
-from lightning_shards.pipeline.indexed import OpenShards, read_sample
+from lightning_shards.pipeline.open_shards import OpenShards, read_sample
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.urls import expand_urls, is_local, redact

@@ -198,6 +198,7 @@ class SampleTransforms:
     def __init__(self, transforms: Mapping[str, Transform], seeds: SampleSeeds) -> None:
         self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
         self._seeds = seeds
+        self.names = frozenset(transforms)
         self.draws_from_globals = any(not rng for _, _, rng in self._transforms)
 
     def apply(self, sample: Sample, position: int) -> Sample:

@@ -4,18 +4,15 @@ Sample ids come from `SampleOrder`, bytes from each shard's table of members. Wh
 batch, and where the stream was started, changes nothing in it.
 """
 
-import os
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Any, Self
-
-import numpy as np
+from itertools import groupby
 
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
+from lightning_shards.pipeline.columns import ColumnBatches, can_decode
 from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
+from lightning_shards.pipeline.open_shards import OpenShards, read_sample
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.pipeline.substitute import (
@@ -31,13 +28,10 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.tables import TableStore
 from lightning_shards.topology import Place
 
-MAX_OPEN_SHARDS = 400
-"""A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
-descriptors, of which a process has 1,024 by default."""
+_STRETCH = 16_384
+"""Positions of an epoch that are looked up together: a default block."""
 
 _MAX_LOOKED_UP = 4096
 """Positions looked up at once in the search for a substitute."""
@@ -115,43 +109,44 @@ class IndexedSource:
         return digest_share(self.order(), epoch, start, stop, place)
 
     def _batches_of(self, turn: Turn, rows: "_Rows") -> Iterator[Made]:
+        """The batches of one epoch: by columns, or by samples where that cannot be."""
+        rank, by_columns = turn.place.rank, all(map(can_decode, self.fields))
+        spans = ((step, turn.plan.rank_span(step, rank)) for step in turn.own_steps())
+        for _, stretch in groupby(spans, lambda each: each[1][0] // _STRETCH):
+            steps = dict(stretch)
+            columns = self._columns(rows, list(steps.values())) if by_columns else None
+            for number, (step, span) in enumerate(steps.items()):
+                planned = turn.weights(step)
+                with rows.transforms.keeping_globals():
+                    try:
+                        made = columns and columns.batch(number, self._weights(planned, span))
+                    except BAD:
+                        made = None
+                    made = made or self._batch_by_samples(rows, span, planned)
+                yield made
+
+    def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> ColumnBatches:
+        return ColumnBatches(
+            rows.shards,
+            self.fields,
+            rows.transforms,
+            rows.order.at_spans(rows.epoch, spans),
+            spans,
+            self.batch_format,
+        )
+
+    def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
+        """The weights of a batch without a bad sample."""
+        return planned if planned or self.max_bad is None else [1] * (span[1] - span[0])
+
+    def _batch_by_samples(self, rows: "_Rows", span: tuple[int, int], planned: list[int]) -> Made:
+        """A batch made sample by sample; errors say which sample is bad."""
+        samples, bad = rows.between(*span)
+        weights = planned if self.max_bad is None else weights_of(samples, planned)
+        # a repeat that is bad is counted where it is no repeat
+        counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
-        advised = -1
-        for step in turn.own_steps():
-            start, stop = turn.plan.rank_span(step, turn.place.rank)
-            block = start // max(self.block, 1)
-            if block != advised:
-                self._advise(rows.order, rows.shards, turn, step)
-                advised = block
-            planned = weights = turn.weights(step)
-            with rows.transforms.keeping_globals():
-                samples, bad = rows.between(start, stop)
-                if self.max_bad is not None:
-                    weights = weights_of(samples, planned)
-                # a repeat that is bad is counted where it is no repeat
-                counted = [bad[row] for row in bad if not planned or planned[row]]
-                made = make_batch(samples, names, weights, self.batch_format, counted)
-            yield made
-
-    def _advise(self, order: SampleOrder, shards: "OpenShards", turn: Turn, step: int) -> None:
-        """Ask the system to fetch what this worker will read of a block, in the order of the disk.
-
-        The order within a block is random, what it holds is runs: so a spinning or network disk
-        sees the few places of a block one after the other.
-        """
-        plan, rank = turn.plan, turn.place.rank
-        size = max(self.block, 1)
-        stop = (plan.rank_span(step, rank)[0] // size + 1) * size
-        later = range(step, turn.steps, turn.place.num_workers)
-        spans = (plan.rank_span(each, rank) for each in later)
-        wanted = [order.at(turn.epoch, *span) for span in takewhile(lambda s: s[0] < stop, spans)]
-        ids = np.concatenate(wanted)
-        ids = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
-        # a stretch ends where the next sample is in another shard or not the next one
-        ends = np.flatnonzero((np.diff(ids[:, 0]) != 0) | (np.diff(ids[:, 1]) > 1)) + 1
-        for stretch in np.split(ids, ends):
-            shard, first, last = int(stretch[0, 0]), int(stretch[0, 1]), int(stretch[-1, 1])
-            shards.reader(shard).will_need(first, last + 1)
+        return make_batch(samples, names, weights, self.batch_format, counted)
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ class _Rows:
     source: IndexedSource
     order: SampleOrder
     epoch: int
-    shards: "OpenShards"
+    shards: OpenShards
     transforms: SampleTransforms
     unreadable: set[tuple[int, int]]
 
@@ -223,84 +218,3 @@ class _Rows:
         return [
             (shard, sample) for shard, sample in self.order.at(self.epoch, start, stop).tolist()
         ]
-
-
-class Members(Mapping[str, Any]):
-    """The members of one sample by suffix, read when they are asked for."""
-
-    def __init__(self, reader: ShardReader, sample: int, url: str) -> None:
-        self._reader, self._sample, self._url = reader, sample, url
-
-    def __getitem__(self, suffix: str) -> Any:
-        if suffix == "__key__":
-            return self._reader.table.key(self._sample)
-        return self._url if suffix == "__url__" else self._reader.read(self._sample, suffix)
-
-    def __contains__(self, suffix: object) -> bool:
-        return self._reader.table.find(self._sample, str(suffix)) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reader.table.suffixes_of(self._sample))
-
-    def __len__(self) -> int:
-        return len(self._reader.table.suffixes_of(self._sample))
-
-
-class OpenShards:
-    """Open shards of one process, the least recently used one closed when there are too many."""
-
-    def __init__(
-        self,
-        index: ShardIndex,
-        cache_dir: str | os.PathLike[str] | None,
-        limit: int = MAX_OPEN_SHARDS,
-    ) -> None:
-        self._index, self._limit = index, limit
-        self._store = TableStore(cache_dir)
-        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
-
-    def reader(self, shard: int) -> ShardReader:
-        """The open shard with this number.
-
-        Raises:
-            ShardNotFoundError: it does not exist.
-            IndexMismatchError: it changed since it was counted.
-        """
-        reader = self._readers.get(shard)
-        if reader is None:
-            reader = self._readers[shard] = self._open(shard)
-            if len(self._readers) > self._limit:
-                self._readers.popitem(last=False)[1].close()
-        else:
-            self._readers.move_to_end(shard)
-        return reader
-
-    def members(self, shard: int, sample: int) -> Members:
-        """The members of one sample; raises what `reader` does."""
-        return Members(self.reader(shard), sample, self._index.urls[shard])
-
-    def _open(self, shard: int) -> ShardReader:
-        assert self._index.counts is not None  # noqa: S101 the data module sees to it
-        url, expected = self._index.urls[shard], int(self._index.counts[shard])
-        return ShardReader(url, self._store.table_of(url, expected_samples=expected))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        while self._readers:
-            self._readers.popitem()[1].close()
-
-
-def read_sample(shards: OpenShards, fields: Sequence[Field], shard: int, sample: int) -> Sample:
-    """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
-
-    Raises:
-        ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
-    """
-    members = shards.members(shard, sample)
-    decoded: Sample = {field.name: field.decode(members) for field in fields}
-    for name in ("__key__", "__url__"):
-        decoded[name] = members[name]
-    decoded["__id__"] = (shard, sample)
-    return decoded

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.indexed import IndexedSource, OpenShards
+from lightning_shards.pipeline.indexed import IndexedSource
+from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.pipeline.source import Source
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.plan.cursor import Cursor

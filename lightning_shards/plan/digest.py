@@ -24,8 +24,18 @@ def digest_ids(ids: NDArray[np.int64]) -> int:
     >>> digest_ids(np.array([[0, 1], [3, 2]])) == digest_ids(np.array([[3, 2], [0, 1]]))
     True
     """
+    return sum_digests(id_digests(ids))
+
+
+def id_digests(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The digest of each id by itself, shape (n,)."""
     shards, samples = ids.astype(np.uint64).T
-    return int(mix(mix(shards + np.uint64(1)) + samples).sum(dtype=np.uint64))
+    return mix(mix(shards + np.uint64(1)) + samples)
+
+
+def sum_digests(digests: NDArray[np.uint64]) -> int:
+    """The digest of the ids of these digests together."""
+    return int(digests.sum(dtype=np.uint64))
 
 
 def add_digests(*digests: int) -> int:

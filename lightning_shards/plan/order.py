@@ -13,7 +13,7 @@ Runs, not whole shards, are what is mixed: on shards sorted by class, blocks of 
 worse than webdataset's buffer, runs of 64 nearly like a full shuffle (`benchmarks/order.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isqrt
@@ -41,6 +41,9 @@ A Feistel network over a small domain reaches few of them; over a larger one nob
 
 FEISTEL_ROUNDS = 8
 """Four are the least that theory wants of ideal round functions; ours are merely very good."""
+
+_MAX_UNWANTED = 4
+"""How many times the wanted positions `at_spans` computes, rather than one span after the other."""
 
 ENDLESS = 2**63 - 1
 """Where an endless sequence ends: positions are int64."""
@@ -142,6 +145,16 @@ class SampleOrder:
         numbers = np.concatenate(list(self._pieces(epoch, start, stop)))
         shards, begins, _ = self._locate(numbers)
         return np.stack((shards, numbers - begins), axis=1)
+
+    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """What `at` gives for each of these growing spans of positions, one after the other."""
+        first, last = spans[0][0], spans[-1][1]
+        if last - first > _MAX_UNWANTED * sum(stop - start for start, stop in spans):
+            return np.concatenate([self.at(epoch, *span) for span in spans])
+        whole = self.at(epoch, first, last)
+        if len(spans) == 1:
+            return whole
+        return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
 
     # Inside, a sample is its number in file order, one int64; `at` makes the pairs.
 

@@ -8,6 +8,7 @@ a short read is an error that names the shard.
 
 import os
 from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,13 @@ class MemberTable:
         start, stop = self.key_starts[sample : sample + 2]
         return self.keys[start:stop].tobytes().decode(*_ENCODING)
 
+    def keys_of(self, samples: NDArray[np.int64]) -> list[str]:
+        """The keys of these samples, as `key` gives them; nothing checks that there are such."""
+        starts = self.key_starts[samples].tolist()
+        stops = self.key_starts[samples + 1].tolist()
+        keys = self.keys.data
+        return [str(keys[a:b], *_ENCODING) for a, b in zip(starts, stops, strict=True)]
+
     def find(self, sample: int, suffix: str) -> Extent | None:
         """Where the member of a sample with this (lower-case) suffix is; None if it has none.
 
@@ -129,6 +137,20 @@ class MemberTable:
             if ids[member] == number:
                 return offsets[member], sizes[member], crcs[member] if crcs is not None else None
         return None
+
+    def members_with(self, suffixes: Sequence[str]) -> NDArray[np.int64]:
+        """The number of each sample's member with the first of these suffixes that it has.
+
+        Returns:
+            int64 of shape (num_samples,), -1 for samples that have none.
+        """
+        found = np.full(self.num_samples, -1, np.int64)
+        samples = np.repeat(np.arange(self.num_samples), np.diff(self.sample_starts))
+        for suffix in reversed(suffixes):
+            if suffix in self.suffixes:
+                members = np.flatnonzero(self.suffix_ids == self.suffixes.index(suffix))
+                found[samples[members]] = members
+        return found
 
     def suffixes_of(self, sample: int) -> list[str]:
         """The suffixes that a sample has, in file order."""
@@ -224,6 +246,7 @@ class ShardReader:
     def __init__(self, path: str | os.PathLike[str], table: MemberTable) -> None:
         self._url = os.fspath(path)
         self._table = table
+        self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
         try:
             self._file = Path(self._url).open("rb", buffering=0)  # noqa: SIM115 - see close
         except FileNotFoundError as error:
@@ -257,14 +280,8 @@ class ShardReader:
                 f"has {', '.join(self._table.suffixes_of(sample))}"
             )
         offset, size, checksum = found
-        file = self._file.fileno()
         try:
-            data = os.pread(file, size, offset)
-            while len(data) < size:  # one call gives 2 GiB at most
-                more = os.pread(file, size - len(data), offset + len(data))
-                if not more:
-                    break
-                data += more
+            data = self.read_span(offset, size)
         except OSError as error:
             what = f"could not be read: {error.strerror}"
             raise self._damaged(what, sample, suffix, offset) from error
@@ -275,6 +292,27 @@ class ShardReader:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
             raise self._damaged(what, sample, suffix, offset)
         return data
+
+    def read_span(self, offset: int, size: int) -> bytes:
+        """The bytes of the tar at this place, less where it ends there; nothing is checked.
+
+        Raises:
+            OSError: They could not be read.
+        """
+        file = self._file.fileno()
+        data = os.pread(file, size, offset)
+        while len(data) < size:  # one call gives 2 GiB at most
+            more = os.pread(file, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
+        """`MemberTable.members_with`, kept while the shard is open."""
+        if suffixes not in self._members_with:
+            self._members_with[suffixes] = self._table.members_with(suffixes)
+        return self._members_with[suffixes]
 
     def will_need(self, start_sample: int, stop_sample: int) -> None:
         """Let the system fetch these samples in the background; it may ignore that."""

@@ -208,7 +208,7 @@ def _write_samples(
     folder: Path, served: Steps, first_step: int, source: Any, module: "ShardDataModule"
 ) -> None:
     """Write the members of all rows as they are in the tars; no file is overwritten."""
-    from lightning_shards.pipeline.indexed import OpenShards  # noqa: PLC0415
+    from lightning_shards.pipeline.open_shards import OpenShards  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     with OpenShards(source.index, module.loader_config.cache_dir) as shards:

@@ -8,7 +8,7 @@ import torch
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
-from lightning_shards.pipeline.indexed import OpenShards
+from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 

@@ -1,0 +1,206 @@
+"""Batches made field by field: equal to those made sample by sample, and many times faster.
+
+Per sample, a dict, a dispatch and an error handler cost more than to decode what is small. Fields
+that have a transform are decoded and transformed one by one, with the randomness of their sample.
+An error here does not say which sample it is about: who gets it makes the batch by samples.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from io import BytesIO
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.chunk import Chunk
+from lightning_shards.pipeline.collate import (
+    BatchFormat,
+    Column,
+    Made,
+    Sample,
+    as_given,
+    column_of,
+    join_columns,
+    new_tensor,
+    numbers_or_list,
+)
+from lightning_shards.pipeline.fields import DECODERS, Field, SampleTransforms
+from lightning_shards.pipeline.open_shards import OpenShards
+from lightning_shards.plan.digest import id_digests, sum_digests
+
+_MAGIC = b"\x93NUMPY\x01"
+_NPY_PREFIX = 10
+"""Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
+
+
+def can_decode(field: Field) -> bool:
+    """Whether all members of a field have one decoder."""
+    return len(field.decoders()) == 1
+
+
+def decode_values(field: Field, members: list[bytes]) -> list[Any]:
+    """The values of a field in the samples of a batch.
+
+    Raises:
+        SampleError: one cannot be decoded; `Field.decode` tells which.
+    """
+    (decoder,) = field.decoders()
+    try:
+        return list(map(DECODERS[decoder], members))
+    except Exception as error:
+        raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+
+
+def decode_column(field: Field, members: list[bytes]) -> Column:
+    """One field of a batch, as `decode_values` and `collate` make it.
+
+    Raises:
+        SampleError: one cannot be decoded, or the shapes differ.
+    """
+    (decoder,) = field.decoders()
+    decode = _COLUMNS.get(decoder)
+    column = decode(members) if decode is not None else None
+    if column is not None:
+        return column
+    values = decode_values(field, members)
+    return column_of([{field.name: value, "__key__": ""} for value in values], field.name)
+
+
+def _ints(members: list[bytes]) -> torch.Tensor | None:
+    try:
+        return torch.tensor(list(map(int, members)))
+    except (ValueError, OverflowError, RuntimeError):
+        return None  # `decode_values` tells why
+
+
+def _texts(members: list[bytes]) -> list[str] | None:
+    try:
+        return list(map(bytes.decode, members))
+    except UnicodeDecodeError:
+        return None
+
+
+def _jsons(members: list[bytes]) -> Column | None:
+    try:
+        return numbers_or_list(list(map(json.loads, members)))
+    except ValueError:
+        return None
+
+
+def _arrays(members: list[bytes]) -> torch.Tensor | None:
+    """Arrays that have one header, and so one shape and type, with the header read once."""
+    first = members[0]
+    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
+    header = first[:start]
+    layout = _layout(header)
+    if layout is None or any(len(each) != len(first) for each in members):
+        return None
+    rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
+    if not (rows[:, :start] == rows[0, :start]).all():
+        return None
+    try:
+        dtype = torch.as_tensor(np.empty(0, layout.dtype)).dtype
+        column = new_tensor((len(members), *layout.shape), dtype)
+        column.view(len(members), -1).view(torch.uint8).numpy()[:] = rows[:, start:]
+    except (ValueError, TypeError, RuntimeError):
+        return None  # not as many bytes as its header says, or a type that torch has not
+    return column
+
+
+class ColumnBatches:
+    """The batches that one worker makes from a stretch of an epoch.
+
+    Args:
+        shards: the open shards.
+        fields: what is taken of each sample; `can_decode` holds for all of them.
+        transforms: of this epoch.
+        ids: of the samples of all batches, int64 of shape (n, 2).
+        spans: the positions of each batch in the epoch.
+        batch_format: a dict, or the fields in order as a tuple.
+    """
+
+    def __init__(
+        self,
+        shards: OpenShards,
+        fields: Sequence[Field],
+        transforms: SampleTransforms,
+        ids: NDArray[np.int64],
+        spans: Sequence[tuple[int, int]],
+        batch_format: BatchFormat,
+    ) -> None:
+        self._fields, self._transforms = fields, transforms
+        self._format: BatchFormat = batch_format
+        self._ids, self._digests = ids, id_digests(ids)
+        self._first_positions = [start for start, _ in spans]
+        self._stops = [0, *accumulate(stop - start for start, stop in spans)]
+        self._chunk = Chunk(shards, fields, ids, self._stops[1:])
+
+    def batch(self, number: int, weights: Sequence[int]) -> Made:
+        """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
+
+        Raises:
+            SampleError: a sample is bad.
+        """
+        start, stop = self._stops[number : number + 2]
+        members = self._chunk.members(start, stop)
+        keys = self._chunk.keys[start:stop]
+        columns = self._columns(keys, members, self._first_positions[number])
+        ids = torch.as_tensor(self._ids[start:stop].copy())
+        batch = join_columns(keys, columns, ids, weights)
+        digests = self._digests[start:stop]
+        planned = digests[np.array(weights, bool)] if weights else digests
+        names = [field.name for field in self._fields]
+        return Made(as_given(batch, names, self._format), sum_digests(planned))
+
+    def _columns(
+        self, keys: list[str], members: list[list[bytes]], position: int
+    ) -> dict[str, Column]:
+        pairs = list(zip(self._fields, members, strict=True))
+        transformed = self._transforms.names
+        samples: list[Sample] = [{"__key__": key} for key in keys] if transformed else []
+        for field, data in pairs:
+            if field.name in transformed:
+                for sample, value in zip(samples, decode_values(field, data), strict=True):
+                    sample[field.name] = value
+        for number, sample in enumerate(samples):
+            self._transforms.apply(sample, position + number)
+        return {
+            field.name: column_of(samples, field.name)
+            if field.name in transformed
+            else decode_column(field, data)
+            for field, data in pairs
+        }
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@lru_cache(maxsize=64)
+def _layout(header: bytes) -> _Layout | None:
+    """What the header of an .npy file says, if it is one of plain numbers in C order."""
+    if not header.startswith(_MAGIC):
+        return None
+    file = BytesIO(header)
+    try:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, EOFError):
+        return None
+    if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
+        return None
+    return _Layout(shape, dtype)
+
+
+_COLUMNS: dict[str, Callable[[list[bytes]], Column | None]] = {
+    "int": _ints,
+    "text": _texts,
+    "json": _jsons,
+    "npy": _arrays,
+}

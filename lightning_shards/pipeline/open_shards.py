@@ -1,0 +1,97 @@
+"""The shards that a process has open, and the fields of one sample read from them."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from lightning_shards.pipeline.collate import Sample
+from lightning_shards.pipeline.fields import Field
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.tables import TableStore
+
+MAX_OPEN_SHARDS = 400
+"""A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
+descriptors, of which a process has 1,024 by default."""
+
+
+class Members(Mapping[str, Any]):
+    """The members of one sample by suffix, read when they are asked for."""
+
+    def __init__(self, reader: ShardReader, sample: int, url: str) -> None:
+        self._reader, self._sample, self._url = reader, sample, url
+
+    def __getitem__(self, suffix: str) -> Any:
+        if suffix == "__key__":
+            return self._reader.table.key(self._sample)
+        return self._url if suffix == "__url__" else self._reader.read(self._sample, suffix)
+
+    def __contains__(self, suffix: object) -> bool:
+        return self._reader.table.find(self._sample, str(suffix)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reader.table.suffixes_of(self._sample))
+
+    def __len__(self) -> int:
+        return len(self._reader.table.suffixes_of(self._sample))
+
+
+class OpenShards:
+    """Open shards of one process, the least recently used one closed when there are too many."""
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache_dir: str | os.PathLike[str] | None,
+        limit: int = MAX_OPEN_SHARDS,
+    ) -> None:
+        self._index, self._limit = index, limit
+        self._store = TableStore(cache_dir)
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def reader(self, shard: int) -> ShardReader:
+        """The open shard with this number; it holds until the next call.
+
+        Raises:
+            ShardNotFoundError: it does not exist.
+            IndexMismatchError: it changed since it was counted.
+        """
+        reader = self._readers.get(shard)
+        if reader is None:
+            reader = self._readers[shard] = self._open(shard)
+            if len(self._readers) > self._limit:
+                self._readers.popitem(last=False)[1].close()
+        else:
+            self._readers.move_to_end(shard)
+        return reader
+
+    def members(self, shard: int, sample: int) -> Members:
+        """The members of one sample; raises what `reader` does."""
+        return Members(self.reader(shard), sample, self._index.urls[shard])
+
+    def _open(self, shard: int) -> ShardReader:
+        assert self._index.counts is not None  # noqa: S101 the data module sees to it
+        url, expected = self._index.urls[shard], int(self._index.counts[shard])
+        return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+
+def read_sample(shards: OpenShards, fields: Sequence[Field], shard: int, sample: int) -> Sample:
+    """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
+
+    Raises:
+        ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
+    """
+    members = shards.members(shard, sample)
+    decoded: Sample = {field.name: field.decode(members) for field in fields}
+    for name in ("__key__", "__url__"):
+        decoded[name] = members[name]
+    decoded["__id__"] = (shard, sample)
+    return decoded

@@ -1,0 +1,129 @@
+"""Batches made by columns are those made by samples, byte for byte."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.collate import column_of
+from lightning_shards.pipeline.columns import can_decode, decode_column, decode_values
+from lightning_shards.pipeline.fields import DECODERS, Field
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def by_samples(decoder, members):
+    samples = [{"x": DECODERS[decoder](data), "__key__": "k"} for data in members]
+    return column_of(samples, "x")
+
+
+def require_equal(column, expected):
+    assert type(column) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert column.dtype == expected.dtype
+        assert column.shape == expected.shape
+        assert column.numpy().tobytes() == expected.numpy().tobytes()
+    else:
+        assert column == expected
+
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+MEMBERS = {
+    "int": NUMBERS.map(lambda n: f" {n}\n".encode()),
+    "text": st.text().map(str.encode),
+    "raw": st.binary(max_size=9),
+    "json": st.one_of(
+        NUMBERS, st.booleans(), st.floats(allow_nan=False), st.text(), st.lists(NUMBERS)
+    ).map(lambda value: json.dumps(value).encode()),
+    "npy": st.one_of(
+        st.just(np.arange(6, dtype=np.uint16)),
+        st.just(np.arange(6, dtype=np.uint16)[::-1]),
+        st.just(np.float32(1.5)),
+        st.just(np.array([True, False])),
+    ).map(npy),
+}
+
+
+@pytest.mark.parametrize("decoder", MEMBERS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_a_column_is_what_its_samples_give(decoder, data):
+    members = data.draw(st.lists(MEMBERS[decoder], min_size=1, max_size=5))
+    field = Field("x", ("a",), decoder)
+    try:
+        expected = by_samples(decoder, members)
+    except SampleError:  # shapes that differ
+        with pytest.raises(SampleError):
+            decode_column(field, members)
+    else:
+        require_equal(decode_column(field, members), expected)
+
+
+ARRAYS = {
+    "a matrix in Fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "a matrix": np.arange(6.0).reshape(2, 3),
+    "a number": np.int64(7),
+    "nothing": np.empty((0, 3)),
+    "bytes": np.array([b"ab", b"cd"]),
+    "complex numbers": np.array([1j, 2]),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_arrays_of_any_kind_are_what_numpy_loads(array, version):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asanyarray(array), version)
+    members = [file.getvalue()] * 3
+    column = decode_column(Field("x", ("a",), "npy"), members)
+    expected = by_samples("npy", members)
+    if isinstance(expected, torch.Tensor):
+        require_equal(column, expected)
+    else:
+        assert [each.tolist() for each in column] == [each.tolist() for each in expected]
+
+
+def test_arrays_that_differ_in_their_headers_alone_are_not_mixed_up():
+    members = [npy(np.array([1, 2], np.int32)), npy(np.array([1, 2], np.uint32))]
+    assert len(members[0]) == len(members[1])
+    with pytest.raises(SampleError, match=r"does not fit into one tensor"):
+        decode_column(Field("x", ("a",), "npy"), members)
+
+
+BAD = {
+    "no number": ("int", b"seven"),
+    "a number of 65 bits": ("int", b"18446744073709551616"),
+    "no text": ("text", b"\xff"),
+    "no JSON": ("json", b"{"),
+    "an array that is cut": ("npy", npy(np.arange(9))[:-1]),
+    "an array with a hostile header": ("npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 99),
+    "an array of pickled objects": ("npy", npy(np.zeros(3))[:6] + b"\x01\x00"),
+    "no image": ("rgb", b"GIF"),
+}
+
+
+@pytest.mark.parametrize(("decoder", "member"), BAD.values(), ids=BAD)
+def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
+    good = {"int": b"1", "text": b"a", "json": b"1", "npy": npy(np.arange(9))}.get(decoder, b"")
+    field = Field("x", ("a",), decoder)
+    with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|numbers that fit no int64"):
+        decode_column(field, [good, member])
+
+
+def test_values_are_decoded_one_by_one_for_transforms():
+    assert decode_values(Field("x", ("cls",)), [b"1", b"2"]) == [1, 2]
+
+
+def test_a_field_of_two_decoders_is_made_by_samples():
+    assert can_decode(Field("x", ("jpg", "png")))
+    assert not can_decode(Field("x", ("txt", "json")))
+    assert can_decode(Field("x", ("txt", "json"), "raw"))
