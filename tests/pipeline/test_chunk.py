@@ -4,6 +4,7 @@ import io
 import os
 import random
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(
 def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     cuts = data.draw(st.sets(st.integers(1, len(ids)), max_size=4)) | {len(ids)}
     window = data.draw(st.sampled_from([1, 20_000, 2**24]))
-    folder = os.path.dirname(urls[0]) + "/cache"  # noqa: PTH120
+    folder = Path(urls[0]).parent / "cache"
     with pytest.MonkeyPatch.context() as patch, open_shards(urls, folder, limit=2) as shards:
         patch.setattr(chunk_module, "WINDOW_BYTES", window)
         chunk = Chunk(shards, FIELDS, np.array(ids), sorted(cuts))
@@ -120,7 +121,7 @@ def columns(shards, ids, spans, **transforms):
 
 def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
     path = tmp_path / "damaged.tar"
-    content = bytearray(open(urls[0], "rb").read())  # noqa: PTH123, SIM115
+    content = bytearray(Path(urls[0]).read_bytes())
     path.write_bytes(content)
     with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
         offset, size, _ = shards.reader(0).table.find(3, "big") or shards.reader(0).table.find(
@@ -139,7 +140,7 @@ def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
 
 def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls, tmp_path):
     path = tmp_path / "cut.tar"
-    path.write_bytes(open(urls[2], "rb").read())  # noqa: PTH123, SIM115
+    path.write_bytes(Path(urls[2]).read_bytes())
     with open_shards([str(path)], tmp_path) as shards:
         made = columns(shards, [(0, 0), (0, 39)], [(0, 1), (1, 2)])
         os.truncate(path, 20 * 512)
