@@ -108,10 +108,14 @@ class LoaderConfig:
     """How batches are made, not which: nothing here changes a batch.
 
     Args:
-        pool: ``processes`` or ``inline``; ``num_workers=0`` is always inline. ``threads`` is not
-            part of this release.
-        threads_per_worker: Decoding threads of each worker; only 1 in this release.
-        prefetch: Batches that each worker keeps ready.
+        pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
+            ``inline``, the trainer's own thread; ``num_workers=0`` is always inline. Threads copy
+            nothing and start at once; a training loop of much Python wants processes.
+        threads_per_worker: Threads in each worker process. Threads need transforms that draw from
+            the ``rng`` they are given.
+        prefetch: Batches that each worker keeps ready; of small ones, messages of several.
+        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer batches than
+            ``prefetch`` where they are large, but at least one of each worker.
         multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
             threads can deadlock.
         pin_memory: Whether batches are copied into page-locked memory. Default: when the
@@ -122,6 +126,7 @@ class LoaderConfig:
     pool: Literal["processes", "threads", "inline"] = "processes"
     threads_per_worker: int = 1
     prefetch: int = 2
+    prefetch_bytes: int = 2**30
     multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
     pin_memory: bool | None = None
     cache_dir: str | None = None
@@ -132,9 +137,15 @@ class LoaderConfig:
         Raises:
             ConfigError: naming the setting, its value and the remedy.
         """
-        require_choice("pool", self.pool, ("processes", "inline"), later=("threads",))
-        require_choice("threads_per_worker", self.threads_per_worker, (1,))
+        require_choice("pool", self.pool, ("processes", "threads", "inline"))
+        require_at_least("threads_per_worker", self.threads_per_worker, 1)
+        if self.threads_per_worker > 1 and self.pool != "processes":
+            raise ConfigError(
+                f"threads_per_worker={self.threads_per_worker} goes with pool='processes', not "
+                f"{self.pool!r}; leave it at 1 and set num_workers"
+            )
         require_at_least("prefetch", self.prefetch, 1)
+        require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         require_choice(
             "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
         )
@@ -150,17 +161,11 @@ def require_at_least(name: str, value: int, least: int) -> None:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def require_choice(
-    name: str, value: object, choices: tuple[object, ...], later: tuple[object, ...] = ()
-) -> None:
-    """Check a setting against its choices; those of `later` are named as not built yet.
+def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Check a setting against its choices.
 
     Raises:
-        ConfigError: it is none of the choices.
+        ConfigError: it is none of them.
     """
-    if value in later:
-        raise ConfigError(
-            f"{name}={value!r} is not part of this release; take one of {list(choices)}"
-        )
     if value not in choices:
         raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")

@@ -24,19 +24,18 @@ from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader, require_same
 from lightning_shards.parsing import load_callables
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.pools import make_pool
 from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.splits import Defaults, describe, make_source, split_fields
 from lightning_shards.topology import Place
-from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.pool import Pool
-from lightning_shards.workers.processes import ProcessPool
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -160,6 +159,11 @@ class ShardDataModule(pl.LightningDataModule):
                 f"own, {split.batch_size}; leave that out of its SplitConfig"
             )
         self._batch_size = batch_size
+
+    def __str__(self) -> str:
+        """The splits; Lightning's own description wants loaders that have a `dataset`."""
+        splits = ", ".join(name for name, split in self.splits.items() if split)
+        return f"{type(self).__name__}({splits}; batch_size={self.batch_size})"
 
     def _check(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
@@ -297,10 +301,11 @@ class ShardDataModule(pl.LightningDataModule):
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
         if self._settings.get(split) != settings:
-            source.first_sample(place)  # a wrong field or transform shows here, on all ranks
+            sample = source.first_sample(place)  # a wrong field shows here, on all ranks
+            loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:
                 self._loaders[split].close()
-            self._loaders[split] = self._make_loader(split, source, place, trainer)
+            self._loaders[split] = loader
             self._settings[split] = settings
             rank_zero_info(describe(split, source, place.world_size))
         if split == "train":
@@ -313,6 +318,7 @@ class ShardDataModule(pl.LightningDataModule):
         source: StreamSource | IndexedSource,
         place: Place,
         trainer: pl.Trainer | None = None,
+        sample: Made | None = None,
     ) -> ShardLoader:
         steps = source.epochs.plan(place.world_size).require_steps().steps
         identity: dict[str, int | str] = {
@@ -325,22 +331,18 @@ class ShardDataModule(pl.LightningDataModule):
         progress = None
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
-        loader = ShardLoader(
-            source, self._pool(trainer), place, identity=identity, progress=progress
-        )
-        return loader.with_epoch(steps).with_length(steps)
-
-    def _pool(self, trainer: pl.Trainer | None) -> Pool:
-        config = self.loader_config
-        if self.num_workers == 0 or config.pool == "inline":
-            return InlinePool()
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
-        return ProcessPool(
+        pool = make_pool(
+            self.loader_config,
             self.num_workers,
-            config.prefetch,
-            config.multiprocessing_context,
-            on_cuda if config.pin_memory is None else config.pin_memory,
+            source,
+            place,
+            sample=sample,
+            on_cuda=on_cuda,
+            ranks=trainer.num_devices if trainer else 1,
         )
+        loader = ShardLoader(source, pool, place, identity=identity, progress=progress)
+        return loader.with_epoch(steps).with_length(steps)
 
     def _prepare(self, split: Split) -> None:
         """Count the samples, and list the members for the indexed reader."""

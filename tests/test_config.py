@@ -39,9 +39,13 @@ def test_a_split_that_cannot_work_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pool": "ray"}, r"pool must be one of \['processes', 'inline'\], got 'ray'"),
-        ({"pool": "threads"}, r"pool='threads' is not part of this release; take one of .*'inli"),
-        ({"threads_per_worker": 2}, r"threads_per_worker must be one of \[1\], got 2"),
+        ({"pool": "ray"}, r"pool must be one of \['processes', 'threads', 'inline'\], got 'ray'"),
+        ({"threads_per_worker": 0}, r"threads_per_worker must be a whole number of at least 1"),
+        (
+            {"threads_per_worker": 2, "pool": "threads"},
+            r"threads_per_worker=2 goes with pool='processes', not 'threads'; leave it at 1",
+        ),
+        ({"prefetch_bytes": 0}, r"prefetch_bytes must be a whole number of at least 1, got 0"),
         ({"prefetch": 0}, r"prefetch must be a whole number of at least 1, got 0"),
         ({"multiprocessing_context": "thread"}, r"multiprocessing_context must .*got 'thread'"),
     ],

@@ -135,15 +135,20 @@ def test_every_loader_is_new_and_begins_at_the_first_epoch(make_module, urls):
 # --- pools ----------------------------------------------------------------------------------------
 
 
+def test_a_module_can_be_printed(make_module, urls):
+    assert str(make_module(val=SplitConfig(urls))) == "ShardDataModule(val; batch_size=2)"
+
+
 def test_workers_are_started_as_configured(make_module, urls):
     config = LoaderConfig(prefetch=5, multiprocessing_context="spawn", pin_memory=True)
     module = make_module(SplitConfig(urls), num_workers=3, loader=config)
-    assert module.loader("train").pool == ProcessPool(3, 5, "spawn", pin_memory=True)
+    pool = module.loader("train").pool
+    assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch=pool.batch)
 
 
 def test_memory_is_not_pinned_without_an_accelerator(make_module, urls):
     pool = make_module(SplitConfig(urls), num_workers=1).loader("train").pool
-    assert pool == ProcessPool(1, 2, "forkserver", pin_memory=False)
+    assert pool == ProcessPool(1, 2, "forkserver", pin_memory=False, batch=pool.batch)
 
 
 @pytest.mark.parametrize("settings", [{"num_workers": 0}, {"loader": LoaderConfig(pool="inline")}])

@@ -204,7 +204,7 @@ class DataThroughputMonitor(pl.Callback):
     def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> Circumstances:
         pool = loader.pool
         return Circumstances(
-            num_workers=0 if isinstance(pool, InlinePool) else pool.num_workers,
+            num_workers=0 if isinstance(pool, InlinePool) else pool.lanes,
             cores=max(1, _count_cores() // trainer.num_devices),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,

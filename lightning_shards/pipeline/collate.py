@@ -19,9 +19,9 @@ BatchFormat: TypeAlias = Literal["dict", "tuple"]
 Column: TypeAlias = torch.Tensor | list[Any]
 """One field of a batch."""
 
-SHARED_BYTES = 2**16
+SHARED_BYTES = 2**19
 """Tensors from this size on cross from a worker process in shared memory, smaller ones in its
-message: what shared memory costs does not depend on the size."""
+message: opening shared memory costs as much as to copy half a megabyte through a pipe."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""

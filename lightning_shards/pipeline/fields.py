@@ -199,7 +199,7 @@ class SampleTransforms:
         self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
         self._seeds = seeds
         self.names = frozenset(transforms)
-        self.draws_from_globals = any(not rng for _, _, rng in self._transforms)
+        self.draws_from_globals = bool(draw_from_globals(transforms))
 
     def apply(self, sample: Sample, position: int) -> Sample:
         """Transform the fields of one sample in place.
@@ -240,6 +240,18 @@ class ApplyTransforms:
                 self.on_bad(sample, error)
                 continue
             yield transformed
+
+
+def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
+    """Names of the transforms that may draw from the generators of the whole process.
+
+    Those that have neither a parameter `rng` nor an attribute ``deterministic = True``.
+    """
+    return [
+        name
+        for name, each in transforms.items()
+        if not takes_rng(each) and getattr(each, "deterministic", False) is not True
+    ]
 
 
 def takes_rng(transform: Transform) -> bool:

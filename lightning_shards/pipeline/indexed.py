@@ -11,7 +11,7 @@ from itertools import groupby
 
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.columns import ColumnBatches, can_decode
-from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform
+from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform, draw_from_globals
 from lightning_shards.pipeline.open_shards import OpenShards, read_sample
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
@@ -21,7 +21,7 @@ from lightning_shards.pipeline.substitute import (
     as_stand_in,
     bad_sample,
     epochs_to_try,
-    require_good_sample,
+    first_good_sample,
     weights_of,
 )
 from lightning_shards.plan.cursor import Cursor
@@ -81,14 +81,19 @@ class IndexedSource:
         assert self.index.counts is not None  # noqa: S101 the data module sees to it
         return SampleOrder(self.index.counts, self.seed, self.sampling, self.run, self.block)
 
-    def first_sample(self, place: Place) -> None:
-        """Make one sample, to see that fields and transforms fit the shards; none is replaced.
+    @property
+    def draws_from_globals(self) -> list[str]:
+        """Names of transforms that may draw from the generators of the whole process."""
+        return [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
+
+    def first_sample(self, place: Place) -> Made:
+        """A batch of one sample, to see that fields and transforms fit; none is replaced.
 
         Raises:
             ShardError: they do not.
         """
         alone = replace(self, epochs=epochs_to_try(place), max_bad=None)
-        require_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
+        return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.

@@ -15,6 +15,9 @@ MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
 descriptors, of which a process has 1,024 by default."""
 
+FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
+"""File descriptors that one iteration over batches may have open."""
+
 
 class Members(Mapping[str, Any]):
     """The members of one sample by suffix, read when they are asked for."""

@@ -122,12 +122,17 @@ class Source(Protocol):
         """Bad samples that are replaced, per epoch and job; None: the first one raises."""
         ...
 
+    @property
+    def draws_from_globals(self) -> list[str]:
+        """What may draw from the generators of the whole process: names of transforms, stages."""
+        ...
+
     def with_epochs(self, epochs: Epochs) -> "Source":
         """The same samples, cut into other epochs."""
         ...
 
-    def first_sample(self, place: Place) -> None:
-        """Make one sample, to see that fields and transforms fit the shards."""
+    def first_sample(self, place: Place) -> Made:
+        """A batch of one sample, to see that fields and transforms fit the shards."""
         ...
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:

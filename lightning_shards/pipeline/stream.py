@@ -36,7 +36,7 @@ from lightning_shards.pipeline.fields import (
     Field,
     SampleTransforms,
     Transform,
-    takes_rng,
+    draw_from_globals,
 )
 from lightning_shards.pipeline.parts import ShardPart, exact_parts, resampled_parts
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
@@ -45,7 +45,7 @@ from lightning_shards.pipeline.substitute import (
     SAMPLES_TRIED,
     Losses,
     epochs_to_try,
-    require_good_sample,
+    first_good_sample,
     weights_of,
 )
 from lightning_shards.plan.cursor import Cursor
@@ -125,8 +125,18 @@ class StreamSource:
         for turn in self.epochs.turns(place, cursor):
             yield from self._batches_of(turn)
 
-    def first_sample(self, place: Place) -> None:
-        """Make one sample, to see that fields, stages and transforms fit; none is replaced.
+    @property
+    def draws_from_globals(self) -> list[str]:
+        """Transforms and stages that may draw from the generators of the whole process."""
+        transforms = [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
+        return transforms + [
+            f"stages[{number}]"
+            for number, stage in enumerate(self.stages)
+            if getattr(stage, "deterministic", False) is not True
+        ]
+
+    def first_sample(self, place: Place) -> Made:
+        """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
 
         Raises:
             ShardError: they do not.
@@ -142,7 +152,7 @@ class StreamSource:
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
-        require_good_sample([first, *others], place)
+        return first_good_sample([first, *others], place)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
         """A rank's share of the digest of a whole epoch that serves each sample once.
@@ -157,8 +167,9 @@ class StreamSource:
     def _batches_of(self, turn: Turn) -> Iterator[Made]:
         losses = Losses(self.max_bad, turn.epoch)
         samples = losses.fill(self._samples(turn, losses), lambda: self._spare(turn))
+        draws_from_globals = bool(self.draws_from_globals)
         for step in turn.own_steps():
-            if self._draws_from_globals():
+            if draws_from_globals:
                 with preserved_globals():
                     self._seed_stages(turn, step)
                     made = self._batch(samples, turn, step)
@@ -232,9 +243,6 @@ class StreamSource:
 
     def _shuffled(self) -> bool:
         return self.sampling == "shuffled"
-
-    def _draws_from_globals(self) -> bool:
-        return bool(self.stages) or not all(map(takes_rng, self.transforms.values()))
 
     def _seed_stages(self, turn: Turn, step: int) -> None:
         position = _STAGE_POSITIONS + step * turn.place.world_size + turn.place.rank

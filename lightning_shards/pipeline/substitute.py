@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lightning_shards.errors import DamagedShardError, SampleError
-from lightning_shards.pipeline.collate import BadSample, Sample
+from lightning_shards.pipeline.collate import BadSample, Made, Sample
 from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
@@ -61,11 +61,11 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
 
 
 def epochs_to_try(place: Place) -> Epochs:
-    """Batches of one sample, for `require_good_sample`."""
+    """Batches of one sample, for `first_good_sample`."""
     return Epochs(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
 
 
-def require_good_sample(sources: Sequence[Source], place: Place) -> None:
+def first_good_sample(sources: Sequence[Source], place: Place) -> Made:
     """Make a sample by each of these until one is good, to see that fields and transforms fit.
 
     Args:
@@ -78,11 +78,9 @@ def require_good_sample(sources: Sequence[Source], place: Place) -> None:
     errors: list[Exception] = []
     for step, source in enumerate(sources):
         try:
-            next(source.batches(place, Cursor(0, step * place.world_size)))
+            return next(source.batches(place, Cursor(0, step * place.world_size)))
         except BAD as error:
             errors.append(error)
-        else:
-            return
     raise errors[0]
 
 

@@ -100,7 +100,7 @@ def _trace(options: Namespace) -> str:
             Place(rank, world_size),
             options.epoch,
             steps,
-            num_workers=loader.pool.num_workers,
+            num_workers=loader.pool.lanes,
         )
         for rank in range(world_size)
     ]

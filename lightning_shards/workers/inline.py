@@ -14,7 +14,7 @@ class InlinePool:
     """Runs the source in the caller's thread; for tests, debuggers and tiny data."""
 
     @property
-    def num_workers(self) -> int:
+    def lanes(self) -> int:
         """One: the caller itself."""
         return 1
 

@@ -1,11 +1,11 @@
 """What a pool of workers offers: batches of one rank in step order, and an end.
 
-`inline` and `processes` implement it; a stream can always be closed and started elsewhere, as a
-source holds no progress.
+`inline`, `threads` and `processes` implement it; a stream can always be closed and started
+elsewhere, as a source holds no progress.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple, Protocol
 
 from lightning_shards.pipeline.collate import Made
@@ -37,8 +37,8 @@ class Pool(Protocol):
     """Runs a source in workers."""
 
     @property
-    def num_workers(self) -> int:
-        """Workers that make batches side by side; 1 for the trainer's own thread."""
+    def lanes(self) -> int:
+        """Batches that are made side by side; 1 in the trainer's own thread."""
         ...
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
@@ -46,7 +46,7 @@ class Pool(Protocol):
         ...
 
 
-def produce(source: Source, place: Place, cursor: Cursor) -> Iterator[Produced]:
+def produce(source: Source, place: Place, cursor: Cursor) -> Generator[Produced]:
     """The batches of one worker, each with the seconds it took."""
     batches = source.batches(place, cursor)
     while True:

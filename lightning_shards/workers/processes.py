@@ -5,11 +5,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ from lightning_shards.errors import ConfigError, ShardError, WorkerError
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
+from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, Message, message_sizes
 from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.workers.threads import start_threads
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
@@ -42,29 +46,43 @@ class ProcessPool:
 
     Attributes:
         num_workers: processes per rank.
-        prefetch: batches that each of them keeps ready.
+        prefetch: messages that each of them keeps ready; one of several batches if they are small.
         start_method: `forkserver` by default: a fork of a rank that has gloo and autograd threads
             can deadlock.
         pin_memory: whether a thread copies batches into page-locked memory.
+        threads: threads in each of them.
+        batch: what one batch takes on its way.
+        ranks: ranks of this machine that have as many workers.
     """
 
     num_workers: int
     prefetch: int = 2
     start_method: StartMethod = "forkserver"
     pin_memory: bool = False
+    threads: int = 1
+    batch: BatchBytes = UNKNOWN_BYTES
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what could only fail later, inside a worker.
 
         Raises:
-            ConfigError: `num_workers` or `prefetch` is below 1.
+            ConfigError: a number is below 1, or shared memory cannot hold the batches.
             WorkerError: the script would be run again by each worker.
         """
-        for name, value in (("num_workers", self.num_workers), ("prefetch", self.prefetch)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1 for worker processes, got {value}")
+        for name in ("num_workers", "prefetch", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} must be at least 1 for worker processes, got {getattr(self, name)}"
+                )
+        require_shared_memory(self)
         if self.start_method != "fork":
             require_main_guard()
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are made side by side."""
+        return self.num_workers * self.threads
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor."""
@@ -72,7 +90,7 @@ class ProcessPool:
         if self.start_method == "forkserver":
             context.set_forkserver_preload([name for name in _PRELOAD if name in sys.modules])
         loader = DataLoader(
-            _WorkerShare(source, place, cursor, os.getpid()),
+            _WorkerShare(self, source, place, cursor, os.getpid()),
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_identity,  # the default would turn tuples into lists
@@ -93,33 +111,60 @@ class _Failure(NamedTuple):
 class _WorkerShare(IterableDataset[Any]):
     """What one worker process makes. Everything it needs travels with it, the rank included."""
 
-    def __init__(self, source: Source, place: Place, cursor: Cursor, trainer_pid: int) -> None:
+    def __init__(
+        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, trainer_pid: int
+    ) -> None:
         super().__init__()
-        self._source, self._place, self._cursor = source, place, cursor
+        self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
         self._trainer_pid = trainer_pid
 
-    def __iter__(self) -> Iterator[Produced | _Failure]:
+    def __iter__(self) -> Iterator[Message | _Failure]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
         end_with(self._trainer_pid)
+        place = self._place.with_worker(info.id, info.num_workers)
+        ready: list[Produced] = []
         try:
-            yield from produce(
-                self._source, self._place.with_worker(info.id, info.num_workers), self._cursor
-            )
-        except ShardError as error:
+            batches = self._batches(place)
+            for size in message_sizes(self._pool.batch):
+                while len(ready) < size:
+                    ready.append(next(batches))
+                yield Message(ready)
+                ready = []
+        except Exception as error:
+            if ready:
+                yield Message(ready)  # what was made before comes before the error
+            if not isinstance(error, ShardError):
+                raise
             yield _Failure(error, traceback.format_exc())
+
+    def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
+        if self._pool.threads == 1:
+            return produce(self._source, place, self._cursor)
+        return start_threads(
+            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch
+        )
 
 
 class _ProcessStream:
     def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+        self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
+        self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
+        self._turn = 0
 
     def __next__(self) -> Produced:
         if self._iterator is None:
             raise StopIteration
+        ready = self._ready[self._turn % len(self._ready)]
+        if not ready:  # then the next message is of this worker
+            ready.extend(self._receive().unpack())
+        self._turn += 1
+        return ready.popleft()
+
+    def _receive(self) -> Message:
         try:
-            produced = next(self._iterator)
+            message = next(self._iterator)
         except (RuntimeError, OSError, EOFError) as error:
             # a tensor of a worker that is gone cannot be fetched: that comes as one of the others
             ended = _describe_ended(self._workers)
@@ -131,11 +176,11 @@ class _ProcessStream:
                 "memory (SIGKILL: fewer workers, a smaller prefetch), /dev/shm full (SIGBUS) or a "
                 "crash in a decoder (SIGSEGV); num_workers=0 shows the crash itself"
             ) from error
-        if isinstance(produced, _Failure):
+        if isinstance(message, _Failure):
             self.close()
-            produced.error.add_note(f"It happened in a worker process:\n{produced.stack}")
-            raise produced.error
-        return cast("Produced", produced)
+            message.error.add_note(f"It happened in a worker process:\n{message.stack}")
+            raise message.error
+        return cast("Message", message)
 
     def close(self) -> None:
         if self._iterator is None:
@@ -149,6 +194,27 @@ class _ProcessStream:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
             worker.join()
+
+
+def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
+    """Check that shared memory can hold what the workers keep ready.
+
+    Raises:
+        ConfigError: it cannot; a worker would end by SIGBUS in the middle of the fit.
+    """
+    if not Path(folder).is_dir():
+        return  # no Linux: shared memory has no limit of its own there
+    batches = pool.num_workers * (pool.prefetch + 1) + 1  # one in the making, one in training
+    needed, free = pool.batch.shared * batches * pool.ranks, shutil.disk_usage(folder).free
+    if needed > free:
+        mib = 2**20
+        raise ConfigError(
+            f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
+            f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x ({pool.num_workers} workers x "
+            f"({pool.prefetch} + 1) + 1) batches of {pool.batch.shared / mib:,.1f} MiB. Enlarge it "
+            "(docker run --shm-size), or lower prefetch, num_workers or batch_size; "
+            "pool='threads' needs none"
+        )
 
 
 def _describe_ended(workers: list[multiprocessing.Process]) -> str:

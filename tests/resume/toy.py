@@ -49,8 +49,12 @@ class ToySource:
     def with_epochs(self, epochs: Epochs) -> "ToySource":
         return replace(self, epochs=epochs)
 
-    def first_sample(self, place: Any) -> None:
-        pass
+    @property
+    def draws_from_globals(self) -> list[str]:
+        return []
+
+    def first_sample(self, place: Any) -> Any:
+        return Made({})
 
     def batches(self, place: Any, cursor: Any) -> Iterator[Any]:
         for turn in self.epochs.turns(place, cursor):

@@ -1,6 +1,5 @@
 """What every pool owes to a loader, checked on all of them."""
 
-from functools import partial
 from operator import itemgetter
 
 import psutil
@@ -10,15 +9,36 @@ from lightning_shards.errors import MissingFieldError, SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool
 
 POOLS = [
     pytest.param(InlinePool(), id="inline"),
+    pytest.param(ThreadPool(3), id="threads"),
     pytest.param(ProcessPool(3, start_method="fork"), id="fork", marks=pytest.mark.ddp),
+    pytest.param(
+        ProcessPool(2, start_method="fork", threads=2), id="threads-in-fork", marks=pytest.mark.ddp
+    ),
+    pytest.param(
+        ProcessPool(2, start_method="fork", batch=BatchBytes(inline=2**18)),
+        id="several-in-a-message",
+        marks=pytest.mark.ddp,
+    ),
     pytest.param(ProcessPool(2, start_method="forkserver"), id="forkserver", marks=pytest.mark.ddp),
 ]
 # torch's word to machines with fewer cores than the 2 or 3 workers of these tests
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Labelled:
+    """A stage that drops samples of class 0, and says that it draws no random numbers."""
+
+    deterministic = True
+
+    def __call__(self, samples):
+        return filter(itemgetter("label"), samples)
+
 
 PLACE = Place(rank=1, world_size=2)
 START = Cursor(epoch=3)
@@ -51,13 +71,10 @@ def take(stream, num_batches):
     return [next(stream).made.batch for _ in range(num_batches)]
 
 
-def expected_batches(source, num_workers, num_batches, cursor=START):
+def expected_batches(source, lanes, num_batches, cursor=START):
     """The batches of the workers in turn."""
-    workers = [
-        source.batches(PLACE.with_worker(worker, num_workers), cursor)
-        for worker in range(num_workers)
-    ]
-    return [next(workers[number % num_workers]).batch for number in range(num_batches)]
+    workers = [source.batches(PLACE.with_worker(worker, lanes), cursor) for worker in range(lanes)]
+    return [next(workers[number % lanes]).batch for number in range(num_batches)]
 
 
 def plain(batches):
@@ -69,13 +86,13 @@ def processes_of(stream):
 
 
 def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
-    expected = expected_batches(source, pool.num_workers, 8)
+    expected = expected_batches(source, pool.lanes, 8)
     assert plain(take(start(source), 8)) == plain(expected)
 
 
 def test_a_stream_begins_at_its_cursor(pool, start, source):
     cursor = Cursor(epoch=1, samples=4)
-    expected = expected_batches(source, pool.num_workers, 3, cursor)
+    expected = expected_batches(source, pool.lanes, 3, cursor)
     assert plain(take(start(source, cursor), 3)) == plain(expected)
 
 
@@ -111,7 +128,7 @@ def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source
 
 def test_batches_before_an_error_are_delivered(start, pack_shards, make_source):
     """The stage drops samples 20 and 30, so the last batch of a worker that reads one is short."""
-    stages = (partial(filter, itemgetter("label")),)
+    stages = (Labelled(),)
     source = make_source(pack_shards([40]), sampling="sequential", stages=stages)
     stream = start(source)
     assert len(take(stream, 7)) == 7

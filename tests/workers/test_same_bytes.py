@@ -33,13 +33,17 @@ def jitter_globally(label: int) -> torch.Tensor:
     return label + torch.rand(3) + float(np.random.random())  # noqa: NPY002
 
 
+def jitter_label(label: int, rng: np.random.Generator) -> torch.Tensor:
+    return label + torch.from_numpy(rng.random(3))
+
+
 @pytest.fixture(scope="module")
 def make_loader(tmp_path_factory, pack_into):
     """Makes loaders of rank 1 of 2, over the same shards; 0 workers are the trainer's thread."""
     folder = tmp_path_factory.mktemp("bytes")
     urls = pack_into(folder, COUNTS)
 
-    def make(num_workers=0, context="fork", sampling="shuffled"):
+    def make(num_workers=0, context="fork", sampling="shuffled", label=jitter_globally, **pool):
         module = ShardDataModule(
             train=SplitConfig(
                 urls,
@@ -51,12 +55,12 @@ def make_loader(tmp_path_factory, pack_into):
             ),
             fields={"image": "png", "label": "cls"},
             decode={"image": "gray"},
-            transforms={"image": jitter, "label": jitter_globally},
+            transforms={"image": jitter, "label": label},
             batch_size=2,
             num_workers=num_workers,
             seed=7,
             loader=LoaderConfig(
-                pool="processes", multiprocessing_context=context, cache_dir=str(folder / "cache")
+                multiprocessing_context=context, cache_dir=str(folder / "cache"), **pool
             ),
         )
         return module.loader("train", rank=1, world_size=2)
@@ -112,6 +116,20 @@ def test_processes_give_the_bytes_of_the_trainers_thread(
     make_loader, expected, context, num_workers, sampling
 ):
     assert take(make_loader(num_workers, context, sampling), STEPS) == expected[sampling]
+
+
+THREADS = {
+    "1 thread": (1, {"pool": "threads"}),
+    "3 threads": (3, {"pool": "threads"}),
+    "8 threads": (8, {"pool": "threads"}),
+    "2 threads in each of 2 processes": (2, {"threads_per_worker": 2}),
+}
+
+
+@pytest.mark.parametrize(("num_workers", "pool"), THREADS.values(), ids=THREADS)
+def test_threads_give_the_bytes_of_the_trainers_thread(make_loader, num_workers, pool):
+    expected = take(make_loader(label=jitter_label), STEPS)
+    assert take(make_loader(num_workers, label=jitter_label, **pool), STEPS) == expected
 
 
 def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(

@@ -1,0 +1,63 @@
+"""From the configuration of a loader to the pool that its batches are made in."""
+
+from lightning_shards.config import LoaderConfig
+from lightning_shards.pipeline.collate import Made
+from lightning_shards.pipeline.source import Source
+from lightning_shards.topology import Place
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.messages import BatchBytes, batch_bytes
+from lightning_shards.workers.pool import Pool
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool, require_own_randomness
+
+
+def make_pool(
+    config: LoaderConfig,
+    num_workers: int,
+    source: Source,
+    place: Place,
+    *,
+    sample: Made | None = None,
+    on_cuda: bool = False,
+    ranks: int = 1,
+) -> Pool:
+    """The pool of one rank; before workers start, one sample tells how large batches are.
+
+    Args:
+        config: what was asked for.
+        num_workers: workers of this rank; 0 for its own thread.
+        source: what makes the batches.
+        place: the rank.
+        sample: its first sample, if that was made already.
+        on_cuda: whether batches go to a CUDA device.
+        ranks: ranks of this machine.
+
+    Raises:
+        ShardError: the sample cannot be made, or the pool cannot run this source here.
+    """
+    if num_workers == 0 or config.pool == "inline":
+        return InlinePool()
+    sample = sample or source.first_sample(place)
+    batch = batch_bytes(sample.batch, source.epochs.batch_size)
+    is_threaded = config.pool == "threads"
+    if is_threaded or config.threads_per_worker > 1:
+        require_own_randomness(source)
+    lanes = num_workers * (1 if is_threaded else config.threads_per_worker)
+    prefetch = _prefetch(config, lanes, batch)
+    if is_threaded:
+        return ThreadPool(num_workers, prefetch)
+    return ProcessPool(
+        num_workers,
+        prefetch,
+        config.multiprocessing_context,
+        on_cuda if config.pin_memory is None else config.pin_memory,
+        config.threads_per_worker,
+        batch,
+        ranks,
+    )
+
+
+def _prefetch(config: LoaderConfig, lanes: int, batch: BatchBytes) -> int:
+    """As many batches as were asked for, or as `prefetch_bytes` allows: one at least."""
+    allowed = config.prefetch_bytes // max(lanes * batch.total, 1)
+    return max(1, min(config.prefetch, allowed))

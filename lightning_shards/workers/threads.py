@@ -1,0 +1,175 @@
+"""Worker threads: the batches of several workers in one process, in step order.
+
+Decoders that release the GIL, as those of images do, run side by side; nothing is copied between
+processes, and nothing has to start. A training loop that is busy with Python of its own wants
+processes instead.
+"""
+
+import resource
+import threading
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.pipeline.open_shards import FILES_PER_SOURCE
+from lightning_shards.pipeline.source import Source
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.pool import BatchStream, Produced, produce
+
+_END_S = 10.0
+"""A thread ends after the batch that it makes. One that waits for a server is left to itself."""
+
+
+@dataclass(frozen=True)
+class ThreadPool:
+    """Runs the source in `num_workers` threads of the trainer's own process.
+
+    Attributes:
+        num_workers: threads per rank.
+        prefetch: batches that each of them keeps ready.
+    """
+
+    num_workers: int
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            ConfigError: `num_workers` or `prefetch` is below 1.
+        """
+        for name, value in (("num_workers", self.num_workers), ("prefetch", self.prefetch)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are made side by side."""
+        return self.num_workers
+
+    def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
+        """Start the threads at the cursor.
+
+        Raises:
+            ConfigError: see `require_own_randomness`.
+        """
+        place = place.with_worker(0, 1)
+        return start_threads(source, place, cursor, self.num_workers, self.prefetch)
+
+
+def start_threads(
+    source: Source, place: Place, cursor: Cursor, num_threads: int, prefetch: int
+) -> "ThreadStream":
+    """The batches of one worker, made by several threads, in step order.
+
+    Its batch number i is made by thread i % num_threads: together the threads of all workers take
+    the steps as that many workers would.
+
+    Raises:
+        ConfigError: see `require_own_randomness`.
+    """
+    require_own_randomness(source)
+    _allow_open_files(num_threads * FILES_PER_SOURCE)
+    total = place.num_workers * num_threads
+    places = [
+        place.with_worker(place.worker + place.num_workers * thread, total)
+        for thread in range(num_threads)
+    ]
+    return ThreadStream([produce(source, each, cursor) for each in places], prefetch)
+
+
+def require_own_randomness(source: Source) -> None:
+    """Check that no transform or stage draws from the generators that all threads share.
+
+    Raises:
+        ConfigError: one may do so: it neither has a parameter `rng` nor says that it draws nothing.
+    """
+    names = source.draws_from_globals
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)} may draw random numbers from the generators of the whole process, "
+            "which threads share: give it a parameter `rng`, or, if it draws none, an attribute "
+            "`deterministic = True`; or take pool='processes' and threads_per_worker=1"
+        )
+
+
+def _allow_open_files(number: int) -> None:
+    """Let this process open more files, as far as it may: each thread opens shards of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + number
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft not in (resource.RLIM_INFINITY, wanted):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Failed(NamedTuple):
+    """An error on its way from a thread."""
+
+    error: BaseException
+
+
+class _Lane:
+    """One thread and the batches that it has ready."""
+
+    def __init__(self, batches: Generator[Produced], prefetch: int) -> None:
+        self._ready: SimpleQueue[Produced | _Failed] = SimpleQueue()
+        self._room = threading.Semaphore(prefetch)
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._fill, args=(batches,), daemon=True)
+        self._thread.start()
+
+    def take(self) -> Produced:
+        """Wait for the next batch."""
+        produced = self._ready.get()
+        if isinstance(produced, _Failed):
+            raise produced.error
+        self._room.release()
+        return produced
+
+    def stop(self) -> None:
+        """Let the thread end after the batch that it makes."""
+        self._is_stopped = True
+        self._room.release()
+
+    def join(self) -> None:
+        self._thread.join(_END_S)
+
+    def _fill(self, batches: Generator[Produced]) -> None:
+        try:
+            while self._room.acquire() and not self._is_stopped:
+                self._ready.put(next(batches))
+        except BaseException as error:  # noqa: BLE001 raised where the batch is asked for
+            self._ready.put(_Failed(error))
+        finally:
+            batches.close()  # here, as a generator cannot be closed while another thread runs it
+
+
+class ThreadStream:
+    """The batches of some lanes in turn, without end, until it is closed."""
+
+    def __init__(self, sources: Sequence[Generator[Produced]], prefetch: int) -> None:
+        self._lanes = [_Lane(batches, prefetch) for batches in sources]
+        self._turn = 0
+
+    def __next__(self) -> Produced:
+        if not self._lanes:
+            raise StopIteration
+        lane = self._lanes[self._turn % len(self._lanes)]
+        self._turn += 1
+        try:
+            return lane.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the threads; they are gone when this returns."""
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
+            lane.join()

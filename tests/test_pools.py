@@ -1,0 +1,59 @@
+"""Which pool a configuration gives, and how much it keeps ready."""
+
+import pytest
+
+from lightning_shards.config import LoaderConfig
+from lightning_shards.errors import ConfigError, MissingFieldError
+from lightning_shards.pools import make_pool
+from lightning_shards.topology import Place
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.messages import batch_bytes
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool
+
+
+@pytest.fixture
+def source(pack_shards, make_source):
+    return make_source(pack_shards([9]), batch_size=4)
+
+
+def made(source, num_workers=2, **config):
+    return make_pool(LoaderConfig(**config), num_workers, source, Place())
+
+
+def test_no_workers_are_the_trainers_own_thread(source):
+    assert made(source, 0, pool="threads") == InlinePool()
+    assert made(source, 2, pool="inline") == InlinePool()
+
+
+def test_threads_are_started_as_configured(source):
+    assert made(source, 3, pool="threads", prefetch=5) == ThreadPool(3, prefetch=5)
+
+
+def test_processes_know_their_threads_and_what_a_batch_takes(source):
+    batch = batch_bytes(source.first_sample(Place()).batch, 4)
+    pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True, ranks=8)
+    assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch, ranks=8)
+    assert pool.lanes == 6
+
+
+@pytest.mark.parametrize("config", [{"pool": "threads"}, {"threads_per_worker": 2}])
+def test_the_bytes_kept_ready_are_bounded(source, config):
+    lanes = made(source, 2, **config).lanes
+    size = batch_bytes(source.first_sample(Place()).batch, 4).total
+    for batches, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
+        allowed = int(lanes * size * batches)
+        assert made(source, 2, prefetch=7, prefetch_bytes=allowed, **config).prefetch == expected
+
+
+@pytest.mark.parametrize("config", [{"pool": "threads"}, {"threads_per_worker": 2}])
+def test_threads_that_would_share_random_numbers_are_refused(pack_shards, make_source, config):
+    source = make_source(pack_shards([9]), transforms={"label": abs})
+    with pytest.raises(ConfigError, match=r"the transform of 'label' may draw"):
+        made(source, 2, **config)
+    assert made(source, 2).threads == 1
+
+
+def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
+    with pytest.raises(MissingFieldError):
+        made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))

@@ -1,0 +1,82 @@
+"""Batches on their way between processes."""
+
+import pickle
+from itertools import islice
+
+import pytest
+import torch
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.pipeline.collate import SHARED_BYTES, BadSample, Made
+from lightning_shards.workers.messages import (
+    BatchBytes,
+    Message,
+    batch_bytes,
+    message_sizes,
+)
+from lightning_shards.workers.pool import Produced
+from lightning_shards.workers.processes import ProcessPool, require_shared_memory
+
+SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
+LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
+BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
+
+
+@pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
+def test_a_message_gives_what_was_put_in(batch):
+    bad = (BadSample(0, 1, "SampleError"),)
+    sent = [Produced(Made(batch, digest, bad), seconds=digest / 2) for digest in (2**64 - 1, 3)]
+    # pickle alone, as torch's own queues share large tensors
+    received = pickle.loads(pickle.dumps(Message(sent))).unpack()
+    assert [each.seconds for each in received] == [each.seconds for each in sent]
+    for each, original in zip(received, sent, strict=True):
+        assert each.made[1:] == original.made[1:]
+        assert type(each.made.batch) is type(batch)
+        columns = each.made.batch.values() if type(batch) is dict else each.made.batch
+        keys, small, large, array = columns
+        assert keys == ["a", "b"]
+        assert small.dtype == SMALL.dtype
+        assert torch.equal(small, SMALL)
+        assert torch.equal(large, LARGE)
+        assert array.tolist() == SMALL.tolist()  # the user's own array stays one
+        assert not torch.is_tensor(array)
+        small.add_(1)  # a tensor that warns when it is written to would be a surprise
+
+
+def test_a_message_is_pinned_as_a_whole(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    message = Message([Produced(Made(BATCH), 0.0)] * 2).pin_memory()
+    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
+    assert torch.equal(message.unpack()[1].made.batch["small"], SMALL)
+
+
+def test_messages_grow_up_to_a_number_of_bytes_or_batches():
+    assert list(islice(message_sizes(BatchBytes(inline=100)), 7)) == [1, 2, 4, 8, 16, 16, 16]
+    assert list(islice(message_sizes(BatchBytes(inline=2**18)), 4)) == [1, 2, 4, 4]
+    assert list(islice(message_sizes(BatchBytes(shared=2**21)), 3)) == [1, 1, 1]
+    assert list(islice(message_sizes(BatchBytes()), 3)) == [1, 1, 1]  # nobody knows
+
+
+def test_the_bytes_of_a_batch_are_judged_by_one_sample():
+    sample = {"__key__": ["abc"], "image": torch.zeros(1, 3, 9, 9), "label": torch.zeros(1)}
+    key_bytes = len(pickle.dumps(["abc"]))
+    assert batch_bytes(sample, 10) == BatchBytes(inline=10 * (4 + key_bytes + 972))
+    assert batch_bytes(sample, 1000) == BatchBytes(inline=1000 * (4 + key_bytes), shared=972_000)
+    assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
+
+
+def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 100 * 2**20})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    fits = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**20 * 100 // 7))
+    require_shared_memory(fits, str(tmp_path))
+    large = {"start_method": "fork", "batch": BatchBytes(2**30, shared=15 * 2**20)}
+    with pytest.raises(ConfigError) as caught:
+        ProcessPool(2, **large)
+    assert "has 100 MiB free, and the workers need 105 MiB" in str(caught.value)
+    assert "1 ranks x (2 workers x (2 + 1) + 1) batches of 15.0 MiB" in str(caught.value)
+    assert "--shm-size" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"need 840 MiB: 8 ranks"):
+        ProcessPool(2, ranks=8, **large)
+    require_shared_memory(fits, str(tmp_path / "none"))  # other systems have no such folder
