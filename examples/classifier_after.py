@@ -7,15 +7,8 @@ differ. Both print what each epoch was made of, with a stop and a resume in the 
 import argparse
 
 import lightning.pytorch as pl
-from classifier_common import (
-    BATCH_SIZE,
-    TRAIN_SHARDS,
-    VAL_SHARDS,
-    augment,
-    parse_options,
-    to_tensor,
-    train_and_report,
-)
+from classifier.digits import TRAIN_SHARDS, VAL_SHARDS, augment, to_tensor
+from classifier.training import BATCH_SIZE, parse_options, train_and_report
 
 from lightning_shards import DataThroughputMonitor, ExactResume, ShardDataModule, SplitConfig
 

@@ -11,17 +11,15 @@ import argparse
 
 import lightning.pytorch as pl
 import webdataset as wds
-from classifier_common import (
-    BATCH_SIZE,
+from classifier.digits import (
     NUM_TRAIN,
     NUM_VAL,
     TRAIN_SHARDS,
     VAL_SHARDS,
     augment,
-    parse_options,
     to_tensor,
-    train_and_report,
 )
+from classifier.training import BATCH_SIZE, parse_options, train_and_report
 
 
 def identity(value: int) -> int:

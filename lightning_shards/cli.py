@@ -20,6 +20,7 @@ from lightning_shards.config_files import omegaconf_message, placed_message
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
     ConfigError,
+    MissingFieldError,
     PlanError,
     RankError,
     ShardError,
@@ -29,7 +30,15 @@ from lightning_shards.errors import (
 )
 from lightning_shards.parsing import cause_of, plain_message
 
-_USERS_TO_MEND = (ConfigError, PlanError, RankError, ShardNotFoundError, StateError, UrlError)
+_USERS_TO_MEND = (
+    ConfigError,
+    MissingFieldError,
+    PlanError,
+    RankError,
+    ShardNotFoundError,
+    StateError,
+    UrlError,
+)
 """Errors of a run that another option mends: a traceback would only hide the message."""
 
 
@@ -72,7 +81,7 @@ class ShardCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser that takes no abbreviations and resolves interpolations."""
-        ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": "omegaconf"}
+        ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": "omegaconf+"}
         return super().init_parser(**{**ours, **kwargs})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

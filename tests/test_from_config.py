@@ -202,6 +202,14 @@ def test_a_structured_split_is_checked_when_it_is_made():
         OmegaConf.to_object(config)
 
 
+def test_an_interpolation_to_another_type_is_refused_by_a_structured_split():
+    experiment = OmegaConf.create({"size": "many", "data": {"train": SplitConfig("a.tar")}})
+    changes = {"data": {"train": {"batch_size": "${size}"}, "fields": {"label": "cls"}}}
+    message = r"'many' of type 'str' could not be .* Integer, at 'data.train.batch_size'$"
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule.from_config(OmegaConf.merge(experiment, changes))
+
+
 def test_structured_splits_interpolate_and_make_a_module_that_a_saved_config_makes_again(tmp_path):
     experiment = OmegaConf.create(
         {

@@ -1,4 +1,4 @@
-"""Whole commands, in this process: fit, test, resume, and what they leave behind."""
+"""Whole commands, in this process: fit, validate, test, predict, and what they leave behind."""
 
 import os
 import sys
@@ -11,6 +11,12 @@ import torch
 import yaml
 
 from lightning_shards.__main__ import main
+
+pytestmark = [
+    # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+]
+Run = Callable[..., str]
 
 MODEL = '''
 import torch
@@ -38,43 +44,49 @@ class Net(pl.LightningModule):
     def test_step(self, batch):
         self.step(batch, "test_loss")
 
+    def predict_step(self, batch):
+        print("predicted", *batch["__key__"])
+        return batch["__key__"]
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
 '''
 
 
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
-def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_resumes(
+@pytest.fixture
+def run(
     tmp_path: Path,
     pack_shards: Callable[..., list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     config: dict[str, Any],
-) -> None:
+) -> Run:
+    """Runs a command in a folder of 12 and 3 samples, a model and config.yaml: what it prints."""
     pack_shards([5, 7], "train")
     pack_shards([3], "val")
     (tmp_path / "net.py").write_text(MODEL)
-    data = config["data"] | {
-        split: {"urls": f"shards/{name}-*.tar"}
-        for split, name in {"train": "train", "val": "val", "test": "val"}.items()
-    }
+    monkeypatch.chdir(tmp_path)
+    urls = dict.fromkeys(("val", "test", "predict"), "shards/val-*.tar")
+    urls["train"] = "shards/train-*.tar"
+    data = config["data"] | {split: {"urls": url} for split, url in urls.items()}
     data |= {"batch_size": 2, "loader": {"cache_dir": "cache"}}
     trainer = config["trainer"] | {"log_every_n_steps": 2, "enable_progress_bar": False}
-    trainer["logger"] = {
-        "class_path": "lightning.pytorch.loggers.CSVLogger",
-        "init_args": {"save_dir": "."},
-    }
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump({"model": {"class_path": "net.Net"}, "data": data, "trainer": trainer})
-    )
-    monkeypatch.chdir(tmp_path)
+    trainer["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}
+    settings = {"model": {"class_path": "net.Net"}, "data": data, "trainer": trainer}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
 
-    def run(*options: str) -> str:
+    def ran(*options: str) -> str:
         monkeypatch.setattr(sys, "argv", ["lightning-shards", *options])
         main()
         return capsys.readouterr().out
 
+    return ran
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_resumes(
+    tmp_path: Path, run: Run
+) -> None:
     run("fit", "--config", "config.yaml")
     saved = tmp_path / "lightning_logs/version_0"
     [checkpoint] = (saved / "checkpoints").glob("*.ckpt")
@@ -86,3 +98,33 @@ def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_
     [resumed] = tmp_path.glob("lightning_logs/version_2/checkpoints/*.ckpt")
     assert torch.load(resumed, weights_only=True)["global_step"] == 12
     assert os.environ["PL_GLOBAL_SEED"] == "0"
+
+
+def test_validate_and_predict_run_over_each_sample_once(run: Run) -> None:
+    assert "val_loss" in run("validate", "--config", "config.yaml")
+    told = run("predict", "--config", "config.yaml", "--data.batch_size", "1")
+    predicted = [line.split()[1:] for line in told.splitlines() if line.startswith("predicted")]
+    assert predicted == [["000000"], ["000001"], ["000002"]]
+
+
+def test_the_printed_config_of_a_command_runs_and_prints_as_itself(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*options: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run("fit", *options, "--print_config")
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    first = printed("--config", "config.yaml", "--data.train.batch_size", "4")
+    (tmp_path / "printed.yaml").write_text(first)
+    assert printed("--config", "printed.yaml") == first
+    run("fit", "--config", "printed.yaml")
+    assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/epoch=0-step=3.ckpt"))
+
+
+def test_a_run_saves_its_options_too(tmp_path: Path, run: Run) -> None:
+    run("fit", "--config", "config.yaml", "--data.train.batch_size=4")
+    saved = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
+    assert saved["data"]["train"]["batch_size"] == 4
+    assert saved["data"]["val"]["urls"] == "shards/val-*.tar"

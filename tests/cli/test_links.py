@@ -138,6 +138,12 @@ def test_a_yaml_and_its_interpolations_are_one_file(
     assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
 
 
+def test_interpolations_see_what_options_changed(make_cli: MakeCLI, config: dict[str, Any]) -> None:
+    data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
+    made = make_cli("--trainer.max_epochs=7", data=data).datamodule
+    assert made.batch_size == 7
+
+
 def test_interpolation_can_be_switched_off(make_cli: MakeCLI, config: dict[str, Any]) -> None:
     data = config["data"] | {"train": {"urls": "${SHARDS}/a.tar"}}
     made = make_cli(data=data, settings={"parser_kwargs": {"parser_mode": "yaml"}})
@@ -162,6 +168,27 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(
         assert module.batch_size == 1
         assert module.transforms["label"] is first.datamodule.transforms["label"]
         assert vars(module.transforms["image"]) == {"factor": 4}
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_config_saved_with_links_or_in_subclass_mode_makes_the_same_module(
+    linked: bool, make_cli: MakeCLI, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Lightning saves what `--print_config` prints; what is linked is not in it."""
+    settings: dict[str, Any] = ONE_CLASS
+    if not linked:
+        data = {"class_path": f"{__name__}.NamedClasses", "init_args": config["data"]}
+        config["data"], settings = data, {"model_class": Net, "subclass_mode_data": True}
+    cli = Linked if linked else ShardCLI
+    first = make_cli("--data.classes=[cat]", "--data.seed=3", cli=cli, settings=settings)
+    saved = tmp_path / "saved.yaml"
+    first.parser.save(first.config, str(saved), skip_none=False, overwrite=True)
+    again = cli(args=["--config", str(saved)], run=False, **settings)
+    for module in (again.datamodule, NamedClasses.from_config(saved)):
+        assert type(module) is NamedClasses
+        assert module.splits == first.datamodule.splits
+        assert (module.num_classes, module.seed) == (1, 3)
+    assert again.model.num_classes == (1 if linked else 0)
 
 
 @pytest.mark.slow

@@ -46,10 +46,26 @@ def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
         "--data.loader.prefetch=1",
         "--data.seed=7",
         "--data.val=null",
+        "--data.batch_size",
+        "16",
     ).datamodule
     assert data.splits["train"] == SplitConfig("other-0.tar::other-1.tar", batch_size=3)
     assert data.splits["val"] is None
-    assert (data.loader_config, data.seed) == (LoaderConfig(prefetch=1), 7)
+    assert (data.loader_config, data.seed, data.batch_size) == (LoaderConfig(prefetch=1), 7, 16)
+
+
+def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(
+    make_cli: Callable[..., ShardCLI], tmp_path: Path
+) -> None:
+    """A base, then an experiment's changes; or the data of many experiments in one file."""
+    (tmp_path / "changes.yaml").write_text("data: {batch_size: 16, train: {sampling: shuffled}}")
+    (tmp_path / "split.yaml").write_text("urls: other.tar")
+    changed = make_cli("--config", str(tmp_path / "changes.yaml")).datamodule
+    assert (changed.batch_size, changed.num_workers) == (16, 0)
+    wanted = SplitConfig("train-{000..003}.tar", sampling="shuffled", batch_size=8)
+    assert changed.splits["train"] == wanted
+    data = make_cli("--data.val", str(tmp_path / "split.yaml")).datamodule
+    assert data.splits["val"].urls == "other.tar"
 
 
 @pytest.mark.usefixtures("transforms")

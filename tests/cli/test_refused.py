@@ -73,6 +73,7 @@ def test_a_value_of_another_type_is_told_with_its_whole_key_and_what_is_expected
         ("--data.batch_size=0", "data: batch_size must be a whole number of at least 1, got 0"),
         ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at leas"),
         ("--data.val.max_bad=-3", "data.val: max_bad"),
+        ("--data.val.max_bad=3", "data.val: max_bad=3 has no effect with on_bad_sample='raise'"),
         ("--data.val.urls=", "data.val: urls is empty; give a path, a pattern like data/{000.."),
         ("--data.loader.prefetch=0", "data: prefetch must be a whole number of at least 1, got 0"),
         ("--data.allow_unsafe=[x]", "data: allow_unsafe must be one of ['pipe', 'pickle', 'pth']"),
@@ -187,6 +188,23 @@ def test_an_option_of_a_subcommand_is_refused_likewise(
         (
             ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
             "stages of 'train' are for reader='stream'",
+        ),
+        (["--data.train=null"], "there is no 'train' split; this module was given ['val']"),
+        (
+            ["--data.fields.image=jpeg", "--data.batch_size=2"],
+            "has no member for field 'image': wanted one of ['jpeg'], found",
+        ),
+        (
+            ["--data.train.reader=indexed", "--data.train.shuffle_run=0"],
+            "run must be at least 1 when resampled, got 0",
+        ),
+        (
+            [
+                "--data.train.on_bad_sample=substitute",
+                "--data.train.max_bad=1",
+                "--data.batch_format=tuple",
+            ],
+            "batch_format='tuple' has none; take batch_format='dict'",
         ),
         (
             ["--data.train.sampling=shuffled", "--data.train.dataset_size=5"],

@@ -1,0 +1,84 @@
+"""How many samples may be bad in an epoch, and what is found before the first step."""
+
+from collections import Counter
+
+import pytest
+from spoilt_shards import READERS, REASONS, Picky, data_of
+
+from lightning_shards.errors import SampleError
+from lightning_shards.topology import Place
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_budget_that_is_exactly_met_lasts_and_begins_anew_each_epoch(
+    request, reader, num_workers
+):
+    data = data_of(request, reader)
+    loader = data.module(reader=reader, max_bad=8, num_workers=num_workers).loader("train")
+    for _ in range(3):
+        assert len(list(loader)) == len(loader)
+        assert len(loader.served.bad) == 8
+    loader.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", READERS)
+def test_one_bad_sample_too_many_ends_the_epoch(request, reader, num_workers):
+    data = data_of(request, reader)
+    module = data.module(
+        reader=reader, sampling="sequential", max_bad=7, num_workers=num_workers, remainder="pad"
+    )
+    loader = module.loader("train")
+    batches, taken = iter(loader), []
+    with pytest.raises(SampleError) as caught:
+        taken.extend(batches)
+    assert len(taken) == len(loader) - 1
+    message = str(caught.value)
+    assert message.startswith("8 bad samples on this rank in epoch 0 (")
+    kinds = Counter(REASONS[kind] for kind in data.bad.values())
+    assert all(f"{number} {reason}" in message for reason, number in kinds.items())
+    assert "more than max_bad=7 of all ranks; repair the shards, or allow more" in message
+    first, *others = message.splitlines()[1:]
+    assert first.startswith("  shard 0, sample 0: sample '0000' of ")
+    assert len(others) == 2
+    assert loader.epoch == 0
+
+
+def test_ranks_have_budgets_of_their_own_until_their_sum_is_taken(indexed_data):
+    module = indexed_data.module(sampling="sequential", max_bad=7, batch_size=5)
+    loaders = [module.loader("train", rank=rank, world_size=3) for rank in range(3)]
+    assert sum(len(list(loader)) for loader in loaders) == 6
+    assert sum(len(loader.served.bad) for loader in loaders) == 8
+
+
+def test_a_resumed_epoch_counts_from_where_it_was_resumed(indexed_data):
+    module = indexed_data.module(sampling="sequential", max_bad=7)
+    first = module.loader("train")
+    next(iter(first))
+    assert len(first.served.bad) == 1
+    resumed = module.loader("train")
+    resumed.load_state_dict(first.state_dict())
+    assert len(list(resumed)) == len(resumed) - 1
+    assert len(resumed.served.bad) == 7
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_wrong_transform_shows_before_the_fit(clean_data, reader):
+    module = clean_data.module(reader=reader, transforms={"label": Picky(frozenset(range(99)))})
+    source = module.loader("train").source
+    with pytest.raises(SampleError, match="the transform of field 'label' failed on sample"):
+        source.first_sample(Place())
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader):
+    data = make_data({0: "image"}, counts=(12,))
+    source = data.module(reader=reader, sampling="sequential").loader("train").source
+    source.first_sample(Place())
+    assert source.max_bad == 1
+    plain = data.module(
+        reader=reader, sampling="sequential", on_bad_sample="raise", max_bad=0
+    ).loader("train")
+    with pytest.raises(SampleError, match=r"'0000' of .* cannot be decoded"):
+        plain.source.first_sample(Place())

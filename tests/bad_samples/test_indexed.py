@@ -1,0 +1,239 @@
+"""The indexed reader replaces bad samples by good ones, the same under any workers and ranks."""
+
+import re
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+import torch
+from spoilt_shards import (
+    IDS,
+    NUM_SAMPLES,
+    REMAINDERS,
+    SAMPLINGS,
+    all_rows,
+    as_bytes,
+    counted,
+    epoch_of,
+    flip_byte,
+    made_by_workers,
+    require_lockstep,
+    rows_of,
+    write_shards,
+)
+
+from lightning_shards.errors import (
+    DamagedShardError,
+    IndexMismatchError,
+    MissingFieldError,
+    SampleError,
+    ShardNotFoundError,
+)
+from lightning_shards.pipeline import indexed
+from lightning_shards.topology import Place
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_next_good_sample_of_the_order_stands_for_a_bad_one(
+    indexed_data, sampling, remainder, world_size
+):
+    module = indexed_data.module(
+        sampling=sampling, remainder=remainder, reader="indexed", max_bad=40, batch_size=4
+    )
+    ranks, plan = epoch_of(module, world_size)
+    require_lockstep(ranks, plan)
+    order = module.loader("train").source.order()
+    for rank, made in enumerate(ranks):
+        for step, each in enumerate(made):
+            start, stop = plan.rank_span(step, rank)
+            positions = [tuple(i) for i in order.at(0, start, stop + NUM_SAMPLES).tolist()]
+            expected, bad = [], []
+            for number, position in enumerate(range(start, stop)):
+                is_repeat = position >= NUM_SAMPLES and sampling != "resampled"
+                is_repeat = is_repeat or number >= stop - start - plan.num_repeats(step, rank)
+                good = next(i for i in positions[number:] if i not in indexed_data.bad_ids)
+                is_good = good == positions[number] and positions[number] is good
+                expected.append((good, float(is_good and not is_repeat)))
+                if positions[number] in indexed_data.bad_ids and not is_repeat:
+                    bad.append((*positions[number], indexed_data.bad_ids[positions[number]]))
+            assert rows_of(each.batch) == expected
+            assert each.batch["__weight__"].dtype == torch.float32
+            assert [each[:3] for each in each.bad] == bad
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_good_samples_are_what_they_would_be_without_bad_ones(indexed_data, clean_data, sampling):
+    settings = {"sampling": sampling, "reader": "indexed", "remainder": "pad", "max_bad": 40}
+    found = made_by_workers(indexed_data.module(**settings), Place(), 1, 15)
+    wanted = made_by_workers(clean_data.module(clean=False, **settings), Place(), 1, 15)
+    compared = 0
+    for mine, other in zip(found, wanted, strict=True):
+        for row, weight in enumerate(mine.batch["__weight__"].tolist()):
+            if weight:
+                compared += 1
+                assert mine.batch["__key__"][row] == other.batch["__key__"][row]
+                for name in ("image", "label", "__id__"):
+                    assert torch.equal(mine.batch[name][row], other.batch[name][row])
+    assert compared > NUM_SAMPLES // 2
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_substitute_is_whole_and_drawn_for_its_own_place(indexed_data, clean_data, sampling):
+    """Key, id, label and pixels are of one sample; its noise is that of the position."""
+    settings = {"sampling": sampling, "reader": "indexed", "max_bad": 40}
+    found = made_by_workers(indexed_data.module(**settings), Place(), 1, 15)
+    wanted = made_by_workers(clean_data.module(**settings), Place(), 1, 15)
+    num_substitutes = 0
+    for mine, other in zip(found, wanted, strict=True):
+        for row, weight in enumerate(mine.batch["__weight__"].tolist()):
+            number = IDS.index(tuple(mine.batch["__id__"][row].tolist()))
+            num_substitutes += not weight
+            assert mine.batch["__key__"][row] == f"{number:04d}"
+            assert mine.batch["label"][row] == number
+            planned = other.batch["label"][row]
+            noise = mine.batch["image"][row] - number
+            assert torch.allclose(noise, other.batch["image"][row] - planned)
+    assert num_substitutes >= 3
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
+    indexed_data, sampling, remainder
+):
+    module = indexed_data.module(
+        sampling=sampling, remainder=remainder, reader="indexed", max_bad=40
+    )
+    place, num_batches = Place(1, 3), 13  # over the ends of epochs
+    first = made_by_workers(module, place, 1, num_batches)
+    for num_workers in (2, 3):
+        other = made_by_workers(module, place, num_workers, num_batches)
+        for mine, theirs in zip(first, other, strict=True):
+            assert as_bytes(mine.batch) == as_bytes(theirs.batch)
+            assert counted(mine.bad) == counted(theirs.bad)
+            assert mine.digest == theirs.digest
+    assert any(made.bad for made in first)
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_batches_and_tell_of_bad_samples(indexed_data):
+    loaders = [
+        indexed_data.module(num_workers=num_workers).loader("train") for num_workers in (0, 2)
+    ]
+    batches = [list(map(as_bytes, loader)) for loader in loaders]
+    assert batches[0] == batches[1]
+    assert loaders[0].served.digest == loaders[1].served.digest
+    assert counted(loaders[0].served.bad) == counted(loaders[1].served.bad)
+    assert {each[:2]: each.reason for each in loaders[1].served.bad} == indexed_data.bad_ids
+    assert all(each.message for each in loaders[1].served.bad)
+    loaders[1].close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_stop_at_any_step_resumes_byte_for_byte(indexed_data, sampling):
+    module = indexed_data.module(
+        sampling=sampling, reader="indexed", remainder="pad", batch_size=4, max_bad=40
+    )
+
+    def two_epochs(loader):
+        return chain.from_iterable(iter(loader) for _ in range(2))
+
+    whole = [as_bytes(batch) for batch in two_epochs(module.loader("train", world_size=2))]
+    steps = len(module.loader("train", world_size=2))
+    for stop in range(1, len(whole)):
+        first = module.loader("train", world_size=2)
+        taken = 0
+        while taken < stop:
+            taken += len(list(islice(first, stop - taken)))
+        resumed = module.loader("train", world_size=2)
+        resumed.load_state_dict(first.state_dict())
+        rest = list(islice(map(as_bytes, two_epochs(resumed)), 2 * steps - stop))
+        assert rest == whole[stop:], stop
+
+
+def test_steps_are_equal_as_sets_under_any_world_size(indexed_data):
+    steps_of = []
+    for world_size in (1, 2, 3):
+        ranks, _ = epoch_of(
+            indexed_data.module(batch_size=6 // world_size, remainder="pad"), world_size
+        )
+        steps_of.append([sorted(all_rows([step])) for step in zip(*ranks, strict=True)])
+    assert steps_of[0] == steps_of[1] == steps_of[2]
+
+
+def test_a_bad_sample_is_an_error_where_none_is_replaced(indexed_data):
+    module = indexed_data.module(on_bad_sample="raise", max_bad=0, sampling="sequential")
+    with pytest.raises(SampleError, match=r"'0000' of .*shard-0\.tar.*cannot be decoded as 'gray'"):
+        list(module.loader("train"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("image", SampleError, "cannot be decoded as 'gray'"),
+        ("field", MissingFieldError, "no member for field 'label'"),
+        ("transform", SampleError, "cannot bear 1"),
+        ("crc32", DamagedShardError, r"'0001\.cls', sample 1\) is damaged: its crc32"),
+    ],
+)
+def test_each_kind_is_named_as_an_error_and_counted_as_a_loss(make_data, kind, error, message):
+    data = make_data({1: kind}, counts=(3,))
+    if kind == "crc32":
+        flip_byte(data.urls[0], data.cache, 1)
+    plain = data.module(sampling="sequential", batch_size=3, on_bad_sample="raise", max_bad=0)
+    with pytest.raises(error, match=message) as caught:
+        list(plain.loader("train"))
+    assert type(caught.value) is error
+    loader = data.module(sampling="sequential", batch_size=3).loader("train")
+    (batch,) = loader
+    assert rows_of(batch) == [((0, 0), 1.0), ((0, 2), 0.0), ((0, 2), 1.0)]
+    ((shard, sample, reason, told),) = loader.served.bad
+    assert (shard, sample, reason) == (0, 1, error.__name__)
+    assert told[:60] == str(caught.value)[:60]
+    assert re.search(message, told)
+
+
+def test_when_nothing_good_follows_the_bad_sample_is_the_error(make_data):
+    data = make_data(dict.fromkeys(range(1, 6), "image"), counts=(8,))
+    loader = data.module(sampling="sequential", max_bad=4).loader("train")
+    with pytest.raises(SampleError, match=r"5 bad samples on this rank"):
+        list(loader)
+    loader = data.module(sampling="sequential", max_bad=3).loader("train")
+    with pytest.raises(SampleError, match=r"'0001' of .* cannot be decoded") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["the 4 samples that follow it in the order are bad, too"]
+
+
+def test_a_shard_that_changed_or_is_gone_is_no_bad_sample(make_data):
+    data = make_data({}, counts=(2, 4))
+    module = data.module(sampling="sequential", max_bad=100)
+    loader = module.loader("train")
+    Path(data.urls[1]).rename(data.urls[1] + ".away")
+    with pytest.raises(ShardNotFoundError, match=r"shard-1\.tar does not exist"):
+        list(loader)
+    write_shards(Path(data.urls[0]).parent / "other", {}, counts=(5,))
+    Path(data.urls[0]).with_name("other").joinpath("shard-0.tar").rename(data.urls[1])
+    with pytest.raises(IndexMismatchError, match="it holds 5 samples, 4 by the index"):
+        list(loader)
+
+
+def test_a_substitute_is_not_looked_for_beyond_a_shard_that_changed(make_data):
+    """Others would find it elsewhere as soon as the shard is put back."""
+    data = make_data({3: "image"}, counts=(4, 4, 4))
+    module = data.module(sampling="sequential", max_bad=100, batch_size=4)
+    loader = module.loader("train", rank=0, world_size=3)
+    Path(data.urls[1]).write_bytes(b"no tar" * 1000)
+    with pytest.raises(DamagedShardError, match=r"shard-1\.tar has a damaged header"):
+        list(loader)
+
+
+def test_a_shard_that_is_damaged_as_a_whole_is_no_bad_sample(make_data, monkeypatch):
+    data = make_data({}, counts=(1, 4))
+    loader = data.module(sampling="sequential", max_bad=100).loader("train")
+    # of many shards some are closed and opened again, when samples are read one by one
+    monkeypatch.setattr(indexed, "can_decode", lambda _: False)
+    Path(data.urls[0]).write_bytes(b"no tar" * 1000)
+    with pytest.raises(DamagedShardError, match=r"shard-0\.tar has a damaged header"):
+        list(loader)

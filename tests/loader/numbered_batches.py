@@ -1,0 +1,78 @@
+"""A loader of batches that say which they are, made without worker processes."""
+
+import itertools
+from dataclasses import dataclass, replace
+
+from lightning_shards import ShardLoader
+from lightning_shards.errors import ConfigError
+from lightning_shards.pipeline.collate import Made
+from lightning_shards.pipeline.source import Epochs
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers.pool import produce
+
+
+class RoundRobinPool:
+    """Workers without processes: their batches in turn, as torch's DataLoader takes them."""
+
+    def __init__(self, num_workers=1):
+        self.num_workers = num_workers
+        self.streams = []
+
+    def start(self, source, place, cursor):
+        workers = [
+            produce(source, place.with_worker(worker, self.num_workers), cursor)
+            for worker in range(self.num_workers)
+        ]
+        self.streams.append(RoundRobinStream(itertools.cycle(workers), cursor))
+        return self.streams[-1]
+
+
+class RoundRobinStream:
+    def __init__(self, workers, cursor):
+        self.workers, self.cursor, self.closed = workers, cursor, False
+
+    def __next__(self):
+        assert not self.closed
+        return next(next(self.workers))
+
+    def close(self):
+        self.closed = True
+
+
+@dataclass(frozen=True)
+class NumberedSource:
+    """Batches that say which they are: (epoch, samples trained before it)."""
+
+    epochs: Epochs
+    fails_in: int | None = None
+
+    def with_epochs(self, epochs):
+        return replace(self, epochs=epochs)
+
+    def batches(self, place, cursor):
+        for turn in self.epochs.turns(place, cursor):
+            if turn.epoch == self.fails_in:
+                raise ConfigError("this epoch fails")
+            for step in turn.own_steps():
+                yield Made((turn.epoch, turn.plan.trained(step)))
+
+
+class FakeProgress:
+    """A trainer that begins at a cursor, wants a number of steps, and has trained less."""
+
+    def __init__(self, cursor, limit=None):
+        self.cursor, self.limit = cursor, limit
+
+    def begin(self, loader):
+        return self.cursor, self.limit
+
+    def trained(self, loader):
+        return Cursor(9, 2)
+
+
+def make_loader(pool=None, *, pinned=False, fails_in=None, **settings):
+    """A loader of three steps of two samples an epoch."""
+    epochs = Epochs(7, batch_size=2, remainder="drop", pinned=pinned)
+    source = NumberedSource(epochs, fails_in)
+    return ShardLoader(source, pool or RoundRobinPool(), Place(), **settings)

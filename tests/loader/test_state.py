@@ -1,0 +1,153 @@
+"""The state of a loader: what was handed out, restored, and refused of another run."""
+
+import io
+import json
+
+import pytest
+import torch
+from numbered_batches import make_loader
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import StateError
+
+
+def test_the_state_counts_what_was_handed_out():
+    loader = make_loader()
+    for _batch in zip(range(2), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (0, 4)
+
+
+def test_the_state_at_an_epoch_end_is_the_next_epoch():
+    loader = make_loader()
+    list(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (1, 0)
+
+
+def test_the_state_is_plain_enough_for_json_and_weights_only():
+    loader = make_loader(identity={"seed": 3, "shards": "abc"})
+    list(loader)
+    state = loader.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == json.loads(json.dumps(state)) == state
+
+
+def test_a_restored_loader_begins_after_the_last_batch():
+    loader = make_loader()
+    for _batch in zip(range(2), loader, strict=False):
+        pass
+    restored = make_loader()
+    restored.load_state_dict(loader.state_dict())
+    assert [list(restored) for _ in range(2)] == [[(0, 4)], [(1, 0), (1, 2), (1, 4)]]
+
+
+def test_the_length_in_a_resumed_epoch_is_that_of_a_whole_one():
+    restored = make_loader()
+    restored.load_state_dict({**restored.state_dict(), "samples": 4})
+    assert len(restored) == 3
+
+
+def test_a_state_survives_being_loaded_and_saved_again():
+    restored = make_loader()
+    state = {**restored.state_dict(), "epoch": 5, "samples": 2}
+    restored.load_state_dict(state)
+    assert restored.state_dict() == state
+
+
+def test_setting_another_epoch_forgets_the_state():
+    restored = make_loader()
+    restored.load_state_dict({**restored.state_dict(), "samples": 4})
+    restored.set_epoch(3)
+    assert next(iter(restored)) == (3, 0)
+
+
+def test_setting_the_epoch_of_the_state_keeps_the_state():
+    restored = make_loader()
+    restored.load_state_dict({**restored.state_dict(), "epoch": 3, "samples": 4})
+    restored.set_epoch(3)
+    assert list(restored) == [(3, 4)]
+
+
+def test_a_state_behind_the_end_of_a_shorter_epoch_goes_on_with_the_next_epoch():
+    restored = make_loader().with_epoch(1)
+    restored.load_state_dict({**restored.state_dict(), "samples": 4})
+    assert [list(restored) for _ in range(2)] == [[(1, 0)], [(2, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 8), ("shards", "other"), ("version", 0), ("seed", None)]
+)
+def test_a_state_of_another_run_is_refused(name, value):
+    loader = make_loader(identity={"seed": 7, "shards": "abc"})
+    state = loader.state_dict()
+    other = {**state, name: value}
+    with pytest.raises(StateError) as caught:
+        loader.load_state_dict(other)
+    assert f"{name}={value!r}, this run has {state[name]!r}" in str(caught.value)
+    assert "set it back to resume, or start anew" in str(caught.value)
+
+
+@pytest.fixture
+def make_stream_loader(shards_by_count, tmp_path):
+    """A loader of a single rank, 18 samples in steps of 3."""
+
+    def make(sampling, **settings):
+        urls = [shards_by_count[6, copy] for copy in range(3)]
+        config = SplitConfig(urls, sampling, reader="stream", batch_size=3)
+        module = ShardDataModule(
+            config,
+            fields={"label": "cls"},
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+            **settings,
+        )
+        return module.loader("train")
+
+    return make
+
+
+def ids(batch):
+    return tuple(map(tuple, batch["__id__"].tolist()))
+
+
+def test_a_resumed_stream_draws_anew(make_stream_loader):
+    loader = make_stream_loader("resampled")
+    first = [ids(batch) for _, batch in zip(range(2), loader, strict=False)]
+    restored = make_stream_loader("resampled")
+    restored.load_state_dict(loader.state_dict())
+    rest = [ids(batch) for batch in restored]
+    assert len(rest) == 4
+    assert not set(first) & set(rest)
+
+
+def test_a_resumed_stream_goes_on_with_the_epochs_of_a_run_without_a_stop(make_stream_loader):
+    loader, restored = make_stream_loader("resampled"), make_stream_loader("resampled")
+    list(loader)
+    restored.load_state_dict({**restored.state_dict(), "samples": 6})
+    list(restored)
+    assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_exact_sampling_cannot_be_resumed_inside_an_epoch(make_stream_loader, sampling):
+    loader = make_stream_loader(sampling)
+    loader.load_state_dict({**loader.state_dict(), "samples": 6})
+    with pytest.raises(StateError, match=rf"begin 6 samples into.*'{sampling}'; resume from"):
+        next(iter(loader))
+
+
+def test_exact_sampling_can_be_resumed_at_an_epoch_end(make_stream_loader):
+    loader, restored = make_stream_loader("shuffled"), make_stream_loader("shuffled")
+    list(loader)
+    restored.load_state_dict(loader.state_dict())
+    assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]
+
+
+def test_a_state_of_another_seed_is_refused_by_a_real_loader(make_stream_loader):
+    state = make_stream_loader("resampled", seed=1).state_dict()
+    with pytest.raises(StateError, match="seed=1, this run has 2"):
+        make_stream_loader("resampled", seed=2).load_state_dict(state)

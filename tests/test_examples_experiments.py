@@ -1,0 +1,77 @@
+"""The omegaconf example: named experiments, options, and a saved run that runs again."""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "data.num_workers=0"]
+
+
+@pytest.mark.slow
+def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(
+    tmp_path: Path, start_program: Callable[..., Any]
+) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "examples/experiments.py", *arguments]
+        with start_program(command, tmp_path) as process:
+            output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        assert "val accuracy: " in output
+        return output
+
+    first = run("each_once", "data.train.batch_size=8", "model.learning_rate=0.1", *SHORT)
+    assert "1,500 samples from 7 shards, shuffled by the indexed reader, 187 steps" in first
+    saved = tmp_path / "lightning_logs/version_0/experiment.yaml"
+    again = run(str(saved.relative_to(tmp_path)), "model.learning_rate=0.2")
+    assert "shuffled by the indexed reader, 187 steps" in again
+    experiment = OmegaConf.load(saved)
+    assert experiment.data.train.urls == "data/digits/train-*.tar"
+    assert experiment.model.learning_rate == 0.1
+    experiment.model.learning_rate = 0.2
+    assert OmegaConf.load(tmp_path / "lightning_logs/version_1/experiment.yaml") == experiment
+
+
+@pytest.fixture
+def read_experiment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """That of the example."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("experiments").read_experiment
+
+
+def test_options_win_over_the_experiment_and_the_experiment_over_the_base(
+    read_experiment: Callable[..., Any],
+) -> None:
+    settings = read_experiment("small_steps", ["model.learning_rate=0.5", "data.seed=3"])
+    assert settings.model.learning_rate == 0.5
+    assert (settings.data.batch_size, settings.data.seed, settings.data.num_workers) == (8, 3, 2)
+    assert settings.data.train.urls == "data/digits/train-*.tar"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("data.train.batchsize=3", "Key 'batchsize' not in 'SplitConfig'"),
+        ("data.val.batch_size=many", "could not be converted"),
+        ("data.val.sampling=often", "expected one of"),
+    ],
+)
+def test_an_option_of_a_split_that_does_not_fit_is_refused_where_it_is_merged(
+    option: str, message: str, read_experiment: Callable[..., Any]
+) -> None:
+    with pytest.raises(OmegaConfBaseException, match=message):
+        read_experiment("base", [option])
+
+
+def test_a_misspelt_section_is_refused(read_experiment: Callable[..., Any]) -> None:
+    with pytest.raises(SystemExit, match="no such section: modle; there are shards, model, tra"):
+        read_experiment("base", ["modle.learning_rate=1"])

@@ -1,0 +1,61 @@
+"""The hydra example: a choice of data, options, and one that does not fit."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("hydra", reason="hydra-core is not installed; it comes with the extra `test`")
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(tmp_path: Path, start_program: Callable[..., Any]) -> Callable[..., tuple[int, str]]:
+    """Runs the example with these arguments: its exit status and what it says."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def ended(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "examples/hydra_train.py", *arguments]
+        with start_program(command, tmp_path) as process:
+            output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+    return ended
+
+
+@pytest.mark.slow
+def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_logs(
+    tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    options = ["data.num_workers=0", "data.batch_size=50", "trainer.max_epochs=1"]
+    status, output = run("data=each_once", *options)
+    assert status == 0, output
+    assert "shuffled by the indexed reader, 30 steps of 1 x 50 samples" in output
+    assert "val accuracy: " in output
+    [saved] = tmp_path.glob("outputs/*/*/.hydra/config.yaml")
+    assert OmegaConf.load(saved).data.train.sampling == "shuffled"
+    assert list(saved.parents[1].glob("lightning_logs/version_0/checkpoints/*.ckpt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("data.batch_size=many", "data.batch_size: expected int, got many"),
+        ("data.train.batchsize=3", "Could not override 'data.train.batchsize'"),
+        ("data=each_one", "Could not find 'data/each_one'"),
+    ],
+)
+def test_an_option_that_does_not_fit_ends_the_run_with_its_key(
+    option: str, message: str, tmp_path: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    (tmp_path / "data/digits").mkdir(parents=True)
+    (tmp_path / "data/digits/val-000004.tar").touch()  # nothing is packed
+    status, output = run(option)
+    assert status == 1
+    assert message in output

@@ -1,0 +1,111 @@
+"""`lightning-shards schema`: editors complete what there is, and mark what is misspelt."""
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.tools import schema
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+SETTINGS = [name for name in inspect.signature(ShardDataModule).parameters if name != "self"]
+WITH_DEFAULTS = ["batch_size", "num_workers", "seed", "batch_format"]
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    """Of what the command prints, in a process of its own as an editor's user starts it."""
+    command = [sys.executable, "-m", "lightning_shards", "schema"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert printed.stderr == ""
+    document = json.loads(printed.stdout)
+    Draft202012Validator.check_schema(document)
+    return Draft202012Validator(document)
+
+
+@pytest.fixture
+def data(validator: Draft202012Validator) -> dict[str, Any]:
+    """The schema of the section."""
+    return validator.schema["properties"]["data"]
+
+
+@pytest.fixture
+def split(validator: Draft202012Validator) -> dict[str, Any]:
+    """The schema of a split, which all four refer to."""
+    return validator.schema["$defs"]["SplitConfig"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_is_valid(path: Path, validator: Draft202012Validator) -> None:
+    validator.validate(yaml.safe_load(path.read_text()))
+
+
+def test_sections_of_which_it_knows_nothing_are_left_open(validator: Draft202012Validator) -> None:
+    validator.validate({"model": {"anything": 1}, "trainer": {"max_epochs": 3}, "seed": 1})
+
+
+def test_every_setting_has_its_sentence(data: dict[str, Any], split: dict[str, Any]) -> None:
+    of_fields = [[field.name for field in fields(kind)] for kind in (SplitConfig, LoaderConfig)]
+    parts = [data, split, data["properties"]["loader"]]
+    for part, names in zip(parts, [SETTINGS, *of_fields], strict=True):
+        described = part["properties"]
+        assert described.keys() - {"$schema"} == set(names)
+        assert all(described[name]["description"] for name in names)
+
+
+def test_choices_and_defaults_are_those_of_the_settings(
+    data: dict[str, Any], split: dict[str, Any]
+) -> None:
+    choices = split["properties"]["sampling"]["anyOf"]
+    assert {"enum": ["resampled", "shuffled", "sequential"]} in choices
+    assert {"type": "null"} in choices
+    parameters = inspect.signature(ShardDataModule).parameters
+    for name in WITH_DEFAULTS:
+        assert data["properties"][name]["default"] == parameters[name].default
+    loader = data["properties"]["loader"]["properties"]
+    assert loader["prefetch"]["default"] == LoaderConfig().prefetch
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda data: data.update(batchsize=3), ["data"]),
+        (lambda data: data["train"].update(url="a.tar"), ["data", "train"]),
+        (lambda data: data["train"].pop("urls"), ["data", "train"]),
+        (lambda data: data["train"].update(sampling="often"), ["data", "train"]),
+        (lambda data: data.update(batch_size="many"), ["data", "batch_size"]),
+        (lambda data: data.update(fields=["image"]), ["data", "fields"]),
+        (lambda data: data.update(loader={"pool": "ray"}), ["data", "loader", "pool"]),
+        (lambda data: data.pop("fields"), ["data"]),
+    ],
+)
+def test_what_does_not_fit_is_marked(
+    change: Callable[[Any], object], where: list[str], validator: Draft202012Validator
+) -> None:
+    config = yaml.safe_load(CONFIGS[0].read_text())
+    change(config["data"])
+    [error] = validator.iter_errors(config)
+    assert list(error.absolute_path) == where
+
+
+def test_help_says_how_an_editor_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        schema.main(["--help"])
+    assert ended.value.code == 0
+    assert "# yaml-language-server: $schema=" in capsys.readouterr().out
+
+
+def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        schema.main(["--hel"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --hel" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Data, trainers, and one fit for each switch, for all tests of this folder."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from fit_recorder import SWITCHES, TRAIN, VAL, CountedModule, Recorder, Run
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What Lightning's `_pytree.py` does with torch 2.13."""
+    ignored = "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small networks on a machine that others use too: several threads would wait for a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def make_data(
+    pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Makes data modules over one set of shards; each option of theirs can be given."""
+    folder = tmp_path_factory.mktemp("data")
+    urls = {"train": pack_into(folder, TRAIN, "train"), "val": pack_into(folder, VAL, "val")}
+
+    def made(
+        kind: type[ShardDataModule] = CountedModule,
+        *,
+        sampling: Any = None,
+        reader: Any = "auto",
+        **options: Any,
+    ) -> Any:
+        defaults: dict[str, Any] = {
+            "fields": {"image": "png", "label": "cls"},
+            "decode": {"image": "gray"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "loader": LoaderConfig(cache_dir=str(folder / "cache")),
+            "train": SplitConfig(urls["train"], sampling=sampling, reader=reader),
+            "val": SplitConfig(urls["val"]),
+        }
+        return kind(**(defaults | options))
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., pl.Trainer]:
+    """Makes trainers that say and write nothing by themselves."""
+    folder = tmp_path_factory.mktemp("trainer")
+
+    def made(**options: Any) -> pl.Trainer:
+        defaults: dict[str, Any] = {
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": False,
+            "enable_checkpointing": "callbacks" in options,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": folder,
+        }
+        if not {"max_epochs", "max_steps", "fast_dev_run"} & options.keys():
+            defaults["max_epochs"] = 3
+        return pl.Trainer(**(defaults | options))
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def run_of(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> Callable[[str], Run]:
+    """One fit for each switch, made when it is first asked for."""
+
+    @cache
+    def run(switch: str) -> Run:
+        fitted = Run(Recorder(), make_data(), make_trainer(**SWITCHES[switch][0]))
+        fitted.trainer.fit(fitted.model, fitted.data)
+        return fitted
+
+    return run

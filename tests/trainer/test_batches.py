@@ -1,0 +1,108 @@
+"""What the batches look like to the module."""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from fit_recorder import STEPS, VAL, VAL_STEPS, Recorder, TrainsOnly
+
+from lightning_shards import ShardDataModule, SplitConfig
+
+
+def negative(images: torch.Tensor) -> torch.Tensor:
+    return 255 - images
+
+
+@pytest.mark.parametrize("batch_format", ["dict", "tuple"])
+@pytest.mark.parametrize("verb", ["fit", "test", "predict"])
+def test_device_transforms_run_and_then_the_modules_own_hook(
+    verb: str,
+    batch_format: str,
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    pack_shards: Callable[..., list[str]],
+) -> None:
+    class Module(Recorder):
+        batches: list[Any]
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            images, labels = batch.values() if isinstance(batch, dict) else batch
+            return {"image": images.float() / 255, "label": labels, "hook ran": True}
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.batches.append(batch)
+            return self._loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.batches.append(batch)
+
+        test_step = validation_step
+
+        def predict_step(self, batch: Any, batch_idx: int) -> list[int]:
+            self.batches.append(batch)
+            return batch["label"].tolist()
+
+    class ImageAndLabel(ShardDataModule):
+        """Hands the module's hook nothing but image and label, also of a dict."""
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            if isinstance(batch, dict):
+                batch = {name: batch[name] for name in ("image", "label")}
+            return super().on_after_batch_transfer(batch, dataloader_idx)
+
+    model = Module()
+    model.batches = []
+    more = SplitConfig(pack_shards([3], "more"))
+    data = make_data(
+        ImageAndLabel,
+        device_transforms={"image": negative},
+        batch_format=batch_format,
+        test=more,
+        predict=more,
+    )
+    getattr(make_trainer(max_epochs=1), verb)(model, data)
+    assert len(model.batches) == {"fit": STEPS + 2 + VAL_STEPS, "test": 2, "predict": 2}[verb]
+    for batch in model.batches:
+        assert batch["hook ran"]
+        # sample number i has the value i, here below 20, and the class i % 10
+        numbers = (255 - 255 * batch["image"][:, 0, 0, 0]).round().long()
+        assert numbers.max() < 20
+        assert numbers.remainder(10).tolist() == batch["label"].tolist()
+
+
+def test_a_tuple_batch_has_the_fields_in_their_order(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    class Module(TrainsOnly):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            labels, images = batch
+            assert (labels.shape, images.shape) == ((2,), (2, 1, 4, 4))
+            assert images.dtype == torch.uint8
+            self.steps.append((self.current_epoch, batch_idx, []))
+            return self._loss({"image": images, "label": labels})
+
+    model = Module()
+    fields = {"label": "cls", "image": "png"}
+    make_trainer().fit(model, make_data(val=None, fields=fields, batch_format="tuple"))
+    assert len(model.steps) == 3 * STEPS
+
+
+def test_device_transforms_of_a_split_with_its_own_fields_find_them_in_its_order(
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    pack_shards: Callable[..., list[str]],
+) -> None:
+    class Module(Recorder):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            labels, images = batch
+            self.validations.append((255 - images[:, 0, 0, 0].long()).tolist())
+            assert labels.tolist() == [number % 10 for number in self.validations[-1]]
+
+    val = SplitConfig(pack_shards(VAL, "val"), fields={"label": "cls", "image": "png"})
+    data = make_data(val=val, batch_format="tuple", device_transforms={"image": negative})
+    model = Module()
+    make_trainer().validate(model, data, verbose=False)
+    assert list(chain(*model.validations)) == list(range(7))

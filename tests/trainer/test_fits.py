@@ -1,0 +1,110 @@
+"""Fits under Lightning's own switches: steps, validations, orders."""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, Run, all_ids
+
+from lightning_shards import Cursor
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_fit_takes_the_steps_and_validations_that_its_switches_say(
+    switch: str, run_of: Callable[[str], Run]
+) -> None:
+    _, batches, validations, optimiser_steps = SWITCHES[switch]
+    model, _, trainer = run_of(switch)
+    assert [len(epoch) for epoch in model.epochs().values()] == batches
+    assert list(model.epochs()) == list(range(len(batches)))
+    assert len(model.validations) == validations
+    assert trainer.global_step == optimiser_steps
+    assert all(len(ids) == 2 for _, _, ids in model.steps)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_the_train_stream_starts_once_and_is_not_restarted_between_epochs(
+    switch: str, run_of: Callable[[str], Run]
+) -> None:
+    assert run_of(switch).data.starts["train"] == [Cursor(0, 0)]
+
+
+@pytest.mark.parametrize("switch", ["none", "val_check_interval=.5", "reload", "max_steps=20"])
+def test_the_val_stream_rewinds_without_a_restart(
+    switch: str, run_of: Callable[[str], Run]
+) -> None:
+    """It is started for the sanity check, which is shorter, and for all validations."""
+    assert len(run_of(switch).model.validations) > 1
+    assert run_of(switch).data.starts["val"] == [Cursor(), Cursor()]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_steps_can_be_estimated_in_configure_optimizers(
+    switch: str, make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    options, _, _, optimiser_steps = SWITCHES[switch]
+    model = EstimatingRecorder()
+    make_trainer(**options).fit(model, make_data())
+    assert model.estimated == optimiser_steps
+    assert len(model.steps) == sum(SWITCHES[switch][1])  # asking has changed nothing
+
+
+@pytest.mark.parametrize("switch", ["none", "limit_train_batches=4", "reload", "max_steps=20"])
+def test_each_epoch_has_another_order(switch: str, run_of: Callable[[str], Run]) -> None:
+    orders = [str(batches) for batches in run_of(switch).model.epochs().values()]
+    assert len(set(orders)) == len(orders) > 1
+
+
+@pytest.mark.parametrize("switch", ["limit_train_batches=4", "limit_train_batches=.5"])
+def test_a_limit_is_a_shorter_epoch_of_the_same_order(
+    switch: str, run_of: Callable[[str], Run]
+) -> None:
+    whole = run_of("none").model.epochs()
+    for epoch, batches in run_of(switch).model.epochs().items():
+        assert batches == whole[epoch][: len(batches)]
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
+def test_one_seed_gives_one_order_and_another_seed_another(
+    sampling: str, make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    orders: list[Any] = []
+    for seed in (7, 7, 8):
+        model = Recorder()
+        make_trainer().fit(model, make_data(sampling=sampling, seed=seed))
+        orders.append(model.steps)
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_shuffled_training_serves_each_sample_once_an_epoch(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    model = Recorder()
+    make_trainer().fit(model, make_data(sampling="shuffled"))
+    for batches in model.epochs().values():
+        assert sorted(chain(*batches)) == all_ids(TRAIN)
+
+
+def test_a_second_fit_of_another_trainer_with_the_same_module_begins_anew(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    data, first, second = make_data(), Recorder(), Recorder()
+    make_trainer().fit(first, data)
+    make_trainer().fit(second, data)
+    assert first.steps == second.steps
+    assert len(second.validations) == 3
+
+
+def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    whole, parts, data = Recorder(), Recorder(), make_data()
+    make_trainer(max_epochs=4).fit(whole, make_data())
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(parts, data)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(parts, data)
+    assert parts.steps == whole.steps

@@ -1,0 +1,204 @@
+"""Fits that go on from a checkpoint, and checkpoints that are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids
+
+from lightning_shards import Cursor, SplitConfig
+from lightning_shards.errors import StateError
+
+
+@pytest.fixture(scope="module")
+def checkpoints(
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """A whole run of 3 epochs: its record, and checkpoints by name."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    model = Recorder()
+    by_step = Saver(folder, "step-{step}", every_n_train_steps=4)
+    by_epoch = Saver(folder, "epoch-{epoch}")
+    make_trainer(callbacks=[by_step, by_epoch]).fit(model, make_data())
+    return {"model": model} | {path.stem: path for path in folder.glob("*.ckpt")}
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize("step", [4, 8, 12, 20, 24])
+def test_a_resumed_fit_takes_the_steps_that_are_left(
+    step: int,
+    kind: type[Recorder],
+    options: dict[str, Any],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, trainer = kind(), make_trainer(**options)
+    trainer.fit(model, make_data(), ckpt_path=checkpoints[f"step-step={step}"])
+    done = [(epoch, batch) for epoch, batch, _ in checkpoints["model"].steps]
+    assert [(epoch, batch) for epoch, batch, _ in model.steps] == done[step:]
+    assert trainer.global_step == 3 * STEPS
+
+
+@pytest.mark.parametrize("step", [4, 8, 12, 24])
+def test_a_fit_resumed_within_an_epoch_makes_fresh_draws_and_then_the_same_epochs(
+    step: int,
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model = Recorder()
+    make_trainer().fit(model, make_data(), ckpt_path=checkpoints[f"step-step={step}"])
+    whole = checkpoints["model"].epochs()
+    epoch = step // STEPS
+    resumed = model.epochs()
+    assert resumed.pop(epoch) not in (whole[epoch][step % STEPS :], whole[epoch][: -step % STEPS])
+    assert resumed == {number: whole[number] for number in range(epoch + 1, 3)}
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
+    epoch: int,
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, data = Recorder(), make_data()
+    make_trainer().fit(model, data, ckpt_path=checkpoints[f"epoch-epoch={epoch}"])
+    assert model.steps == checkpoints["model"].steps[(epoch + 1) * STEPS :]
+    assert len(model.validations) == 2 - epoch
+    assert data.starts["train"] == [Cursor(epoch + 1, 0)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"val_check_interval": 0.5}, {"limit_train_batches": 8, "val_check_interval": 4}],
+    ids=str,
+)
+@pytest.mark.parametrize("number", range(6))
+def test_a_fit_resumed_after_any_validation_takes_the_steps_and_validations_that_are_left(
+    number: int,
+    options: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    """Two validations an epoch, and a checkpoint after each of them."""
+    whole, resumed = Recorder(), Recorder()
+    saver = Saver(tmp_path, "{step}", save_on_train_epoch_end=False)
+    make_trainer(callbacks=[saver], **options).fit(whole, make_data())
+    step = (number + 1) * len(whole.steps) // 6
+    make_trainer(**options).fit(resumed, make_data(), ckpt_path=tmp_path / f"step={step}.ckpt")
+    assert [numbers[:2] for numbers in resumed.steps] == [
+        numbers[:2] for numbers in whole.steps[step:]
+    ]
+    assert resumed.validations == [all_ids(VAL)] * (5 - number)
+
+
+def test_a_fit_resumed_at_an_epochs_end_goes_on_with_a_split_that_serves_each_sample_once(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
+) -> None:
+    whole, resumed = Recorder(), Recorder()
+    saver = Saver(tmp_path / "saved", "{epoch}")
+    make_trainer(callbacks=[saver]).fit(whole, make_data(sampling="shuffled"))
+    make_trainer().fit(
+        resumed, make_data(sampling="shuffled"), ckpt_path=tmp_path / "saved" / "epoch=0.ckpt"
+    )
+    assert resumed.steps == whole.steps[STEPS:]
+
+
+def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch_and_says_so(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
+) -> None:
+    exact = {"sampling": "shuffled", "reader": "stream"}
+    saver = Saver(tmp_path / "saved", "{step}", every_n_train_steps=4)
+    make_trainer(max_steps=4, callbacks=[saver]).fit(Recorder(), make_data(**exact))
+    with pytest.raises(StateError, match=r"8 samples into an epoch.*sampling='resampled'"):
+        make_trainer().fit(
+            Recorder(), make_data(**exact), ckpt_path=tmp_path / "saved" / "step=4.ckpt"
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 5}, "made with seed=0, this run has 5"),
+        ({"batch_size": 4}, "made with global_batch=2, this run has 4"),
+        ({"train": [5, 9, 5]}, r"made with shards='\w+', this run has '\w+'"),
+        ({"sampling": "shuffled"}, "made with sampling='resampled', this run has 'shuffled'"),
+    ],
+    ids=["seed", "global batch", "shards", "sampling"],
+)
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize("checkpoint", ["step-step=4", "epoch-epoch=1"])
+def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_out(
+    checkpoint: str,
+    kind: type[Recorder],
+    changes: dict[str, Any],
+    message: str,
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    pack_shards: Callable[..., list[str]],
+) -> None:
+    options = dict(changes)
+    if "train" in changes:
+        options["train"] = SplitConfig(pack_shards(changes["train"], "train"))
+    with pytest.raises(StateError, match=rf"{message}; set it back to resume, or "):
+        make_trainer().fit(kind(), make_data(**options), ckpt_path=checkpoints[checkpoint])
+
+
+def test_a_checkpoint_of_another_run_can_still_be_tested(
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    pack_shards: Callable[..., list[str]],
+) -> None:
+    model, data = Recorder(), make_data(seed=5, test=SplitConfig(pack_shards([3], "test")))
+    make_trainer().test(model, data, ckpt_path=checkpoints["step-step=4"], verbose=False)
+    assert model.tested == all_ids([3])
+
+
+def test_a_checkpoint_holds_plain_values_and_loads_with_weights_only(
+    checkpoints: dict[str, Any],
+) -> None:
+    checkpoint = torch.load(checkpoints["step-step=12"], weights_only=True)
+    state = checkpoint["CountedModule"]
+    assert {type(value) for value in state.values()} <= {int, str}
+    assert (state["epoch"], state["samples"], state["seed"]) == (1, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "samples"),
+    [("step-step=4", 0, 8), ("step-step=20", 2, 0), ("epoch-epoch=0", 1, 0)],
+)
+def test_a_checkpoint_knows_the_samples_of_the_epoch_that_were_trained(
+    name: str, epoch: int, samples: int, checkpoints: dict[str, Any]
+) -> None:
+    state = torch.load(checkpoints[name], weights_only=True)["CountedModule"]
+    assert (state["epoch"], state["samples"]) == (epoch, samples)
+
+
+def test_a_checkpoint_of_an_exception_counts_the_trained_steps_alone(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
+) -> None:
+    class Failing(Recorder):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 6:
+                self.trainer.save_checkpoint(tmp_path / "failed.ckpt")
+                raise ArithmeticError
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ArithmeticError):
+        make_trainer().fit(Failing(), make_data())
+    state = torch.load(tmp_path / "failed.ckpt", weights_only=True)["CountedModule"]
+    assert (state["epoch"], state["samples"]) == (0, 12)
+    resumed = Recorder()
+    make_trainer(max_epochs=1).fit(resumed, make_data(), ckpt_path=tmp_path / "failed.ckpt")
+    assert [batch for _, batch, _ in resumed.steps] == [6, 7, 8, 9]

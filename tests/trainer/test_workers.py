@@ -1,0 +1,146 @@
+"""Worker processes under a Trainer: they go on, end with the fit, and change no sample."""
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import psutil
+import pytest
+import torch
+from fit_recorder import STEPS, VAL, Recorder, all_ids
+
+from lightning_shards import LoaderConfig, ShardDataModule
+
+
+def living_children() -> set[int]:
+    found: set[int] = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.fixture
+def keep_sigint() -> Iterator[None]:
+    """Lightning ignores the signal for good after a KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+class Failing(Recorder):
+    """Notes which processes there are, late in a stage, and raises."""
+
+    def __init__(self, stage: str, error: type[BaseException] | None) -> None:
+        super().__init__()
+        self.stage, self.error = stage, error
+        self.running: set[int] = set()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.fail(self.stage == "training_step" and batch_idx == 3)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.fail(self.stage == "validation_step" and self.current_epoch == 1)
+        super().validation_step(batch, batch_idx)
+
+    def fail(self, is_due: bool) -> None:
+        if is_due:
+            self.running |= living_children()
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.mark.parametrize("error", [None, ArithmeticError, KeyboardInterrupt], ids=str)
+@pytest.mark.parametrize("stage", ["training_step", "validation_step"])
+@pytest.mark.usefixtures("keep_sigint")
+def test_no_worker_outlives_a_fit_however_it_ends(
+    stage: str,
+    error: type[BaseException] | None,
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    before = living_children()
+    model = Failing(stage, error)
+    loader = LoaderConfig(multiprocessing_context="fork")
+    data = make_data(ShardDataModule, num_workers=2, loader=loader)
+    # SystemExit is what Lightning makes of a KeyboardInterrupt
+    with pytest.raises((ArithmeticError, SystemExit)) if error else nullcontext():
+        make_trainer(max_epochs=2).fit(model, data)
+    assert len(model.running - before) >= 2  # there were workers to end
+    assert living_children() - before == set()
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_no_worker_of_a_loader_outlives_a_fit_that_was_given_the_loader_alone(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    before = living_children()
+    model = Failing("training_step", None)
+    config = LoaderConfig(multiprocessing_context="fork")
+    loader = make_data(ShardDataModule, num_workers=2, loader=config).loader("train")
+    make_trainer(max_epochs=2, limit_val_batches=0).fit(model, loader)
+    assert len(model.running - before) == 2
+    assert living_children() - before == set()
+
+
+def test_workers_go_on_while_the_model_validates(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    class Watching(Recorder):
+        workers: dict[int, set[int]]
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            workers = self.trainer.datamodule._loaders["train"]._standing.stream._workers
+            self.workers.setdefault(self.current_epoch, set()).update(each.pid for each in workers)
+
+    model = Watching()
+    model.workers = {}
+    loader = LoaderConfig(multiprocessing_context="fork")
+    make_trainer().fit(model, make_data(ShardDataModule, num_workers=2, loader=loader))
+    assert model.workers[0] == model.workers[1] == model.workers[2]
+    assert len(model.workers[0]) == 2
+
+
+def test_memory_is_not_pinned_for_the_cpu(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    loader = LoaderConfig(multiprocessing_context="fork")
+    data, trainer = make_data(ShardDataModule, num_workers=1, loader=loader), make_trainer()
+    trainer.fit(Recorder(), data)
+    assert not data._loaders["train"].pool.pin_memory
+    assert not data._loaders["val"].pool.pin_memory
+
+
+def test_samples_and_steps_do_not_depend_on_who_makes_the_batches_under_sequential(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    """Evaluation sees the same samples from the trainer's own thread and from workers."""
+    seen: list[Counter[tuple[int, int]]] = []
+    loader = LoaderConfig(multiprocessing_context="fork")
+    for num_workers in (0, 1, 2):
+        model = Recorder()
+        data = make_data(ShardDataModule, num_workers=num_workers, loader=loader)
+        make_trainer().validate(model, data, verbose=False)
+        seen.append(Counter(model.validations[0]))
+    assert seen == [Counter(all_ids(VAL))] * 3
+
+
+def test_the_number_of_workers_can_change_between_two_fits(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    data = make_data(ShardDataModule, loader=LoaderConfig(multiprocessing_context="fork"))
+    pools: list[int] = []
+    for num_workers in (0, 2):
+        data.num_workers = num_workers
+        model = Recorder()
+        make_trainer(max_epochs=1).fit(model, data)
+        assert len(model.steps) == STEPS
+        pools.append(data._loaders["train"].pool.num_workers)
+    assert pools == [1, 2]
