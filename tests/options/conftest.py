@@ -1,0 +1,118 @@
+"""Shards and programs for the option matrix: the start of ranks is what costs, few are started."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
+
+HERE = Path(__file__).parent
+TRAIN, VAL = (5, 9, 0, 12), (3, 4)  # 26 samples in 6 steps of 2 x 2, 7 in 2 steps
+
+
+class Records:
+    """What the ranks of a program wrote down, and what the program printed."""
+
+    def __init__(self, folder: Path, output: str) -> None:
+        self.folder, self.output = folder, output
+
+    def of(self, case: str, rank: int) -> dict[str, Any]:
+        """What a rank saw in a case."""
+        return json.loads((self.folder / f"{case}-{rank}.json").read_text())
+
+    def steps(self, case: str, rank: int) -> dict[tuple[int, int], list[list[int]]]:
+        """The ids that a rank trained on, by epoch and step."""
+        return {(epoch, step): ids for epoch, step, ids in self.of(case, rank)["train"]}
+
+
+@pytest.fixture(scope="session")
+def option_shards(
+    tmp_path_factory: pytest.TempPathFactory, pack_into: Callable[..., list[str]]
+) -> Callable[[str], Path]:
+    """Makes folders with the same tiny shards for training and validation."""
+
+    def packed(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        pack_into(folder, TRAIN, "train")
+        pack_into(folder, VAL, "val")
+        return folder
+
+    return packed
+
+
+@pytest.fixture(scope="session")
+def run_program(start_program: Callable[..., Any]) -> Callable[..., Records]:
+    """Runs a program of this folder to its end; one that hangs is ended, with all it started."""
+
+    def run(
+        folder: Path, program: str, arguments: Sequence[str] = (), launcher: Sequence[str] = ()
+    ) -> Records:
+        command = [sys.executable, *launcher, str(HERE / program), str(folder), *arguments]
+        with start_program(command, folder) as process:
+            try:
+                output, _ = process.communicate(timeout=280)
+            except subprocess.TimeoutExpired as error:
+                ended = sorted(path.name for path in folder.glob("*.json"))
+                pytest.fail(f"no end; ended {ended}; said {str(error.output)[-3000:]}")
+        if process.returncode:
+            records = [json.loads(path.read_text()) for path in folder.glob("*-[01].json")]
+            errors = [record["error"] for record in records if "error" in record]
+            pytest.fail("\n".join([*errors, output[-3000:]]), pytrace=False)
+        return Records(folder, output)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def recorder() -> ModuleType:
+    """The module `recorder.py`, which the programs import by its name."""
+    spec = importlib.util.spec_from_file_location("option_recorder", HERE / "recorder.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Small networks on a machine that others use too: several threads would wait for a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="session")
+def processes_of_session() -> Callable[[int], list[int]]:
+    """The running processes of a session, which is the group of all that a program started."""
+
+    def found(session: int) -> list[int]:
+        pids: list[int] = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == session and is_running(process.pid):
+                    pids.append(process.pid)
+            except (ProcessLookupError, PermissionError):
+                continue
+        return pids
+
+    return found

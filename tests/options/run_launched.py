@@ -1,0 +1,114 @@
+"""python tests/options/run_launched.py FOLDER CASE...: fits by other launchers than `ddp`'s own.
+
+`ddp_notebook` and `ddp_spawn` start their ranks themselves; the other cases are for two ranks that
+`torchrun` started. What a rank saw in a case goes to FOLDER/CASE-RANK.json.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.strategies import ModelParallelStrategy
+from recorder import (
+    Recorder,
+    children,
+    fail_on_warnings,
+    ids_of,
+    make_data,
+    trainer_options,
+    write,
+)
+
+fail_on_warnings()  # here, as workers and spawned ranks import this script too
+
+
+class Writer(Recorder):
+    """Writes its record after the data's teardown: ranks of `ddp_spawn` give nothing back."""
+
+    def __init__(self, folder: Path, case: str) -> None:
+        super().__init__()
+        self.folder, self.case = folder, case
+
+    def teardown(self, stage: str) -> None:
+        loader: Any = self.trainer.train_dataloader
+        seen = self.seen | {
+            "place": [loader.place.rank, loader.place.world_size],
+            "world_size": self.trainer.world_size,
+            "global_step": self.trainer.global_step,
+            "left": children(),
+        }
+        write(self.folder, self.case, self.trainer.global_rank, seen)
+
+
+class TensorParallel(Writer):
+    """A model of two ranks that are one: its layer is not cut, which its data need not know."""
+
+    def configure_model(self) -> None:
+        assert self.device_mesh is not None
+        assert self.device_mesh["tensor_parallel"].size() == 2
+
+
+def fit(model: Writer, strategy: Any) -> None:
+    options = trainer_options(model.folder)
+    data = make_data(model.folder, "indexed", num_workers=1)
+    trainer = pl.Trainer(**options, strategy=strategy, devices=2, max_epochs=2)
+    trainer.fit(model, data)
+
+
+def fit_tensor_parallel(folder: Path, case: str) -> None:
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+    fit(TensorParallel(folder, case), strategy)
+
+
+def fit_by_fabric(folder: Path, case: str) -> None:
+    """What the README says to do with Fabric."""
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    model = Recorder()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.01))
+    data = make_data(folder, "indexed", num_workers=1)
+    loader = data.loader("train", rank=fabric.global_rank, world_size=fabric.world_size)
+    seen: list[Any] = []
+    workers: list[int] = []
+    for epoch in range(2):
+        for step, on_host in enumerate(loader):
+            batch = fabric.to_device(on_host)
+            seen.append([epoch, step, ids_of(batch)])
+            workers = children()
+            images = batch["image"].flatten(1).float() / 255
+            loss = torch.nn.functional.cross_entropy(model.layer(images), batch["label"])
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    refused = ""
+    try:
+        fabric.setup_dataloaders(loader)  # pyright: ignore[reportArgumentType] what is looked at
+    except TypeError as error:
+        refused = str(error)
+    loader.close()  # nobody else ends its workers
+    record = {"train": seen, "refused": refused, "workers": workers, "left": children()}
+    write(folder, case, fabric.global_rank, record)
+
+
+CASES: dict[str, Callable[[Path, str], None]] = {
+    "ddp_notebook": lambda folder, case: fit(Writer(folder, case), case),
+    "ddp_spawn": lambda folder, case: fit(Writer(folder, case), case),
+    "torchrun": lambda folder, case: fit(Writer(folder, case), "ddp"),
+    "tensor_parallel": fit_tensor_parallel,
+    "fabric": fit_by_fabric,
+}
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    for case in cases:
+        CASES[case](folder, case)
+        if "torchrun" not in cases:
+            print(f"{case} left {children()}", flush=True)  # noqa: T201 for the test to read
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

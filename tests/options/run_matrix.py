@@ -1,0 +1,62 @@
+"""python tests/options/run_matrix.py FOLDER: one of two ranks; runs the cases in FOLDER/cases.json.
+
+What a rank saw in a case goes to FOLDER/CASE-RANK.json.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping
+from recorder import Recorder, children, fail_on_warnings, make_data, trainer_options, write
+
+fail_on_warnings()  # here, as workers and spawned ranks import this script too
+
+
+def make_trainer(folder: Path, case: dict[str, Any]) -> pl.Trainer:
+    more = [EarlyStopping("score", patience=1, mode="max")] if case.get("stops_early") else []
+    options = trainer_options(folder, more)
+    common = {"strategy": "ddp", "devices": 2, "max_epochs": 2}
+    return pl.Trainer(**options | common | case["trainer"])
+
+
+def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """One case: a fit, or a fit twice, or what comes without one."""
+    if "seed" in case:
+        pl.seed_everything(case["seed"], workers=True, verbose=False)
+    data = make_data(folder, case["reader"], num_workers=case["num_workers"])
+    model = Recorder(one_cycle=case.get("one_cycle", False))
+    trainer = make_trainer(folder, case)
+    if case.get("evaluates"):
+        model.seen["validated"] = trainer.validate(model, data, verbose=False)
+        trainer.test(model, data, verbose=False)
+        model.seen["predicted"] = trainer.predict(model, data)
+        return model.seen | {"left": children()}
+    trainer.fit(model, data)
+    if case.get("fits_twice"):
+        trainer = make_trainer(folder, case)
+        trainer.fit(model, data)
+    return model.seen | {
+        "global_step": trainer.global_step,
+        "num_training_batches": trainer.num_training_batches,
+        "num_val_batches": trainer.num_val_batches,
+        "left": children(),
+    }
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    for case in json.loads((folder / "cases.json").read_text()):
+        try:
+            write(folder, case["name"], rank, run(folder, case))
+        except Exception:
+            write(folder, case["name"], rank, {"error": traceback.format_exc()})
+            raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

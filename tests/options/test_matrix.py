@@ -1,0 +1,293 @@
+"""Trainer options on two real ranks, for both readers: steps, validations, totals, samples."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow, pytest.mark.timeout(300)]
+
+RANKS = (0, 1)
+READERS = ("indexed", "stream")
+STEPS, VAL_STEPS = 6, 2
+VAL_IDS = [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One fit: how it is asked for, and what must come of it.
+
+    Attributes:
+        name: of the case.
+        trainer: options of the Trainer.
+        more: what `run_matrix.py` is told beside them.
+        epochs: batches of each epoch.
+        validations: how many there are, without the sanity check.
+        val_steps: batches of each.
+        updates: steps of the optimiser.
+        sanity: batches of the sanity check.
+        workers: processes that a rank has at the second step; none means it makes its batches.
+    """
+
+    name: str
+    trainer: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    epochs: tuple[int, ...] = (STEPS, STEPS)
+    validations: int = 2
+    val_steps: int = VAL_STEPS
+    updates: int = 12
+    sanity: int = 2
+    workers: int = 0
+
+
+def every(steps: int) -> dict[str, Any]:
+    """Validate every so many steps, whatever the epochs are."""
+    return {"val_check_interval": steps, "check_val_every_n_epoch": None}
+
+
+OPTIONS = [
+    Option("defaults"),
+    Option("accumulate_grad_batches=4", {"accumulate_grad_batches": 4}, updates=4),
+    Option("limit_train_batches=4", {"limit_train_batches": 4}, epochs=(4, 4), updates=8),
+    Option("limit_train_batches=.5", {"limit_train_batches": 0.5}, epochs=(3, 3), updates=6),
+    Option("limit_train_batches=99", {"limit_train_batches": 99}),
+    Option("limit_val_batches=1", {"limit_val_batches": 1}, val_steps=1, sanity=1),
+    Option("limit_val_batches=.5", {"limit_val_batches": 0.5}, val_steps=1, sanity=1),
+    Option("limit_val_batches=0", {"limit_val_batches": 0}, validations=0, sanity=0),
+    Option("val_check_interval=2", {"val_check_interval": 2}, validations=6),
+    Option("val_check_interval=.5", {"val_check_interval": 0.5}, validations=4),
+    Option("val_check_interval=4 over epochs", every(4), validations=3),
+    Option("check_val_every_n_epoch=2", {"check_val_every_n_epoch": 2}, validations=1),
+    Option("max_steps=8", {"max_steps": 8, "max_epochs": -1}, {}, (6, 2), 1, updates=8, workers=2),
+    Option("reload", {"reload_dataloaders_every_n_epochs": 1}),
+    Option(
+        "reload and a limit",
+        {"reload_dataloaders_every_n_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 1},
+        epochs=(4, 4), updates=8, val_steps=1, sanity=1, workers=2,
+    ),
+    Option("num_sanity_val_steps=0", {"num_sanity_val_steps": 0}, sanity=0),
+    Option("num_sanity_val_steps=1", {"num_sanity_val_steps": 1}, sanity=1),
+    Option("num_sanity_val_steps=-1", {"num_sanity_val_steps": -1}),
+    Option("overfit_batches=1", {"overfit_batches": 1}, {}, (1, 1), 2, 1, 2, 1),
+    Option("overfit_batches=.5", {"overfit_batches": 0.5}, {}, (3, 3), 2, 1, 6, 1),
+    Option(
+        "overfit_batches, reload",
+        {"overfit_batches": 2, "reload_dataloaders_every_n_epochs": 1, "max_epochs": 3},
+        epochs=(2, 2, 2), validations=3, updates=6,
+    ),
+    Option("fast_dev_run", {"fast_dev_run": True}, {}, (1,), 1, 1, updates=1, sanity=0),
+    Option("fast_dev_run=2", {"fast_dev_run": 2}, {}, (2,), 1, updates=2, sanity=0),
+    Option("use_distributed_sampler=False", {"use_distributed_sampler": False}),
+    Option("use_distributed_sampler=True", {"use_distributed_sampler": True}),
+    Option("seed_everything", more={"seed": 3}, workers=2),
+    Option("OneCycleLR", more={"one_cycle": True}),
+    Option(
+        "OneCycleLR, accumulate, reload",
+        {"accumulate_grad_batches": 4, "reload_dataloaders_every_n_epochs": 1},
+        {"one_cycle": True}, updates=4,
+    ),
+    Option("early stopping", {"max_epochs": 9}, {"stops_early": True}, workers=2),
+    Option(
+        "logger, checkpoints, summary",
+        dict.fromkeys(["logger", "enable_checkpointing", "enable_model_summary"], True)
+        | {"log_every_n_steps": 1},
+    ),
+    Option("evaluation", more={"evaluates": True}, workers=1),
+    Option("two fits", more={"fits_twice": True}, workers=2),
+    Option("max_time", {"max_time": {"seconds": 1}, "max_epochs": -1}),
+]  # fmt: skip
+SPECIAL = ("evaluation", "two fits", "max_time")
+FITS = [option.name for option in OPTIONS if option.name not in SPECIAL]
+BY_NAME = {option.name: option for option in OPTIONS}
+
+each_fit = pytest.mark.parametrize("name", FITS)
+each_reader = pytest.mark.parametrize("reader", READERS)
+
+
+@pytest.fixture(scope="module")
+def ran(option_shards: Callable[..., Any], run_program: Callable[..., Any]) -> Any:
+    """All options under both readers, by one pair of ranks."""
+    folder = option_shards("matrix")
+    cases = [
+        {
+            "name": f"{reader} {option.name}",
+            "reader": reader,
+            "trainer": option.trainer,
+            "num_workers": min(option.workers, 1),
+            **option.more,
+        }
+        for reader in READERS
+        for option in OPTIONS
+    ]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    return run_program(folder, "run_matrix.py")
+
+
+def test_no_process_says_a_warning(ran: Any) -> None:
+    """In ranks and workers they are errors; this sees those of Python's own helpers."""
+    assert "Warning" not in ran.output
+
+
+@each_reader
+@each_fit
+def test_every_rank_takes_the_steps_that_the_option_says(ran: Any, name: str, reader: str) -> None:
+    expected = [
+        (epoch, step)
+        for epoch, steps in enumerate(BY_NAME[name].epochs)
+        for step in range(steps)
+    ]  # fmt: skip
+    for rank in RANKS:
+        assert list(ran.steps(f"{reader} {name}", rank)) == expected
+        assert ran.of(f"{reader} {name}", rank)["global_step"] == BY_NAME[name].updates
+        assert all(len(ids) == 2 for ids in ran.steps(f"{reader} {name}", rank).values())
+
+
+@each_reader
+@each_fit
+def test_validations_run_when_the_option_says_and_see_the_same_samples_each_time(
+    ran: Any, name: str, reader: str
+) -> None:
+    option = BY_NAME[name]
+    seen = [ran.of(f"{reader} {name}", rank) for rank in RANKS]
+    for record in seen:
+        assert [len(steps) for steps in record["val"]] == [option.val_steps] * option.validations
+        assert len(record["sanity"]) == option.sanity
+    whole = ran.of(f"{reader} defaults", 0)["val"][0], ran.of(f"{reader} defaults", 1)["val"][0]
+    for record, steps in zip(seen, whole, strict=True):
+        assert record["val"] == [steps[: option.val_steps]] * option.validations
+        assert record["sanity"] == steps[: option.sanity]
+
+
+@each_reader
+def test_a_validation_sees_each_sample_once_over_the_ranks(ran: Any, reader: str) -> None:
+    for number in range(2):
+        steps = [ran.of(f"{reader} defaults", rank)["val"][number] for rank in RANKS]
+        assert sorted(chain(*chain(*steps))) == VAL_IDS
+
+
+@each_reader
+@each_fit
+def test_the_trainer_and_its_progress_bars_know_the_totals(
+    ran: Any, name: str, reader: str
+) -> None:
+    option, record = BY_NAME[name], ran.of(f"{reader} {name}", 0)
+    epoch = max(option.epochs)
+    vals = [option.val_steps] if option.validations else []
+    assert (record["num_training_batches"], record["num_val_batches"]) == (epoch, vals)
+    bars = [tuple(bar) for bar in record["bars"]]
+    expected = [(steps, steps) for steps in option.epochs]
+    assert [bar[1:] for bar in bars if bar[0] == "train"] == expected
+    expected = [(option.val_steps, option.val_steps)] * option.validations
+    assert [bar[1:] for bar in bars if bar[0] == "val"] == expected
+    expected = [(option.sanity, option.sanity)] * bool(option.sanity)
+    assert [bar[1:] for bar in bars if bar[0] == "sanity"] == expected
+
+
+@each_reader
+@each_fit
+def test_an_option_changes_no_sample_of_a_step(ran: Any, name: str, reader: str) -> None:
+    """An epoch under a limit is a shorter one; `overfit_batches` repeats the first epoch."""
+    for rank in RANKS:
+        plain = ran.steps(f"{reader} defaults", rank)
+        repeats = name.startswith("overfit_batches")
+        for (epoch, step), ids in ran.steps(f"{reader} {name}", rank).items():
+            assert ids == plain[0 if repeats else epoch, step]
+
+
+@each_reader
+def test_epochs_differ_and_ranks_share_no_sample_of_a_step(ran: Any, reader: str) -> None:
+    """Else the test above would say little."""
+    first, second = (ran.steps(f"{reader} defaults", rank) for rank in RANKS)
+    assert not [place for place in first if first[place] == second[place]]
+    for steps in (first, second):
+        assert [steps[0, step] for step in range(STEPS)] != [
+            steps[1, step] for step in range(STEPS)
+        ]
+
+
+def test_the_indexed_reader_trains_on_each_sample_at_most_once_an_epoch(ran: Any) -> None:
+    for epoch in range(2):
+        steps = [ran.steps("indexed defaults", rank) for rank in RANKS]
+        ids = [tuple(i) for own in steps for (e, _), b in own.items() if e == epoch for i in b]
+        assert len(set(ids)) == len(ids) == 24
+
+
+@each_reader
+@pytest.mark.parametrize("name", [name for name in FITS if name.startswith("OneCycleLR")])
+def test_estimated_stepping_batches_are_the_steps_of_the_optimiser(
+    ran: Any, name: str, reader: str
+) -> None:
+    for rank in RANKS:
+        assert ran.of(f"{reader} {name}", rank)["estimated"] == BY_NAME[name].updates
+
+
+@each_reader
+def test_a_second_fit_of_one_module_begins_anew_with_the_same_samples(
+    ran: Any, reader: str
+) -> None:
+    for rank in RANKS:
+        once = ran.of(f"{reader} defaults", rank)
+        twice = ran.of(f"{reader} two fits", rank)
+        assert twice["train"] == once["train"] * 2
+        assert twice["val"] == once["val"] * 2
+
+
+@each_reader
+def test_max_time_ends_all_ranks_at_the_same_step(ran: Any, reader: str) -> None:
+    first, second = (list(ran.steps(f"{reader} max_time", rank)) for rank in RANKS)
+    assert first == second
+    assert first == [divmod(number, STEPS) for number in range(len(first))]
+    assert len(first) > 0
+    validations = -(-len(first) // STEPS)  # Lightning also validates where it stops early
+    for record in (ran.of(f"{reader} max_time", rank) for rank in RANKS):
+        assert [len(steps) for steps in record["val"]] == [VAL_STEPS] * validations
+        assert (record["num_training_batches"], record["num_val_batches"]) == (STEPS, [VAL_STEPS])
+
+
+@each_reader
+def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(
+    ran: Any, reader: str
+) -> None:
+    records = [ran.of(f"{reader} evaluation", rank) for rank in RANKS]
+    for kind in ("val", "test"):
+        steps = [record[kind][0] if kind == "val" else record[kind] for record in records]
+        assert sorted(chain(*chain(*steps))) == VAL_IDS
+    bars = [[kind, VAL_STEPS, VAL_STEPS] for kind in ("val", "test", "predict")]
+    assert records[0]["bars"] == bars
+
+
+@each_reader
+def test_predictions_of_all_ranks_are_put_in_order_by_the_ids_in_their_batches(
+    ran: Any, reader: str
+) -> None:
+    batches = [
+        batch for rank in RANKS for batch in ran.of(f"{reader} evaluation", rank)["predicted"]
+    ]
+    rows = [
+        row
+        for batch in batches
+        for row in zip(batch["__id__"], batch["__weight__"], batch["label"], strict=True)
+    ]
+    in_order = sorted((ids, label) for ids, weight, label in rows if weight)
+    assert in_order == [(ids, label) for label, ids in enumerate(VAL_IDS)]
+
+
+@each_reader
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_process_is_left_after_a_fit(ran: Any, name: str, reader: str) -> None:
+    """But for the rank that the other one has started."""
+    ranks = {ran.of(f"{reader} {name}", rank)["pid"] for rank in RANKS}
+    for rank in RANKS:
+        record = ran.of(f"{reader} {name}", rank)
+        assert set(record["left"]) <= ranks
+        assert len({*record["workers"]} - ranks) == BY_NAME[name].workers
+
+
+def test_every_epoch_of_the_indexed_reader_is_proven(ran: Any) -> None:
+    """Where the option lets an epoch end; `max_time` and a limit of steps end one before."""
+    proven = ran.output.count(", as the order says (digest")
+    epochs = sum(len(BY_NAME[name].epochs) for name in FITS)
+    assert proven >= epochs + 4  # of the two fits

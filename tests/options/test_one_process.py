@@ -1,0 +1,200 @@
+"""Options that need no second rank: the tuner, seeds, written predictions; for both readers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.tuner import Tuner
+
+from lightning_shards.errors import ConfigError, PlanError
+
+pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+STEPS = 13  # of 2 samples
+VAL_SAMPLES = 7
+
+each_reader = pytest.mark.parametrize("reader", ["indexed", "stream"])
+
+
+@pytest.fixture(scope="module")
+def folder(option_shards: Callable[[str], Path]) -> Path:
+    return option_shards("one")
+
+
+@pytest.fixture
+def make_trainer(recorder: Any, tmp_path: Path) -> Callable[..., pl.Trainer]:
+    """Makes trainers with our callbacks."""
+
+    def made(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+        common = recorder.trainer_options(tmp_path, callbacks)
+        return pl.Trainer(**common, devices=1, **{"max_epochs": 2} | options)
+
+    return made
+
+
+def fitted(recorder: Any, trainer: pl.Trainer, data: Any) -> Any:
+    model = recorder.Recorder()
+    trainer.fit(model, data)
+    return model.seen
+
+
+def sizes_of(seen: Any) -> list[int]:
+    return [len(ids) for _, _, ids in seen["train"]]
+
+
+@each_reader
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
+    mode: Any, reader: str, recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    before = set(recorder.children())
+    data = recorder.make_data(folder, reader, num_workers=1)
+    model, trainer = recorder.Recorder(), make_trainer()
+    found = Tuner(trainer).scale_batch_size(
+        model, datamodule=data, mode=mode, init_val=2, max_trials=3, margin=0
+    )
+    assert len({*model.seen["workers"]} - before) >= 1
+    assert set(recorder.children()) == before
+    assert sizes_of(model.seen) == [2] * 3 + [4] * 3 + [8] * 3
+    assert found == data.batch_size == 8
+    model = recorder.Recorder()
+    trainer.fit(model, data)
+    assert sizes_of(model.seen) == [8] * 6
+    assert model.seen["train"] == fitted(recorder, make_trainer(), recorder.make_data(
+        folder, reader, batch_size=8
+    ))["train"]  # fmt: skip
+
+
+def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(
+    recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    data = recorder.make_data(folder, "indexed")
+    tuner = Tuner(make_trainer())
+    with pytest.raises(PlanError, match=r"26 samples do not fill one step of 1 ranks x 32 samples"):
+        tuner.scale_batch_size(recorder.Recorder(), datamodule=data, init_val=16)
+
+
+def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
+    recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    data = recorder.make_data(folder, "indexed")
+    data.splits["train"] = replace(data.splits["train"], batch_size=2)
+    message = r"batch_size=4 would change nothing: 'train' has a batch_size of its own, 2; leave"
+    with pytest.raises(ConfigError, match=message):
+        Tuner(make_trainer()).scale_batch_size(recorder.Recorder(), datamodule=data, init_val=4)
+    with pytest.raises(ConfigError, match=message):
+        data.batch_size = 4
+
+
+def test_the_batch_size_of_validation_alone_leaves_that_of_training_free(
+    recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    data = recorder.make_data(folder, "indexed")
+    data.splits["val"] = replace(data.splits["val"], batch_size=VAL_SAMPLES)
+    data.batch_size = 13
+    seen = fitted(recorder, make_trainer(), data)
+    assert sizes_of(seen) == [13] * 4
+    assert [len(steps) for steps in seen["val"]] == [1, 1]
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1"):
+        data.batch_size = 0
+
+
+@each_reader
+def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
+    reader: str, recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    before = set(recorder.children())
+    data = recorder.make_data(folder, reader, num_workers=1)
+    model, trainer = recorder.Recorder(), make_trainer()
+    Tuner(trainer).lr_find(model, datamodule=data, num_training=20, early_stop_threshold=None)
+    assert len({*model.seen["workers"]} - before) >= 1
+    assert set(recorder.children()) == before
+    plain = fitted(recorder, make_trainer(), recorder.make_data(folder, reader))
+    assert len(model.seen["train"]) == 20
+    for names in model.seen.values():
+        if isinstance(names, list):
+            names.clear()
+    trainer.fit(model, data)
+    assert model.seen["train"] == plain["train"]
+    assert model.seen["val"] == plain["val"]
+    assert trainer.global_step == 2 * STEPS
+
+
+@each_reader
+def test_seed_everything_changes_no_sample_and_the_loader_draws_from_no_global_generator(
+    reader: str, recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    """So that dropout is the same with any data."""
+    after: list[float] = []
+    steps: list[Any] = []
+    for seed in (1, 1, 2):
+        pl.seed_everything(seed, workers=True, verbose=False)
+        steps.append(fitted(recorder, make_trainer(), recorder.make_data(folder, reader))["train"])
+        after.append(float(torch.rand(1)))
+    assert steps[0] == steps[1] == steps[2]
+    assert after[0] == after[1] != after[2]
+    pl.seed_everything(1, workers=True, verbose=False)
+    recorder.Recorder()  # its layer is drawn
+    assert float(torch.rand(1)) == after[0]
+
+
+class Collector(BasePredictionWriter):
+    """Writes predictions under the ids of their samples."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.by_id: dict[tuple[int, int], int] = {}
+        self.at_end: list[Any] = []
+
+    def write_on_batch_end(
+        self, trainer, pl_module, prediction, batch_indices, batch, batch_idx, dataloader_idx
+    ) -> None:
+        rows = zip(batch["__id__"].tolist(), batch["__weight__"], prediction["label"], strict=True)
+        self.by_id |= {(shard, sample): label for (shard, sample), weight, label in rows if weight}
+
+    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices) -> None:
+        self.at_end = predictions
+
+
+def test_a_prediction_writer_finds_the_ids_in_its_batches_and_there_is_no_warning(
+    recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    collector = Collector()
+    predictions = make_trainer(collector).predict(
+        recorder.Recorder(), recorder.make_data(folder, "indexed")
+    )
+    assert [collector.by_id[place] for place in sorted(collector.by_id)] == list(range(VAL_SAMPLES))
+    assert predictions == collector.at_end
+    assert [label for batch in predictions for label in batch["label"]] == list(range(VAL_SAMPLES))
+
+
+@each_reader
+def test_an_overfitted_run_is_resumed_with_the_batches_it_repeats(
+    reader: str, recorder: Any, make_trainer: Any, folder: Path, tmp_path: Path
+) -> None:
+    """By the indexed reader; a stream has fresh draws until that epoch ends, as ever."""
+
+    class Saving(recorder.Recorder):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 4:
+                self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    options = {"overfit_batches": 3, "max_epochs": 3}
+    whole, resumed = Saving(), recorder.Recorder()
+    make_trainer(**options).fit(whole, recorder.make_data(folder, reader))
+    make_trainer(**options).fit(
+        resumed, recorder.make_data(folder, reader), ckpt_path=tmp_path / "saved.ckpt"
+    )
+    first = [ids for _, _, ids in whole.seen["train"][:3]]
+    assert [ids for _, _, ids in whole.seen["train"]] == first * 3
+    places = [(epoch, step) for epoch, step, _ in resumed.seen["train"]]
+    assert places == [(1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    same = 0 if reader == "indexed" else 2
+    assert resumed.seen["train"][same:] == whole.seen["train"][4 + same :]
