@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, StateError
+from lightning_shards.pipeline.clock import STAGES
 from lightning_shards.pipeline.collate import BadSample, Batch, Made
 from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.pipeline.substitute import require_budget
@@ -46,6 +47,8 @@ class LoaderTimes:
         wait_s: seconds that `next()` took, without the first batch of a stream.
         produce_s: seconds that the workers spent to make these batches, summed over workers.
         start_s: seconds until the first batches of streams came: workers start, buffers fill.
+        stages: `produce_s` by stage, see `clock.STAGES`; the rest is bookkeeping.
+        handed_at: `time.perf_counter()` when the last batch was handed out.
     """
 
     batches: int = 0
@@ -53,6 +56,8 @@ class LoaderTimes:
     wait_s: float = 0.0
     produce_s: float = 0.0
     start_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    handed_at: float = 0.0
 
 
 @dataclass
@@ -202,6 +207,7 @@ class ShardLoader:
                 self._check_budget(served)
             if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
+            self.times.handed_at = time.perf_counter()
             yield made.batch
 
     def state_dict(self) -> dict[str, int | str]:
@@ -291,6 +297,8 @@ class ShardLoader:
         times.batches += 1
         times.samples += samples
         times.produce_s += produced.seconds
+        for stage, spent_s in zip(STAGES, produced.made.seconds, strict=False):
+            times.stages[stage] += spent_s
         if self._is_first:
             times.start_s += seconds
             self._is_first = False

@@ -50,11 +50,13 @@ class Made(NamedTuple):
         batch: what the user gets.
         digest: of the ids of its samples (`plan.digest`), repeats and substitutes left out.
         bad: the samples that were planned and could not be read.
+        seconds: what it took, by stage (`clock.STAGES`).
     """
 
     batch: Batch
     digest: int = 0
     bad: tuple[BadSample, ...] = ()
+    seconds: tuple[float, ...] = ()
 
 
 def collate(

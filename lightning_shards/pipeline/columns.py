@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.chunk import Chunk
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import (
     BatchFormat,
     Column,
@@ -122,6 +123,7 @@ class ColumnBatches:
         ids: of the samples of all batches, int64 of shape (n, 2).
         spans: the positions of each batch in the epoch.
         batch_format: a dict, or the fields in order as a tuple.
+        clock: told of the time that each stage takes.
     """
 
     def __init__(
@@ -132,13 +134,16 @@ class ColumnBatches:
         ids: NDArray[np.int64],
         spans: Sequence[tuple[int, int]],
         batch_format: BatchFormat,
+        clock: StageClock,
     ) -> None:
         self._fields, self._transforms = fields, transforms
         self._format: BatchFormat = batch_format
         self._ids, self._digests = ids, id_digests(ids)
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
-        self._chunk = Chunk(shards, fields, ids, self._stops[1:])
+        self._clock = clock
+        with clock.on("open"):
+            self._chunk = Chunk(shards, fields, ids, self._stops[1:])
 
     def batch(self, number: int, weights: Sequence[int]) -> Made:
         """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
@@ -147,7 +152,8 @@ class ColumnBatches:
             SampleError: a sample is bad.
         """
         start, stop = self._stops[number : number + 2]
-        members = self._chunk.members(start, stop)
+        with self._clock.on("read"):
+            members = self._chunk.members(start, stop)
         keys = self._chunk.keys[start:stop]
         columns = self._columns(keys, members, self._first_positions[number])
         ids = torch.as_tensor(self._ids[start:stop].copy())
@@ -163,18 +169,20 @@ class ColumnBatches:
         pairs = list(zip(self._fields, members, strict=True))
         transformed = self._transforms.names
         samples: list[Sample] = [{"__key__": key} for key in keys] if transformed else []
-        for field, data in pairs:
-            if field.name in transformed:
+        columns: dict[str, Column] = {}
+        with self._clock.on("decode"):
+            for field, data in pairs:
+                if field.name not in transformed:
+                    columns[field.name] = decode_column(field, data)
+                    continue
                 for sample, value in zip(samples, decode_values(field, data), strict=True):
                     sample[field.name] = value
         for number, sample in enumerate(samples):
             self._transforms.apply(sample, position + number)
-        return {
-            field.name: column_of(samples, field.name)
-            if field.name in transformed
-            else decode_column(field, data)
-            for field, data in pairs
-        }
+        with self._clock.on("collate"):
+            for name in transformed:
+                columns[name] = column_of(samples, name)
+        return {field.name: columns[field.name] for field in self._fields}
 
 
 class _Layout(NamedTuple):

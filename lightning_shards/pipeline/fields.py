@@ -4,9 +4,10 @@ import inspect
 import io
 import json
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError, UnsafeError
 from lightning_shards.pipeline import images
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals
 from lightning_shards.shards.urls import redact
@@ -145,8 +147,8 @@ def make_fields(
         Field(name, tuple(part.strip().lower() for part in text.split(";")), decode.get(name))
         for name, text in fields.items()
     )
-    for field in made:
-        _require_decoders(field, allow_unsafe)
+    for each in made:
+        _require_decoders(each, allow_unsafe)
     return made
 
 
@@ -179,13 +181,15 @@ class DecodeFields:
 
     fields: tuple[Field, ...]
     on_bad: OnBad
+    clock: StageClock = field(default_factory=StageClock)
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Decode sample by sample."""
         for members in samples:
             kept = {key: value for key, value in members.items() if key.startswith("__")}
             try:
-                decoded = {field.name: field.decode(members) for field in self.fields}
+                with self.clock.on("decode"):
+                    decoded = {field.name: field.decode(members) for field in self.fields}
             except SampleError as error:
                 self.on_bad(members, error)
                 continue
@@ -195,9 +199,17 @@ class DecodeFields:
 class SampleTransforms:
     """Each field's transform, applied with randomness that belongs to the sample's position."""
 
-    def __init__(self, transforms: Mapping[str, Transform], seeds: SampleSeeds) -> None:
-        self._transforms = [(name, each, takes_rng(each)) for name, each in transforms.items()]
-        self._seeds = seeds
+    def __init__(
+        self,
+        transforms: Mapping[str, Transform],
+        seeds: SampleSeeds,
+        clock: StageClock | None = None,
+    ) -> None:
+        self._transforms = [
+            (name, each, takes_rng(each), "decode" if takes_bytes(each) else "transform")
+            for name, each in transforms.items()
+        ]
+        self._seeds, self._clock = seeds, clock or StageClock()
         self.names = frozenset(transforms)
         self.draws_from_globals = bool(draw_from_globals(transforms))
 
@@ -207,11 +219,17 @@ class SampleTransforms:
         Raises:
             SampleError: a transform failed, or its field is not there.
         """
+        if not self._transforms:
+            return sample
+        begin = time.perf_counter()
         if self.draws_from_globals:
             self._seeds.seed_globals(position)
         rng = self._seeds.generator(position)
-        for name, transform, wants_rng in self._transforms:
+        for name, transform, wants_rng, stage in self._transforms:
             sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
+            end = time.perf_counter()
+            self._clock.seconds[stage] += end - begin
+            begin = end
         return sample
 
     def keeping_globals(self) -> AbstractContextManager[None]:
@@ -252,6 +270,11 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
         for name, each in transforms.items()
         if not takes_rng(each) and getattr(each, "deterministic", False) is not True
     ]
+
+
+def takes_bytes(transform: Transform) -> bool:
+    """Whether a transform decodes by itself, as the crops of `pipeline.crops` do."""
+    return getattr(transform, "takes_bytes", False) is True
 
 
 def takes_rng(transform: Transform) -> bool:

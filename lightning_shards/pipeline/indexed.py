@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.columns import ColumnBatches, can_decode
 from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform, draw_from_globals
@@ -101,12 +102,13 @@ class IndexedSource:
         Raises:
             ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
         """
-        order = self.order()
+        order, clock = self.order(), StageClock()
         unreadable: set[tuple[int, int]] = set()
         with OpenShards(self.index, self.cache_dir) as shards:
             for turn in self.epochs.turns(place, cursor):
-                transforms = SampleTransforms(self.transforms, SampleSeeds(self.seed, turn.epoch))
-                rows = _Rows(self, order, turn.epoch, shards, transforms, unreadable)
+                seeds = SampleSeeds(self.seed, turn.epoch)
+                transforms = SampleTransforms(self.transforms, seeds, clock)
+                rows = _Rows(self, order, turn.epoch, shards, transforms, unreadable, clock)
                 yield from self._batches_of(turn, rows)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
@@ -128,7 +130,7 @@ class IndexedSource:
                     except BAD:
                         made = None
                     made = made or self._batch_by_samples(rows, span, planned)
-                yield made
+                yield made._replace(seconds=rows.clock.take())
 
     def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> ColumnBatches:
         return ColumnBatches(
@@ -138,6 +140,7 @@ class IndexedSource:
             rows.order.at_spans(rows.epoch, spans),
             spans,
             self.batch_format,
+            rows.clock,
         )
 
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
@@ -151,7 +154,8 @@ class IndexedSource:
         # a repeat that is bad is counted where it is no repeat
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
-        return make_batch(samples, names, weights, self.batch_format, counted)
+        with rows.clock.on("collate"):
+            return make_batch(samples, names, weights, self.batch_format, counted)
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ class _Rows:
         transforms: those of this epoch.
         unreadable: samples that could not be read, not tried again: a search would take the square
             of their number where they follow each other.
+        clock: told of the time that each stage takes.
     """
 
     source: IndexedSource
@@ -177,6 +182,7 @@ class _Rows:
     shards: OpenShards
     transforms: SampleTransforms
     unreadable: set[tuple[int, int]]
+    clock: StageClock
 
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by number of the row."""
@@ -193,7 +199,7 @@ class _Rows:
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         try:
-            row = read_sample(self.shards, self.source.fields, shard, sample)
+            row = read_sample(self.shards, self.source.fields, shard, sample, self.clock)
         except BAD:
             self.unreadable.add((shard, sample))
             raise

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.fields import Field
 from lightning_shards.shards.index import ShardIndex
@@ -22,13 +23,16 @@ FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
 class Members(Mapping[str, Any]):
     """The members of one sample by suffix, read when they are asked for."""
 
-    def __init__(self, reader: ShardReader, sample: int, url: str) -> None:
-        self._reader, self._sample, self._url = reader, sample, url
+    def __init__(self, reader: ShardReader, sample: int, url: str, clock: StageClock) -> None:
+        self._reader, self._sample, self._url, self._clock = reader, sample, url, clock
 
     def __getitem__(self, suffix: str) -> Any:
         if suffix == "__key__":
             return self._reader.table.key(self._sample)
-        return self._url if suffix == "__url__" else self._reader.read(self._sample, suffix)
+        if suffix == "__url__":
+            return self._url
+        with self._clock.on("read"):
+            return self._reader.read(self._sample, suffix)
 
     def __contains__(self, suffix: object) -> bool:
         return self._reader.table.find(self._sample, str(suffix)) is not None
@@ -69,9 +73,10 @@ class OpenShards:
             self._readers.move_to_end(shard)
         return reader
 
-    def members(self, shard: int, sample: int) -> Members:
+    def members(self, shard: int, sample: int, clock: StageClock | None = None) -> Members:
         """The members of one sample; raises what `reader` does."""
-        return Members(self.reader(shard), sample, self._index.urls[shard])
+        url = self._index.urls[shard]
+        return Members(self.reader(shard), sample, url, clock or StageClock())
 
     def _open(self, shard: int) -> ShardReader:
         assert self._index.counts is not None  # noqa: S101 the data module sees to it
@@ -86,14 +91,23 @@ class OpenShards:
             self._readers.popitem()[1].close()
 
 
-def read_sample(shards: OpenShards, fields: Sequence[Field], shard: int, sample: int) -> Sample:
+def read_sample(
+    shards: OpenShards,
+    fields: Sequence[Field],
+    shard: int,
+    sample: int,
+    clock: StageClock | None = None,
+) -> Sample:
     """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
 
     Raises:
         ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
     """
-    members = shards.members(shard, sample)
-    decoded: Sample = {field.name: field.decode(members) for field in fields}
+    clock = clock or StageClock()
+    members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]
+    with clock.on("decode"):
+        decoded: Sample = {field.name: field.decode(members) for field in fields}
+    clock.seconds["decode"] -= clock.seconds["read"] - read_before
     for name in ("__key__", "__url__"):
         decoded[name] = members[name]
     decoded["__id__"] = (shard, sample)

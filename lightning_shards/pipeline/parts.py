@@ -1,11 +1,14 @@
 """Which parts of which shards a worker reads in an epoch: `plan/` laid over the shards."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
+from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.source import Turn
 from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
 from lightning_shards.shards.index import ShardIndex
@@ -66,3 +69,26 @@ def exact_parts(
             stop = min(span.stop, int(stops[place]))
             yield ShardPart(int(order[place]), position - begin, stop - position)
             position = stop
+
+
+@dataclass
+class Watch:
+    """Ends a stream whose shards or stages give nothing, which would otherwise read for ever."""
+
+    limit: int
+    parts: int = 0
+
+    def opened(self) -> None:
+        """Count a part of a shard that is about to be read."""
+        self.parts += 1
+        if self.parts > self.limit:
+            raise SampleError(
+                f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
+                "drops every sample; look at the shards and at `stages`"
+            )
+
+    def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """The last stage: each sample that gets here starts the count again."""
+        for sample in samples:
+            self.parts = 0
+            yield sample

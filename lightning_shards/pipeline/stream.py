@@ -29,6 +29,7 @@ from lightning_shards.errors import (
     SampleError,
     StateError,
 )
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.fields import (
     ApplyTransforms,
@@ -38,7 +39,7 @@ from lightning_shards.pipeline.fields import (
     Transform,
     draw_from_globals,
 )
-from lightning_shards.pipeline.parts import ShardPart, exact_parts, resampled_parts
+from lightning_shards.pipeline.parts import ShardPart, Watch, exact_parts, resampled_parts
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.pipeline.substitute import (
@@ -165,19 +166,19 @@ class StreamSource:
         return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
 
     def _batches_of(self, turn: Turn) -> Iterator[Made]:
-        losses = Losses(self.max_bad, turn.epoch)
-        samples = losses.fill(self._samples(turn, losses), lambda: self._spare(turn))
+        losses, clock = Losses(self.max_bad, turn.epoch), StageClock()
+        samples = losses.fill(self._samples(turn, losses, clock), lambda: self._spare(turn))
         draws_from_globals = bool(self.draws_from_globals)
         for step in turn.own_steps():
             if draws_from_globals:
                 with preserved_globals():
                     self._seed_stages(turn, step)
-                    made = self._batch(samples, turn, step)
+                    made = self._batch(samples, turn, step, clock)
             else:
-                made = self._batch(samples, turn, step)
-            yield made._replace(bad=tuple(losses.take()))
+                made = self._batch(samples, turn, step, clock)
+            yield made._replace(bad=tuple(losses.take()), seconds=clock.take())
 
-    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int) -> Made:
+    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int, clock: StageClock) -> Made:
         size = turn.plan.size(step, turn.place.rank)
         rows = list(islice(samples, size))
         if len(rows) < size:
@@ -194,48 +195,52 @@ class StreamSource:
         weights = turn.weights(step)
         if self.max_bad is not None:
             weights = weights_of(rows, weights)
-        return make_batch(rows, names, weights, self.batch_format)
+        with clock.on("collate"):
+            return make_batch(rows, names, weights, self.batch_format)
 
     def _is_last(self, turn: Turn, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
         is_whole = self.sampling != "resampled" and turn.steps == turn.plan.steps
         return is_whole and step == turn.own_steps()[-1]
 
-    def _samples(self, turn: Turn, losses: Losses) -> Iterator[Sample]:
+    def _samples(self, turn: Turn, losses: Losses, clock: StageClock) -> Iterator[Sample]:
         """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
         if self.sampling == "resampled":
-            yield from self._pipeline(turn, resampled_parts(self.index, self.seed, turn), losses)
+            parts = resampled_parts(self.index, self.seed, turn)
+            yield from self._pipeline(turn, parts, losses, clock)
             return
         for weight in (1, 0):
             losses.are_counted = weight == 1
             parts = exact_parts(self.index, self.seed, turn, weight, self._shuffled())
-            yield from self._pipeline(turn, parts, losses)
+            yield from self._pipeline(turn, parts, losses, clock)
 
     def _spare(self, turn: Turn) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
         losses = Losses(self.max_bad, turn.epoch)
         parts = map(ShardPart, range(self.index.num_shards))
-        for sample in self._pipeline(turn, parts, losses):
+        for sample in self._pipeline(turn, parts, losses, StageClock()):
             return sample
         raise SampleError(
             "not one sample of these shards is good, so none can stand for a bad one; "
             "on_bad_sample='raise' shows what is wrong with the first"
         )
 
-    def _pipeline(self, turn: Turn, parts: Iterator[ShardPart], losses: Losses) -> Iterator[Sample]:
+    def _pipeline(
+        self, turn: Turn, parts: Iterator[ShardPart], losses: Losses, clock: StageClock
+    ) -> Iterator[Sample]:
         place = turn.place
         seeds = SampleSeeds(self.seed, turn.epoch, turn.plan.done)
         lane = place.worker * place.world_size + place.rank
         # where samples may be bad, it is their number that ends the stream
         limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
-        watch = _Watch(limit)
+        watch = Watch(limit)
         is_planned = self.sampling != "resampled"
-        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, losses, is_planned)]
+        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, losses, is_planned, clock)]
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + lane)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        stages += [DecodeFields(self.fields, losses.lose), *self.stages]
-        transforms = SampleTransforms(self.transforms, seeds)
+        stages += [DecodeFields(self.fields, losses.lose, clock), *self.stages]
+        transforms = SampleTransforms(self.transforms, seeds, clock)
         stride = place.world_size * place.num_workers
         stages.append(ApplyTransforms(transforms, lane, stride, losses.lose))
         stages.append(watch.arrived)
@@ -249,37 +254,15 @@ class StreamSource:
         SampleSeeds(self.seed, turn.epoch, turn.plan.done).seed_globals(position)
 
 
-@dataclass
-class _Watch:
-    """Ends a stream whose shards or stages give nothing, which would otherwise read for ever."""
-
-    limit: int
-    parts: int = 0
-
-    def opened(self) -> None:
-        """Count a part of a shard that is about to be read."""
-        self.parts += 1
-        if self.parts > self.limit:
-            raise SampleError(
-                f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
-                "drops every sample; look at the shards and at `stages`"
-            )
-
-    def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The last stage: each sample that gets here starts the count again."""
-        for sample in samples:
-            self.parts = 0
-            yield sample
-
-
 @dataclass(frozen=True)
 class _Expand:
     """The stage that reads parts of shards; a sample that comes out knows its `__id__`."""
 
     index: ShardIndex
-    watch: _Watch
+    watch: Watch
     losses: Losses
     is_planned: bool
+    clock: StageClock
 
     def __call__(self, parts: Iterator[ShardPart]) -> Iterator[Sample]:
         for part in parts:
@@ -296,7 +279,7 @@ class _Expand:
             take = None  # read to the end, to see that nothing follows
         try:
             with closing(read_shard(url, expected, number)) as samples:
-                for sample in islice(samples, take):
+                for sample in islice(self.clock.each(samples, "read"), take):
                     sample["__id__"] = (shard, number)
                     yield sample
                     number += 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline import chunk as chunk_module
 from lightning_shards.pipeline.chunk import Chunk
+from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.columns import ColumnBatches
 from lightning_shards.pipeline.fields import Field, SampleTransforms
 from lightning_shards.pipeline.open_shards import OpenShards
@@ -116,7 +117,7 @@ def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp
 
 def columns(shards, ids, spans, **transforms):
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
-    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict")
+    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
 
 
 def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
