@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Literal, TypeAlias
 
+from lightning_shards.pipeline.clock import STAGES
+
 IMBALANCE = 0.05
 """Share of the time that one rank must cost all others before it is named."""
 
@@ -33,6 +35,13 @@ class Measured:
         produce_s: seconds that workers spent on these samples, summed over workers.
         forward_s: seconds between a batch's arrival and its backward pass; 0 where there is one
             rank and nothing to compare.
+        transfer_s: seconds between the loader's handing out of batches and their arrival at the
+            step: moved to the device, and through `device_transforms`.
+        open_s: of `produce_s`, opening shards and finding members.
+        read_s: of `produce_s`, reading or fetching bytes.
+        decode_s: of `produce_s`, decoding them.
+        transform_s: of `produce_s`, transforms.
+        collate_s: of `produce_s`, making batches.
     """
 
     batches: float = 0.0
@@ -42,6 +51,23 @@ class Measured:
     starved_s: float = 0.0
     produce_s: float = 0.0
     forward_s: float = 0.0
+    transfer_s: float = 0.0
+    open_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+
+    def stage_shares(self) -> dict[str, float]:
+        """Each stage's share of the time of the workers, 0 to 1; `other` is what is left.
+
+        Empty where no stage was measured.
+        """
+        spent = {stage: getattr(self, f"{stage}_s") for stage in STAGES}
+        if not any(spent.values()):
+            return {}
+        spent["other"] = max(self.produce_s - sum(spent.values()), 0.0)
+        return {stage: seconds / sum(spent.values()) for stage, seconds in spent.items()}
 
     def since(self, earlier: "Measured") -> "Measured":
         """What was added since an earlier measurement."""
@@ -102,6 +128,11 @@ class Throughput:
         return self.measured.starved_s / max(self.measured.wall_s, 1e-9)
 
     @property
+    def transfer_fraction(self) -> float:
+        """Share of the time in which batches were moved to the device, 0 to 1."""
+        return self.measured.transfer_s / max(self.measured.wall_s, 1e-9)
+
+    @property
     def headroom(self) -> float:
         """How many times its rate the faster side could do, beside the slower one; at least 1."""
         slower, faster = sorted((self.loader, self.trainer))
@@ -121,6 +152,10 @@ class Throughput:
             f"{prefix}loader_samples_per_s": self.loader,
             f"{prefix}trainer_samples_per_s": self.trainer,
             f"{prefix}wait_fraction": self.wait_fraction,
+            f"{prefix}transfer_fraction": self.transfer_fraction,
+        } | {
+            f"{prefix}loader_{stage}_fraction": share
+            for stage, share in self.measured.stage_shares().items()
         }
 
     def verdict(self) -> str:

@@ -16,6 +16,18 @@ from lightning_shards.callbacks.rates import (
 WORTH_A_CHANGE = 0.1
 """Share of the time lost for want of data from which on a loader that is fast enough is blamed."""
 
+NAMED = 0.05
+"""Share of the loader's time from which on a stage is named."""
+
+_REMEDIES = {
+    "open": "fewer and larger shards",
+    "read": "smaller members, a faster disk or network",
+    "decode": "smaller images, or crops that decode less",
+    "transform": "fewer of them, or on the device",
+    "collate": "smaller samples",
+    "other": "fewer stages of a stream",
+}
+
 Column = tuple[Throughput, SlowRank | None]
 
 
@@ -56,11 +68,19 @@ def write_report(spans: Mapping[str, Sequence[Measured]], around: Circumstances)
     if not throughput.measured.samples:
         return throughput.verdict()
     lines = [throughput.verdict(), *_table(columns, around)]
+    lines += _describe_stages(throughput.measured)
     if len(next(iter(spans.values()))) < around.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
         lines.append(f"slowest rank: {describe_slow_rank(slow)}")
     return "\n".join([*lines, f"to change: {advise(throughput, slow, around)}"])
+
+
+def _describe_stages(measured: Measured) -> list[str]:
+    shares = measured.stage_shares()
+    largest_first = sorted(shares, key=lambda stage: -shares[stage])
+    named = [f"{stage} {shares[stage]:.0%}" for stage in largest_first if shares[stage] >= NAMED]
+    return [f"the loader's time: {', '.join(named)}"] if named else []
 
 
 def describe_slow_rank(slow: SlowRank) -> str:
@@ -109,9 +129,18 @@ def _advise_loader(throughput: Throughput, around: Circumstances) -> str:
     if now < cores:
         return f"set num_workers to {cores}, all cores of a rank (now {now}; {wanted} would do)"
     return (
-        f"make samples cheaper to load (smaller images, fewer transforms): {wanted} workers a rank "
+        f"make samples cheaper to load ({_cheaper(throughput.measured)}): {wanted} workers a rank "
         f"would do, and {now} already fill its {cores} cores"
     )
+
+
+def _cheaper(measured: Measured) -> str:
+    """What to change in the stage that takes longest."""
+    shares = measured.stage_shares()
+    if not shares:
+        return "smaller images, fewer transforms"
+    stage = max(shares, key=lambda stage: shares[stage])
+    return f"{stage} takes {shares[stage]:.0%} of their time: {_REMEDIES[stage]}"
 
 
 def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
@@ -123,6 +152,7 @@ def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
         "loader alone, samples/s": [f"{each.loader:,.0f}" for each in rates],
         "trainer alone, samples/s": [f"{each.trainer:,.0f}" for each in rates],
         waited: [f"{each.wait_fraction:.1%}" for each in rates],
+        "moved to the device": [f"{each.transfer_fraction:.1%}" for each in rates],
         "device starved, at most": [f"{each.starved_fraction:.1%}" for each in rates],
         "bottleneck": [each.side.removesuffix("-bound") for each in rates],
         "headroom": [f"{each.headroom:.1f}x" for each in rates],

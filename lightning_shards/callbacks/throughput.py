@@ -23,7 +23,9 @@ class DataThroughputMonitor(pl.Callback):
 
     At the loggers' own cadence it logs `data/samples_per_s` (trained, over all ranks),
     `data/loader_samples_per_s` (what the workers could make), `data/trainer_samples_per_s` (what
-    the model could take) and `data/wait_fraction`, of rank 0 since the last log. A fit ends with a
+    the model could take), `data/wait_fraction`, `data/transfer_fraction` (moving batches to the
+    device) and, of the workers' own time, `data/loader_read_fraction` and so on for each stage
+    (`pipeline.clock.STAGES`), of rank 0 since the last log. A fit ends with a
     table over the whole run, its last epoch and all ranks: the bottleneck, the headroom, and the
     one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended with
     Ctrl-C says the same of rank 0 alone.
@@ -62,7 +64,7 @@ class DataThroughputMonitor(pl.Callback):
         self._began: Measured | None = None
         self._epoch_began = self._logged = Measured()
         self._history = History()
-        self._waited_s = self._left_out_s = 0.0
+        self._waited_s = self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -88,6 +90,7 @@ class DataThroughputMonitor(pl.Callback):
         """See what the wait for this batch has cost."""
         if self._loader is None:
             return
+        self._transfer_s += time.perf_counter() - self._loader.times.handed_at
         self._clock.batch_came(self._loader.times.wait_s - self._waited_s)
         if self._compares_forwards:
             self._clock.forward_begins()
@@ -199,6 +202,8 @@ class DataThroughputMonitor(pl.Callback):
             starved_s=self._clock.starved_s,
             produce_s=times.produce_s,
             forward_s=self._clock.forward_s,
+            transfer_s=self._transfer_s,
+            **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
         )
 
     def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> Circumstances:

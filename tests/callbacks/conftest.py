@@ -94,13 +94,19 @@ class FakeFit:
         samples: int = 8,
         start_s: float = 0.0,
         forward_s: float = 0.0,
+        transfer_s: float = 0.0,
+        **stages_s: float,
     ) -> None:
-        """One step: the loader is waited for, then the trainer is busy."""
+        """One step: the loader is waited for, its batch is moved, then the trainer is busy."""
         times = self.loader.times
         self.clock.now_s += wait_s + start_s
         times.wait_s += wait_s
         times.start_s += start_s
         times.produce_s += wait_s
+        times.handed_at = self.clock.now_s
+        self.clock.now_s += transfer_s
+        for stage, seconds in stages_s.items():
+            times.stages[stage] += seconds
         times.samples += samples
         times.batches += 1
         self.monitor.on_train_batch_start(self.trainer, None, None, 0)

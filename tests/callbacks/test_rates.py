@@ -39,13 +39,29 @@ def test_rates_are_of_the_whole_job() -> None:
         "data/loader_samples_per_s": 30,
         "data/trainer_samples_per_s": 50,
         "data/wait_fraction": 0.4,
+        "data/transfer_fraction": 0.0,
     }
     assert set(rates.metrics("data/run/")) == {
         "data/run/samples_per_s",
         "data/run/loader_samples_per_s",
         "data/run/trainer_samples_per_s",
         "data/run/wait_fraction",
+        "data/run/transfer_fraction",
     }
+
+
+def test_the_time_of_the_workers_is_shared_out_among_stages() -> None:
+    spent = Measured(10, 100, 10, 4, 4, 20, transfer_s=2, open_s=1, read_s=2, decode_s=10, collate_s=3)
+    metrics = Throughput(spent, num_workers=2, world_size=3).metrics()
+    assert metrics["data/transfer_fraction"] == 0.2
+    shares = {
+        name.split("_")[1]: share
+        for name, share in metrics.items()
+        if name.startswith("data/loader_") and name.endswith("_fraction")
+    }
+    assert shares == pytest.approx(
+        {"open": 0.05, "read": 0.1, "decode": 0.5, "transform": 0, "collate": 0.15, "other": 0.2}
+    )
 
 
 def test_a_wait_that_the_device_did_not_notice_does_not_make_the_trainer_faster() -> None:

@@ -73,7 +73,7 @@ def test_the_figures_of_the_whole_run_are_logged_at_its_end(fake_fit: Any) -> No
     fake_fit.begin()
     fake_fit.step(wait_s=0, busy_s=1)
     fake_fit.step(wait_s=1, busy_s=1)
-    fake_fit.step(wait_s=5, busy_s=1)
+    fake_fit.step(wait_s=5, busy_s=0.5, transfer_s=0.5, decode=3, read=1)
     fake_fit.end()
     step, metrics = fake_fit.logged[-1]
     assert step == 3
@@ -82,6 +82,13 @@ def test_the_figures_of_the_whole_run_are_logged_at_its_end(fake_fit: Any) -> No
         "data/run/loader_samples_per_s": pytest.approx(16 / 6),
         "data/run/trainer_samples_per_s": pytest.approx(8),
         "data/run/wait_fraction": pytest.approx(0.75),
+        "data/run/transfer_fraction": pytest.approx(0.5 / 8),
+        "data/run/loader_open_fraction": 0,
+        "data/run/loader_read_fraction": pytest.approx(1 / 6),
+        "data/run/loader_decode_fraction": pytest.approx(3 / 6),
+        "data/run/loader_transform_fraction": 0,
+        "data/run/loader_collate_fraction": 0,
+        "data/run/loader_other_fraction": pytest.approx(2 / 6),
     }
 
 
@@ -162,7 +169,7 @@ def test_ranks_that_are_alike_have_no_slowest_one(make_fit: Any) -> None:
 
 def test_ranks_exchange_their_figures_once(make_fit: Any) -> None:
     fit = fit_of_three(make_fit(3), wait_s=1, forward_s=1)
-    assert [gathered.shape for gathered in fit.gathered] == [(2, 3, 7)]
+    assert [gathered.shape for gathered in fit.gathered] == [(2, 3, 13)]
 
 
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:
