@@ -28,13 +28,12 @@ from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
-from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.pools import make_pool
 from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.splits import Defaults, describe, make_source, split_fields
+from lightning_shards.splits import Defaults, describe, make_source, source_identity, split_fields
 from lightning_shards.topology import Place
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
@@ -321,13 +320,6 @@ class ShardDataModule(pl.LightningDataModule):
         sample: Made | None = None,
     ) -> ShardLoader:
         steps = source.epochs.plan(place.world_size).require_steps().steps
-        identity: dict[str, int | str] = {
-            "order_version": ORDER_VERSION,
-            "seed": self.seed,
-            "sampling": source.sampling,
-            "shards": source.index.fingerprint(),
-            **source.reader,
-        }
         progress = None
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
@@ -341,6 +333,7 @@ class ShardDataModule(pl.LightningDataModule):
             on_cuda=on_cuda,
             ranks=trainer.num_devices if trainer else 1,
         )
+        identity = source_identity(source)
         loader = ShardLoader(source, pool, place, identity=identity, progress=progress)
         return loader.with_epoch(steps).with_length(steps)
 

@@ -6,10 +6,11 @@ from typing import Any
 from lightning_shards.config import Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.pipeline.collate import BatchFormat
-from lightning_shards.pipeline.fields import Field, make_fields
+from lightning_shards.pipeline.fields import Field, image_backend, make_fields, takes_bytes
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.urls import is_local
 
@@ -45,11 +46,28 @@ def split_fields(config: SplitConfig, defaults: Defaults) -> tuple[Field, ...]:
     Raises:
         ConfigError: they cannot be taken from any shard.
     """
-    return make_fields(
-        defaults.fields if config.fields is None else config.fields,
-        defaults.decode if config.decode is None else config.decode,
-        defaults.allow_unsafe,
-    )
+    fields = defaults.fields if config.fields is None else config.fields
+    decode = defaults.decode if config.decode is None else config.decode
+    transforms = split_transforms(config, defaults)
+    unknown = sorted(transforms.keys() - fields.keys())
+    if unknown and not config.stages:  # a stage may make more
+        raise ConfigError(
+            f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, or "
+            "add one to fields"
+        )
+    decoding = [name for name in fields if takes_bytes(transforms.get(name))]
+    for name in decoding:
+        if decode.get(name, "raw") != "raw":
+            raise ConfigError(
+                f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} would "
+                f"do so before it; leave {name!r} out of decode"
+            )
+    return make_fields(fields, decode | dict.fromkeys(decoding, "raw"), defaults.allow_unsafe)
+
+
+def split_transforms(config: SplitConfig, defaults: Defaults) -> dict[str, Any]:
+    """The transforms of a split by field."""
+    return defaults.transforms if config.transforms is None else config.transforms
 
 
 def make_source(
@@ -76,7 +94,7 @@ def make_source(
         pinned=not is_train,
     )
     fields = split_fields(config, defaults)
-    transforms = defaults.transforms if config.transforms is None else config.transforms
+    transforms = split_transforms(config, defaults)
     common: Any = (index, epochs, sampling, defaults.seed, fields, transforms)
     if choose_reader(split, config, sampling, index) == "indexed":
         return IndexedSource(
@@ -94,6 +112,18 @@ def make_source(
         batch_format=defaults.batch_format,
         max_bad=max_bad,
     )
+
+
+def source_identity(source: StreamSource | IndexedSource) -> dict[str, int | str]:
+    """What the batches depend on, for a checkpoint that goes on with them."""
+    return {
+        "order_version": ORDER_VERSION,
+        "seed": source.seed,
+        "sampling": source.sampling,
+        "shards": source.index.fingerprint(),
+        "image_backend": image_backend(source.transforms),
+        **source.reader,
+    }
 
 
 def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:

@@ -135,6 +135,39 @@ def test_every_loader_is_new_and_begins_at_the_first_epoch(make_module, urls):
 # --- pools ----------------------------------------------------------------------------------------
 
 
+class Crop:
+    takes_bytes, backend = True, "pillow"
+
+    def __call__(self, data):
+        return len(data)
+
+
+def test_a_transform_that_decodes_by_itself_gets_bytes(make_module, urls):
+    settings = {"fields": {"image": "png"}, "transforms": {"image": Crop()}}
+    module = make_module(SplitConfig(urls), **settings)
+    assert next(iter(module.loader("train")))["image"].min() > 60  # a number for each file
+    assert module.loader("train").identity["image_backend"] == "pillow"
+    with pytest.raises(ConfigError, match=r"decodes by itself, and decode='gray' would do so befo"):
+        make_module(SplitConfig(urls), decode={"image": "gray"}, **settings)
+
+
+def test_a_checkpoint_knows_the_library_that_decodes_images(make_module, urls):
+    crop = Crop()
+    crop.backend = "turbo"
+    turbo = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": crop})
+    pillow = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": Crop()})
+    state = turbo.loader("train").state_dict()
+    with pytest.raises(StateError, match=r"image_backend='turbo', this run has 'pillow'"):
+        pillow.loader("train").load_state_dict(state)
+
+
+def test_a_transform_of_no_field_is_refused_unless_a_stage_may_make_it(make_module, urls):
+    transforms = {"mask": abs}
+    with pytest.raises(ConfigError, match=r"transforms names \['mask'\], and the fields are"):
+        make_module(SplitConfig(urls, transforms=transforms))
+    make_module(SplitConfig(urls, transforms=transforms, stages=[iter]))
+
+
 def test_a_module_can_be_printed(make_module, urls):
     assert str(make_module(val=SplitConfig(urls))) == "ShardDataModule(val; batch_size=2)"
 

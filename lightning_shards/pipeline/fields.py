@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -272,9 +272,15 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
     ]
 
 
-def takes_bytes(transform: Transform) -> bool:
+def takes_bytes(transform: Transform | None) -> bool:
     """Whether a transform decodes by itself, as the crops of `pipeline.crops` do."""
     return getattr(transform, "takes_bytes", False) is True
+
+
+def image_backend(transforms: Mapping[str, Transform]) -> str:
+    """The libraries that decode images, which change pixels: `pillow` where nobody says more."""
+    backends = {cast("Any", each).backend for each in transforms.values() if takes_bytes(each)}
+    return "+".join(sorted(backends)) or "pillow"
 
 
 def takes_rng(transform: Transform) -> bool:

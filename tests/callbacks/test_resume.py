@@ -66,6 +66,7 @@ def test_the_state_is_plain_and_complete(saved: dict[str, Path]) -> None:
         "seed": 0,
         "sampling": "shuffled",
         "shards": "toy-26",
+        "image_backend": "pillow",
         "reader": "toy",
     }
     assert {type(value) for value in state.values()} == {int, str}

@@ -5,7 +5,7 @@ So after any chain of fits it says what the weights were trained on, whatever th
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class ToySource:
     index: ToyIndex
     epochs: Epochs
     sampling: str = "shuffled"
+    seed: int = 0
+    transforms: dict[str, Any] = field(default_factory=dict)
     max_bad: int | None = None
 
     @property
@@ -96,7 +98,8 @@ class ToyData(ShardDataModule):
         is_train = split == "train"
         remainder = self._config(split).remainder or "balanced"
         batch_size = self.batch_size if is_train else 2
-        return ToySource(index, Epochs(index.samples, batch_size, remainder, pinned=not is_train))
+        epochs = Epochs(index.samples, batch_size, remainder, pinned=not is_train)
+        return ToySource(index, epochs, seed=self.seed)
 
 
 class Ledger(pl.LightningModule):
