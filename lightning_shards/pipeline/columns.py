@@ -7,16 +7,15 @@ An error here does not say which sample it is about: who gets it makes the batch
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from io import BytesIO
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.pipeline.chunk import Chunk
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import (
@@ -27,16 +26,11 @@ from lightning_shards.pipeline.collate import (
     as_given,
     column_of,
     join_columns,
-    new_tensor,
     numbers_or_list,
 )
 from lightning_shards.pipeline.fields import DECODERS, Field, SampleTransforms
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.plan.digest import id_digests, sum_digests
-
-_MAGIC = b"\x93NUMPY\x01"
-_NPY_PREFIX = 10
-"""Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
 
 
 def can_decode(field: Field) -> bool:
@@ -91,26 +85,6 @@ def _jsons(members: list[bytes]) -> Column | None:
         return numbers_or_list(list(map(json.loads, members)))
     except ValueError:
         return None
-
-
-def _arrays(members: list[bytes]) -> torch.Tensor | None:
-    """Arrays that have one header, and so one shape and type, with the header read once."""
-    first = members[0]
-    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
-    header = first[:start]
-    layout = _layout(header)
-    if layout is None or any(len(each) != len(first) for each in members):
-        return None
-    rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
-    if not (rows[:, :start] == rows[0, :start]).all():
-        return None
-    try:
-        dtype = torch.as_tensor(np.empty(0, layout.dtype)).dtype
-        column = new_tensor((len(members), *layout.shape), dtype)
-        column.view(len(members), -1).view(torch.uint8).numpy()[:] = rows[:, start:]
-    except (ValueError, TypeError, RuntimeError):
-        return None  # not as many bytes as its header says, or a type that torch has not
-    return column
 
 
 class ColumnBatches:
@@ -185,30 +159,10 @@ class ColumnBatches:
         return {field.name: columns[field.name] for field in self._fields}
 
 
-class _Layout(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-@lru_cache(maxsize=64)
-def _layout(header: bytes) -> _Layout | None:
-    """What the header of an .npy file says, if it is one of plain numbers in C order."""
-    if not header.startswith(_MAGIC):
-        return None
-    file = BytesIO(header)
-    try:
-        np.lib.format.read_magic(file)
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, SyntaxError, EOFError):
-        return None
-    if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
-        return None
-    return _Layout(shape, dtype)
-
-
 _COLUMNS: dict[str, Callable[[list[bytes]], Column | None]] = {
     "int": _ints,
     "text": _texts,
     "json": _jsons,
-    "npy": _arrays,
+    "npy": npy_column,
+    **NUMBER_COLUMNS,
 }

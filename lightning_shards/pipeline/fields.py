@@ -10,11 +10,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 import torch
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError, UnsafeError
 from lightning_shards.pipeline import images
+from lightning_shards.pipeline.arrays import (
+    NUMBER_DECODERS,
+    decode_npy,
+    decode_safetensors,
+    require_safetensors,
+)
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals
@@ -34,10 +39,6 @@ def _decode_int(data: bytes) -> int:
     return int(data)
 
 
-def _decode_npy(data: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
 def _decode_pth(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
@@ -47,7 +48,9 @@ DECODERS: dict[str, Decoder] = {
     "text": bytes.decode,
     "int": _decode_int,
     "json": json.loads,
-    "npy": _decode_npy,
+    "npy": decode_npy,
+    "safetensors": decode_safetensors,
+    **NUMBER_DECODERS,
     "rgb": images.decode_rgb,
     "gray": images.decode_gray,
     "pil": images.decode_pil,
@@ -62,6 +65,7 @@ _SUFFIX_DECODERS = {
     "text": "txt text transcript",
     "json": "json jsn",
     "npy": "npy",
+    "safetensors": "safetensors",
     "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
     "pickle": "pkl pickle pyd",
     "pth": "pth",
@@ -173,6 +177,8 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
         )
     if field.decoders() & IMAGE_DECODERS:
         images.require_backend("pillow")
+    if "safetensors" in field.decoders():
+        require_safetensors()
 
 
 @dataclass(frozen=True)

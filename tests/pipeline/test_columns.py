@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.collate import column_of
@@ -32,6 +33,13 @@ def require_equal(column, expected):
         assert column.dtype == expected.dtype
         assert column.shape == expected.shape
         assert column.numpy().tobytes() == expected.numpy().tobytes()
+    elif isinstance(expected, dict):
+        require_equal(list(column), list(expected))
+        require_equal(list(column.values()), list(expected.values()))
+    elif isinstance(expected, list):
+        assert len(column) == len(expected)
+        for each, wanted in zip(column, expected, strict=True):
+            require_equal(each, wanted)
     else:
         assert column == expected
 
@@ -50,6 +58,13 @@ MEMBERS = {
         st.just(np.float32(1.5)),
         st.just(np.array([True, False])),
     ).map(npy),
+    "uint16": st.binary(min_size=2, max_size=2) | st.just(b"\x01\x00\xff\xff"),
+    "float32": st.lists(st.floats(width=32), max_size=2).map(
+        lambda numbers: np.array(numbers, "<f4").tobytes()
+    ),
+    "safetensors": st.sampled_from([1, 2]).map(
+        lambda count: save({f"t{i}": torch.arange(3) + i for i in range(count)})
+    ),
 }
 
 
@@ -107,16 +122,26 @@ BAD = {
     "an array that is cut": ("npy", npy(np.arange(9))[:-1]),
     "an array with a hostile header": ("npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 99),
     "an array of pickled objects": ("npy", npy(np.zeros(3))[:6] + b"\x01\x00"),
+    "half a number": ("uint16", b"123"),
+    "no safetensors": ("safetensors", b"123"),
     "no image": ("rgb", b"GIF"),
 }
 
 
 @pytest.mark.parametrize(("decoder", "member"), BAD.values(), ids=BAD)
 def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
-    good = {"int": b"1", "text": b"a", "json": b"1", "npy": npy(np.arange(9))}.get(decoder, b"")
+    good = {"int": b"1", "text": b"a", "json": b"1", "npy": npy(np.arange(9)), "uint16": b"12"}.get(
+        decoder, b""
+    )
     field = Field("x", ("a",), decoder)
     with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|numbers that fit no int64"):
-        decode_column(field, [good, member])
+        decode_column(field, [good.get(decoder, b""), member])
+
+
+def test_raw_numbers_are_of_the_type_that_is_named():
+    column = decode_column(Field("tokens", ("bin",), "uint16"), [b"\x01\x00\x00\x80"] * 2)
+    assert column.dtype == torch.uint16
+    assert column.tolist() == [[1, 32768]] * 2
 
 
 def test_values_are_decoded_one_by_one_for_transforms():

@@ -1,0 +1,113 @@
+"""Arrays from bytes, one by one and a batch at once: `.npy`, raw numbers, `.safetensors`.
+
+Raw numbers are those of a C array or of `numpy.ndarray.tofile`, little-endian, of one dimension:
+token ids for instance. No other module knows safetensors.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.pipeline.collate import new_tensor
+
+_MAGIC = b"\x93NUMPY\x01"
+_NPY_PREFIX = 10
+"""Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
+
+_NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def decode_npy(data: bytes) -> np.ndarray:
+    """An .npy file; one with pickled objects is refused."""
+    return np.load(BytesIO(data), allow_pickle=False)
+
+
+def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:
+    """A safetensors file: its tensor, or where it has several, all of them by name."""
+    tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
+    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+
+
+def require_safetensors() -> None:
+    """Check that the library is there.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("safetensors") is None:
+        raise ConfigError(
+            "decoding 'safetensors' needs safetensors, which is not installed: "
+            "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
+        )
+
+
+def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+
+
+def _number_column(members: list[bytes], dtype: str) -> torch.Tensor | None:
+    length, rest = divmod(len(members[0]), np.dtype(dtype).itemsize)
+    return None if rest else _column(members, 0, _Layout((length,), np.dtype(dtype)))
+
+
+def npy_column(members: list[bytes]) -> torch.Tensor | None:
+    """.npy files that have one header, and so one shape and type; None if they do not."""
+    first = members[0]
+    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
+    layout = _layout(first[:start])
+    return None if layout is None else _column(members, start, layout)
+
+
+def _column(members: list[bytes], start: int, layout: _Layout) -> torch.Tensor | None:
+    """What lies behind `start` bytes that all have in common; None if it does not fit."""
+    if any(len(each) != len(members[0]) for each in members) or 0 in layout.shape:
+        return None
+    rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
+    if not (rows[:, :start] == rows[0, :start]).all():
+        return None
+    try:
+        dtype = torch.as_tensor(np.empty(0, layout.dtype)).dtype
+        column = new_tensor((len(members), *layout.shape), dtype)
+        column.view(len(members), -1).view(torch.uint8).numpy()[:] = rows[:, start:]
+    except (ValueError, TypeError, RuntimeError):
+        return None  # not as many bytes as its header says, or a type that torch has not
+    return column
+
+
+@lru_cache(maxsize=64)
+def _layout(header: bytes) -> _Layout | None:
+    """What the header of an .npy file says, if it is one of plain numbers in C order."""
+    if not header.startswith(_MAGIC):
+        return None
+    file = BytesIO(header)
+    try:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, EOFError):
+        return None
+    if is_fortran or dtype.kind not in "buif" or not dtype.isnative:
+        return None
+    return _Layout(shape, dtype)
+
+
+NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS
+}
+"""Decoders of raw numbers, by the name of their type."""
+
+NUMBER_COLUMNS: dict[str, Callable[[list[bytes]], torch.Tensor | None]] = {
+    dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
+}
+"""The same for a batch; None where the members do not fit one tensor."""
