@@ -37,7 +37,9 @@ def decode_npy(data: bytes) -> np.ndarray:
 def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:
     """A safetensors file: its tensor, or where it has several, all of them by name."""
     tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
-    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+    if len(tensors) == 1:
+        return next(iter(tensors.values()))
+    return dict(sorted(tensors.items()))  # the library gives them in any order
 
 
 def require_safetensors() -> None:

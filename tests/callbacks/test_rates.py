@@ -51,7 +51,9 @@ def test_rates_are_of_the_whole_job() -> None:
 
 
 def test_the_time_of_the_workers_is_shared_out_among_stages() -> None:
-    spent = Measured(10, 100, 10, 4, 4, 20, transfer_s=2, open_s=1, read_s=2, decode_s=10, collate_s=3)
+    spent = Measured(
+        10, 100, 10, 4, 4, 20, transfer_s=2, open_s=1, read_s=2, decode_s=10, collate_s=3
+    )
     metrics = Throughput(spent, num_workers=2, world_size=3).metrics()
     assert metrics["data/transfer_fraction"] == 0.2
     shares = {
