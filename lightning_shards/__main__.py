@@ -6,7 +6,21 @@ Only what is asked for is imported: Lightning takes seconds.
 import sys
 from importlib import import_module
 
-_TOOLS = {"schema": "lightning_shards.tools.schema", "trace": "lightning_shards.tools.trace"}
+_TOOLS = {
+    name: f"lightning_shards.tools.{name}"
+    for name in (
+        "bench",
+        "index",
+        "info",
+        "pack",
+        "plan",
+        "reshard",
+        "schema",
+        "show",
+        "trace",
+        "verify",
+    )
+}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Counts that somebody left beside the shards: wids JSON indexes and `sizes.json`.
+"""Counts that somebody left beside the shards: wids JSON, `sizes.json`, else `count_formats`.
 
 Such a file is data, and may come from a stranger: it is only ever held against the shards that the
 user named, by file name, and nothing in it is opened. Two files that disagree are an error, for one
@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeGuard, cast
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.count_formats import REMOTE_NAMES, counts_in, other_counts
 
 MAX_JSON_BYTES: Final = 256 << 20
 MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
@@ -47,7 +48,7 @@ class CountClaim:
 
 
 def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
-    """The counts that the JSON files in a local folder give for these of its shards.
+    """The counts that the files in a local folder give for these of its shards.
 
     Raises:
         IndexMismatchError: Two files disagree, or a shard's size is not the one that was indexed.
@@ -61,11 +62,15 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
         for name, claim in _claims(content, str(path), parts, wanted):
             _check_size(Path(folder) / name, claim)
             _merge(claims, name, claim)
+    others = other_counts(Path(folder), wanted - claims.keys(), read_json)
+    for name, samples, source in others:
+        if is_count(samples):
+            claims[name] = CountClaim(samples, source)
     return claims
 
 
 def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
-    """The counts that `sizes.json` and `wids.json` give for these shards of an http(s) folder.
+    """The counts that `sizes.json` and `wids.json`, else other tools' files, give on a web server.
 
     Whatever keeps a file from being read means no counts; the shards' own stream reports trouble.
 
@@ -75,7 +80,9 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted = frozenset(names)
     parts = tuple(folder.split("/"))
     claims: dict[str, CountClaim] = {}
-    for file_name in (_SIZES, _WIDS):
+    for file_name in (_SIZES, _WIDS, *REMOTE_NAMES):
+        if file_name in REMOTE_NAMES and wanted <= claims.keys():
+            break
         url = f"{folder}/{file_name}"
         try:
             content = _fetch_json(url)
@@ -130,6 +137,10 @@ def _claims(
     fields = cast("dict[str, object]", content)
     if fields.get("wids_version") == 1:
         yield from _wids_claims(fields, source, folder, names)
+    elif source.endswith(REMOTE_NAMES):
+        found = counts_in(cast("object", content))
+        for name in names & found.keys():
+            yield name, CountClaim(found[name], source)
     elif source.rpartition("/")[2] == _SIZES:
         for name in names & fields.keys():
             samples = fields[name]

@@ -1,0 +1,285 @@
+"""Whether shards are what they were: every header, every byte, every name, and every image.
+
+A shard is held against all that is known of it: its own checksums, the member table of an earlier
+index (whose crc32s tell which member changed), and what the JSON files beside it say. Nothing that
+is found is written anywhere, so that the table of a sound shard outlives the damage.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+from zlib import crc32
+
+import numpy as np
+
+from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.count_files import read_json
+from lightning_shards.shards.findings import Finding, find_repeats_between
+from lightning_shards.shards.members import MemberTable, scan_members
+from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.salvage import (
+    Damage,
+    DecoderOf,
+    Salvage,
+    decoding_problem,
+    salvage,
+    walk_around_damage,
+)
+from lightning_shards.shards.survey import ShardSurvey, damaged_byte, describe_shard, file_md5
+from lightning_shards.shards.tables import TableStore, open_table
+from lightning_shards.shards.tar import map_tar
+
+_MAX_NAMED = 1000
+"""Findings of one kind in one shard; the rest are counted in the last one."""
+
+REPAIRABLE = frozenset(
+    {"damaged shard", "changed member", "undecodable member", "split sample", "duplicate key"}
+)
+"""What a shard can be saved from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in all shards.
+
+    Attributes:
+        samples: in the shards that could be read.
+        findings: what is wrong, and what is worth knowing.
+        repairs: by path of the bad shard; empty if no repair was asked for.
+    """
+
+    samples: int
+    findings: list[Finding]
+    repairs: dict[str, Salvage]
+
+    @property
+    def failures(self) -> list[Finding]:
+        """The findings that say that something is wrong."""
+        return [finding for finding in self.findings if finding.is_failure]
+
+
+def check_shards(
+    paths: Sequence[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+    repair_to: Path | None = None,
+    processes: int = 1,
+    show_progress: bool | None = None,
+) -> Checked:
+    """Check local shards, and save what can be saved of the bad ones.
+
+    Args:
+        paths: of the shards.
+        cache_dir: where earlier indexes kept the member tables.
+        decoder_of: what decodes the members of a suffix, for those that are to be decoded.
+        repair_to: a folder for repaired copies of bad shards; None for no repair.
+        processes: how many check.
+        show_progress: whether to draw a line on stderr; None does so on a terminal.
+    """
+    folders = dict.fromkeys(Path(path).parent for path in paths)
+    indexed = {str(folder / name): entry for folder in folders for name, entry in _wids(folder)}
+    tasks = [(path, indexed.get(str(Path(path)))) for path in paths]
+    check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
+    surveys: list[ShardSurvey] = []
+    with progress_line(
+        "checked", len(paths), str(Path(paths[0]).parent), show=show_progress
+    ) as step:
+        for found in map_parallel(check, tasks, processes):
+            surveys.append(found)
+            step()
+    findings = [finding for found in surveys for finding in found.findings]
+    findings += _missing(paths, indexed)
+    sound = [found for found in surveys if not found.is_damaged]
+    findings += find_repeats_between(
+        [found.hashes for found in sound],
+        [found.path for found in sound],
+        lambda shard, sample: scan_members(sound[shard].path).key(sample),
+    )
+    repairs: dict[str, Salvage] = {}
+    if repair_to is not None:
+        bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
+        wanted = [path for path in paths if path in bad]
+        save = partial(repair_shard, folder=repair_to, cache_dir=cache_dir, decoder_of=decoder_of)
+        repairs = dict(zip(wanted, map_parallel(save, wanted, processes), strict=True))
+    return Checked(sum(found.samples for found in surveys), findings, repairs)
+
+
+def check_shard(
+    task: tuple[str, Mapping[str, Any] | None],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> ShardSurvey:
+    """Check one shard: its path, and its entry in a wids JSON where there is one."""
+    path, entry = task
+    known = _known_table(path, cache_dir)
+    try:
+        table = scan_members(path, with_crc32=True)
+    except (DamagedShardError, ShardNotFoundError) as error:
+        return ShardSurvey(path, findings=_damage(path, error, known))
+    found = ShardSurvey(path, table.num_samples, table.file_size)
+    describe_shard(found, table)
+    found.findings += _changed_members(path, table, known)
+    found.findings += _differences(path, table, entry)
+    if decoder_of is not None:
+        found.findings += _undecodable(path, table, decoder_of)
+    return found
+
+
+def repair_shard(
+    path: str,
+    *,
+    folder: Path,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> Salvage:
+    """Save what can be saved of one shard to a folder; see `salvage`."""
+    try:
+        return salvage(path, folder, _known_table(path, cache_dir), decoder_of)
+    except DamagedShardError as error:  # it is empty
+        return Salvage(None, 0, {"": str(error)})
+
+
+def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
+    """The table that an earlier index made, of whatever the shard was then."""
+    try:
+        return open_table(TableStore(cache_dir).sidecar_of(path))
+    except RuntimeError:  # the cache is in a home folder, and this user has none
+        return None
+
+
+def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:
+    """Where a shard is damaged, after which member, and which known samples it hit."""
+    first = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+    if not Path(path).is_file() or not Path(path).stat().st_size:
+        return [first]
+    before: str | None = None
+    with map_tar(path) as data:
+        for found in walk_around_damage(data, path):
+            if isinstance(found, Damage):
+                break
+            before = found.name
+        hit = _changed(data, known) if known is not None else []
+    after = f"; the last sound member before is {before!r}" if before else ""
+    message = f"{error}{after}; verify --repair saves what can be saved"
+    return [Finding("damaged shard", message, path, before, first.byte), *_named(path, known, hit)]
+
+
+def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -> list[Finding]:
+    """Members whose bytes are not those that were indexed."""
+    if known is None or known.crc32 is None or known.has_same_members(table):
+        return []
+    same_places = np.array_equal(known.offsets, table.offsets) and np.array_equal(
+        known.sizes, table.sizes
+    )
+    if not same_places:
+        message = (
+            f"its members are not those of its last index ({known.num_samples:,} samples then, "
+            f"{table.num_samples:,} now); index it again if it was meant, else fetch it again"
+        )
+        return [Finding("changed shard", message, path)]
+    assert table.crc32 is not None  # noqa: S101 it was scanned with them
+    return _named(path, known, np.flatnonzero(known.crc32 != table.crc32).tolist())
+
+
+def _changed(data: Any, known: MemberTable) -> list[int]:
+    """Members of the table whose bytes are not there or are others."""
+    if known.crc32 is None:
+        return []
+    extents = zip(known.offsets.tolist(), known.sizes.tolist(), known.crc32.tolist(), strict=True)
+    return [
+        member
+        for member, (start, size, right) in enumerate(extents)
+        if start + size > len(data) or crc32(data[start : start + size]) != right
+    ]
+
+
+def _named(path: str, known: MemberTable | None, members: Sequence[int]) -> list[Finding]:
+    """A finding for each of these members of a table."""
+    if known is None:
+        return []
+    owners = np.searchsorted(known.sample_starts, np.array(members, np.int64), side="right") - 1
+    findings: list[Finding] = []
+    for member, sample in zip(members[:_MAX_NAMED], owners.tolist(), strict=False):
+        key, offset = known.key(sample), int(known.offsets[member])
+        name = f"{key}.{known.suffixes[known.suffix_ids[member]]}"
+        message = f"member {name!r} is not what it was when indexed; fetch the shard again"
+        rest = len(members) - _MAX_NAMED if len(findings) == _MAX_NAMED - 1 else 0
+        findings.append(Finding("changed member", message, path, key, offset, 1 + max(rest, 0)))
+    return findings
+
+
+def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None) -> list[Finding]:
+    """What the wids JSON says otherwise."""
+    if entry is None:
+        return []
+    facts: dict[str, object] = {"filesize": table.file_size, "nsamples": table.num_samples}
+    if "md5sum" in entry:
+        facts["md5sum"] = file_md5(path)
+    different = [name for name, fact in facts.items() if name in entry and entry[name] != fact]
+    if not different:
+        return []
+    name = different[0]
+    message = (
+        f"its {name} is {facts[name]}, {entry[name]} by the index {entry['source']}; index it "
+        "again if it was written anew, else fetch it again"
+    )
+    return [Finding("changed shard", message, path)]
+
+
+def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[Finding]:
+    """Members that their decoder does not take."""
+    decoders = [decoder_of(suffix) for suffix in table.suffixes]
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
+    columns = (owners, table.suffix_ids, table.offsets, table.sizes)
+    rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
+    findings: list[Finding] = []
+    with map_tar(path) as data:
+        for sample, suffix, offset, size in rows:
+            decode = decoders[suffix]
+            if decode is None:
+                continue
+            problem = decoding_problem(decode, data[offset : offset + size])
+            if problem is not None:
+                key = table.key(sample)
+                message = (
+                    f"member '{key}.{table.suffixes[suffix]}' cannot be decoded: {problem}; fetch "
+                    "the shard again, or leave the sample out by --repair"
+                )
+                findings.append(Finding("undecodable member", message, path, key, offset))
+    return findings
+
+
+def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Name and entry of each shard of this folder that a wids JSON in it lists."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for path in sorted(folder.glob("*.json")):
+        content = read_json(path, containing=b'"wids_version"') if path.is_file() else None
+        fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+        listed: Any = fields.get("shardlist")
+        for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
+            if isinstance(entry, dict):
+                known = cast("dict[str, Any]", entry) | {"source": str(path)}
+                url = known.get("url")
+                if isinstance(url, str) and "/" not in url:
+                    found.append((url, known))
+    return found
+
+
+def _missing(paths: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Shards that an index lists which also lists one of these, and that are not there."""
+    sources = {indexed[str(Path(path))]["source"] for path in paths if str(Path(path)) in indexed}
+    return [
+        Finding(
+            "missing shard",
+            f"{path} does not exist, but {entry['source']} lists it; fetch it, or index again",
+            path,
+        )
+        for path, entry in indexed.items()
+        if entry["source"] in sources and not Path(path).is_file()
+    ]

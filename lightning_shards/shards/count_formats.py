@@ -1,0 +1,155 @@
+"""Counts that other tools leave beside tars: energon, timm, img2dataset, DALI, open_clip.
+
+None of these says which bytes it counted, so that one older than its shard is passed over, and all
+are asked only where neither a wids JSON nor `sizes.json` answers.
+"""
+
+import ast
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
+"""Files that are asked for in a folder of an http(s) server."""
+
+DALI_VERSIONS: Final = ("v1.1", "v1.2")
+
+_BLOCK = 512
+_MAX_HEADER = 64
+_STATS = "_stats.json"  # of img2dataset: 00000.tar has 00000_stats.json
+_LENGTH = "__len__"  # of open_clip: one number for the folder
+_ENERGON = Path(".nv-meta", ".info.json")
+
+Counted = tuple[str, int, str]
+"""File name of a shard, its samples, and the file that says so."""
+
+
+def other_counts(
+    folder: Path, names: Iterable[str], read_json: Callable[[Path], object]
+) -> Iterator[Counted]:
+    """What the files of other tools say of these shards of a local folder, each at most once."""
+    wanted = set(names)
+    if not wanted:
+        return
+    listed = {entry.name for entry in os.scandir(folder)}
+    for path, below in (
+        (folder / REMOTE_NAMES[0], ""),
+        (folder / _ENERGON, ""),
+        (folder.absolute().parent / _ENERGON, folder.absolute().name),
+    ):
+        if path.is_file():
+            found = counts_in(read_json(path), below)
+            for name in sorted(wanted & found.keys()):
+                if _is_newer(path, folder / name):
+                    wanted.discard(name)
+                    yield name, found[name], str(path)
+    for name in sorted(wanted):
+        counted = _count_of_one(folder, name, listed, read_json)
+        if counted is not None:
+            yield name, *counted
+
+
+def counts_in(content: object, below: str = "") -> dict[str, int]:
+    """The counts in timm's `_info.json`, or in energon's `.info.json`, by file name.
+
+    Args:
+        content: of the file.
+        below: the folder of the shards, in the folder of an energon data set; else empty.
+    """
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    found: dict[str, Any] = {}
+    for name, samples in _items(fields.get("shard_counts")):
+        head, _, tail = name.rpartition("/")
+        if head == below:
+            found[tail] = samples
+    for _, split in _items(fields.get("splits")):
+        values = cast("dict[str, Any]", split) if isinstance(split, dict) else {}
+        names, lengths = values.get("filenames"), values.get("shard_lengths")
+        if isinstance(names, list) and isinstance(lengths, list) and not below:
+            found |= dict(zip(cast("list[Any]", names), cast("list[Any]", lengths), strict=False))
+    return {
+        name: samples
+        for name, samples in found.items()
+        if isinstance(cast("Any", name), str) and type(samples) is int and samples >= 0
+    }
+
+
+def dali_count(path: Path) -> int | None:
+    """The samples that DALI's index counts; None if it is no such file."""
+    with path.open("rb") as file:
+        words = file.readline(_MAX_HEADER).split()
+    is_header = len(words) == 2 and words[0].decode("latin-1") in DALI_VERSIONS  # noqa: PLR2004
+    return int(words[1]) if is_header and words[1].isdigit() else None
+
+
+def energon_count(path: Path, shard_bytes: int) -> int | None:
+    """The samples that energon's index counts; None if it does not fit a tar of this size."""
+    starts = read_energon_index(path)
+    if starts is None or int(starts[-1]) > shard_bytes:
+        return None
+    return len(starts) - 1
+
+
+def read_energon_index(path: Path) -> NDArray[np.int64] | None:
+    """Where the samples of a tar begin, and where it ends; None if it is no such file."""
+    data = path.read_bytes()
+    if not data or len(data) % 8:
+        return None
+    starts = np.frombuffer(data, "<u8").astype(np.int64)
+    is_ascending = (starts[1:] > starts[:-1]).all() and int(starts[0]) >= 0
+    return starts if is_ascending and not (starts % _BLOCK).any() else None
+
+
+def _count_of_one(
+    folder: Path, name: str, listed: set[str], read_json: Callable[[Path], object]
+) -> tuple[int, str] | None:
+    """What a file that belongs to this shard alone says, and which file it is."""
+    shard, stem = folder / name, name.partition(".")[0]
+    size = shard.stat().st_size
+    readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
+        (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
+        (f"{name}.idx", lambda path: energon_count(path, size)),
+        (f"{stem}.idx", dali_count),
+        (_LENGTH, _length),
+    )
+    for file_name, read in readers:
+        if file_name not in listed or not _is_newer(folder / file_name, shard):
+            continue
+        if file_name == _LENGTH and sum(each.endswith(".tar") for each in listed) != 1:
+            continue  # it counts all shards of the folder together
+        samples = read(folder / file_name)
+        if samples is not None:
+            return samples, str(folder / file_name)
+    return None
+
+
+def _is_newer(path: Path, shard: Path) -> bool:
+    """Whether a file was written after the shard that it counts."""
+    return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
+
+
+def _successes(content: object) -> int | None:
+    """The samples of a tar of img2dataset; its `count` has the failed downloads, too."""
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    successes = fields.get("successes")
+    return successes if type(successes) is int and successes >= 0 else None
+
+
+def _length(path: Path) -> int | None:
+    """The number in a file `__len__`, which is a Python literal."""
+    with path.open("rb") as file:
+        text = file.read(_MAX_HEADER).decode("latin-1")
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return None
+    return value if type(value) is int and value >= 0 else None
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    """The pairs of a JSON object; none if it is something else."""
+    return list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else []

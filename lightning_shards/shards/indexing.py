@@ -1,0 +1,213 @@
+"""From tars to the files that say what is in them, for this package and for others.
+
+The wids JSON is this package's own index and has a name for each split that lives in a folder;
+member tables are kept in the cache folder as the shards are scanned. The rest is on request. All
+files are functions of the shards alone: whoever is killed and run again writes the same bytes.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.cards import write_card
+from lightning_shards.shards.count_files import local_claims, read_json
+from lightning_shards.shards.energon import write_energon
+from lightning_shards.shards.findings import Finding
+from lightning_shards.shards.idx_files import (
+    dali_index,
+    dali_path,
+    energon_index,
+    energon_path,
+)
+from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.survey import ShardSurvey, Survey
+from lightning_shards.shards.tables import TableStore
+
+Format = Literal["wids", "sizes", "dali", "energon", "card"]
+FORMATS: Final = get_args(Format)
+WIDS_NAME: Final = "wids.json"
+SIZES_NAME: Final = "sizes.json"
+
+_SPLITS = (
+    ("validation", re.compile(r"(^|[-_./])(val|valid|validation|dev)([-_./\d]|$)")),
+    ("test", re.compile(r"(^|[-_./])(test|testing)([-_./\d]|$)")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """Which files to write.
+
+    Attributes:
+        formats: of them.
+        wids_name: file name of the wids JSON, in each folder that holds shards.
+        processes: how many write the files of single shards.
+        cache_dir: where member tables are kept.
+    """
+
+    formats: tuple[Format, ...] = ("wids",)
+    wids_name: str = WIDS_NAME
+    processes: int = 1
+    cache_dir: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead out of the folder of the shards, and unknown formats.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
+            raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")
+        unknown = sorted(set(self.formats) - set(FORMATS))
+        if unknown:
+            raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
+
+
+def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
+    """Write the files of a data set whose shards were all read; the wids JSON comes last.
+
+    Raises:
+        ConfigError: A file would lose what it says of other shards, or cannot say what it has to.
+        OSError: A file cannot be written.
+    """
+    folders = _by_folder(survey.shards)
+    wids = {folder: _wids_text(folder, shards, files) for folder, shards in folders.items()}
+    written: list[Path] = []
+    paths = [shard.path for shard in survey.shards]
+    for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
+        if name in files.formats:
+            task = partial(write, cache_dir=files.cache_dir)
+            written += map_parallel(task, paths, files.processes)
+    root, counts = _below_root(survey.shards)
+    if "energon" in files.formats:
+        store = TableStore(files.cache_dir)
+        written += write_energon(root, counts, split_shards(list(counts)), store)
+    if "card" in files.formats:
+        splits = split_shards(list(counts))
+        written.append(write_card(root, splits, counts))
+    if "sizes" in files.formats:
+        written += [_write_sizes(folder, shards) for folder, shards in folders.items()]
+    if "wids" in files.formats:
+        for folder, text in wids.items():
+            replace_file(folder / files.wids_name, text)
+            written.append(folder / files.wids_name)
+    return written
+
+
+def find_stale_counts(survey: Survey) -> list[Finding]:
+    """Files beside the shards that count them, and are wrong."""
+    found: list[Finding] = []
+    for folder, shards in _by_folder(survey.shards).items():
+        try:
+            claims = local_claims(str(folder), [Path(shard.path).name for shard in shards])
+        except IndexMismatchError as error:
+            found.append(Finding("stale count", str(error), str(folder)))
+            continue
+        for shard in shards:
+            claim = claims.get(Path(shard.path).name)
+            if claim is not None and claim.samples != shard.samples and not shard.is_damaged:
+                message = (
+                    f"{claim.source} counts {claim.samples:,} samples in {shard.path}, which holds "
+                    f"{shard.samples:,}; delete or remake that file"
+                )
+                found.append(Finding("stale count", message, shard.path))
+    return found
+
+
+def split_shards(names: Sequence[str]) -> dict[str, list[str]]:
+    """Shards by the split that their path names, `train` where it names none; none is empty.
+
+    >>> split_shards(["data/train-0.tar", "data/val-0.tar", "test/0.tar"])
+    {'train': ['data/train-0.tar'], 'validation': ['data/val-0.tar'], 'test': ['test/0.tar']}
+    """
+    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    for name in names:
+        stem = name.removesuffix(".tar").lower()
+        split = next((split for split, pattern in _SPLITS if pattern.search(stem)), "train")
+        splits[split].append(name)
+    return {split: shards for split, shards in splits.items() if shards}
+
+
+def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
+    folders: dict[Path, list[ShardSurvey]] = {}
+    for shard in shards:
+        folders.setdefault(Path(shard.path).parent, []).append(shard)
+    return folders
+
+
+def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
+    """The folder that holds all shards, and the samples of each by its path below."""
+    folders = {str(Path(shard.path).parent.absolute()) for shard in shards}
+    root = Path(os.path.commonpath(folders))
+    named = {
+        Path(shard.path).absolute().relative_to(root).as_posix(): shard.samples for shard in shards
+    }
+    return root, named
+
+
+def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> str:
+    """The contents of the wids JSON of a folder; `url`s are names, so that the folder may move."""
+    names = {Path(shard.path).name for shard in shards}
+    path = folder / files.wids_name
+    old = read_json(path) if "wids" in files.formats and path.is_file() else None
+    others = sorted(name for name in _shards_in(old) - names if (folder / name).is_file())
+    if others:
+        raise ConfigError(
+            f"{path} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
+            "now; name another file for these shards (--wids train.json), or index all together"
+        )
+    content = {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "name": Path(files.wids_name).stem,
+        "shardlist": [_wids_entry(shard) for shard in shards],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _wids_entry(shard: ShardSurvey) -> dict[str, str | int]:
+    entry: dict[str, str | int] = {"url": Path(shard.path).name}
+    if shard.md5 is not None:
+        entry["md5sum"] = shard.md5
+    return entry | {"nsamples": shard.samples, "filesize": shard.size_bytes}
+
+
+def _shards_in(content: object) -> set[str]:
+    """The file names that a wids JSON lists."""
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    entries: Any = fields.get("shardlist")
+    listed = cast("list[Any]", entries) if isinstance(entries, list) else []
+    urls = [cast("dict[str, Any]", entry).get("url") for entry in listed if isinstance(entry, dict)]
+    return {url for url in urls if isinstance(url, str) and "/" not in url}
+
+
+def _write_sizes(folder: Path, shards: Sequence[ShardSurvey]) -> Path:
+    """Put the counts into `sizes.json`, beside those of other shards that are still there."""
+    path = folder / SIZES_NAME
+    old = read_json(path) if path.is_file() else None
+    sizes = dict(cast("Mapping[str, Any]", old)) if isinstance(old, dict) else {}
+    sizes = {name: count for name, count in sizes.items() if (folder / name).is_file()}
+    sizes |= {Path(shard.path).name: shard.samples for shard in shards}
+    replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
+    return path
+
+
+def _write_dali(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
+    del cache_dir  # names and their case are not in the table
+    path = dali_path(shard)
+    replace_file(path, dali_index(shard))
+    return path
+
+
+def _write_energon_index(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
+    path = energon_path(shard)
+    replace_file(path, energon_index(TableStore(cache_dir).table_of(shard), shard))
+    return path

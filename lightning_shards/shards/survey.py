@@ -1,0 +1,265 @@
+"""What a data set holds, in numbers: shards, samples, fields and their sizes, and what is odd.
+
+Each shard is looked at by itself (`survey_shard`, any number of processes), from its member table
+and the few headers that the table says nothing of; `survey` adds the shards up. No member's data is
+read, but for checksums if they are asked for.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError, DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.findings import (
+    Finding,
+    find_dotted_keys,
+    find_missing_fields,
+    find_passed_over,
+    find_repeats,
+    find_repeats_between,
+    find_unsafe_names,
+    key_hashes,
+)
+from lightning_shards.shards.layout import lay_out
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local, require_local_shards
+
+NUM_BINS = 64
+"""Bin b of a histogram of sizes counts those from 2**(b - 1) up to, not 2**b; bin 0 zeros."""
+
+MAX_COMPARED = 1 << 27
+"""Keys that are compared between shards, 8 bytes each; of larger data sets none are."""
+
+_MD5_CHUNK = 1 << 22
+
+
+@dataclass(slots=True)
+class FieldSizes:
+    """The members of one suffix.
+
+    Attributes:
+        samples: samples that have one.
+        total: bytes of all together.
+        smallest: bytes.
+        largest: bytes.
+        bins: how many have a size of so many bits, int64, shape (NUM_BINS,).
+    """
+
+    samples: int = 0
+    total: int = 0
+    smallest: int = 0
+    largest: int = 0
+    bins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
+
+    def add(self, other: "FieldSizes") -> None:
+        """Count the members of another shard, too."""
+        self.smallest = min(self.smallest, other.smallest) if self.samples else other.smallest
+        self.largest = max(self.largest, other.largest)
+        self.samples += other.samples
+        self.total += other.total
+        self.bins = self.bins + other.bins
+
+
+@dataclass(slots=True)
+class ShardSurvey:
+    """What one shard holds.
+
+    Attributes:
+        path: of the shard.
+        samples: in it.
+        size_bytes: of the file.
+        md5: of the file, where checksums were asked for.
+        fields: by suffix.
+        lacking: suffix to the key of the first sample without it.
+        example_keys: of the first and the last sample.
+        hashes: `key_hashes`.
+        findings: what is odd or wrong; of a damaged shard only that.
+    """
+
+    path: str
+    samples: int = 0
+    size_bytes: int = 0
+    md5: str | None = None
+    fields: dict[str, FieldSizes] = field(default_factory=dict[str, FieldSizes])
+    lacking: dict[str, str] = field(default_factory=dict[str, str])
+    example_keys: tuple[str, ...] = ()
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the shard could not be looked at."""
+        return any(finding.rule == "damaged shard" for finding in self.findings)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a data set holds.
+
+    Attributes:
+        shards: in the user's order, each once.
+        fields: by suffix, over all shards.
+        findings: of all shards, and of all together.
+    """
+
+    shards: list[ShardSurvey]
+    fields: dict[str, FieldSizes]
+    findings: list[Finding]
+
+    @property
+    def samples(self) -> int:
+        """Samples of all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    @property
+    def failures(self) -> list[Finding]:
+        """The findings that say that something is wrong."""
+        return [finding for finding in self.findings if finding.is_failure]
+
+
+def require_local(urls: Sequence[str], what: str) -> list[str]:
+    """The shards, each once, if all of them are files of this machine.
+
+    Raises:
+        ConfigError: One is remote.
+        ShardNotFoundError: One is not there.
+    """
+    remote = [url for url in urls if not is_local(url)]
+    if remote:
+        raise ConfigError(
+            f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
+            f"{remote[0]!r}; copy them here, or mount the bucket"
+        )
+    require_local_shards(urls)
+    return list(dict.fromkeys(urls))
+
+
+def survey(
+    paths: Sequence[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    with_checksums: bool = False,
+    processes: int = 1,
+    show_progress: bool | None = None,
+) -> Survey:
+    """Look at all shards; their member tables are made on the way and kept in `cache_dir`."""
+    look = partial(survey_shard, cache_dir=cache_dir, with_checksums=with_checksums)
+    shards: list[ShardSurvey] = []
+    with progress_line(
+        "scanned", len(paths), str(Path(paths[0]).parent), show=show_progress
+    ) as step:
+        for shard in map_parallel(look, paths, processes):
+            shards.append(shard)
+            step()
+    fields: dict[str, FieldSizes] = {}
+    for shard in shards:
+        for suffix, sizes in shard.fields.items():
+            fields.setdefault(suffix, FieldSizes()).add(sizes)
+    findings = [finding for shard in shards for finding in shard.findings]
+    whole = Survey(shards, fields, findings)
+    whole.findings += _findings_of_all(whole, cache_dir)
+    return whole
+
+
+def survey_shard(
+    path: str,
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    with_checksums: bool = False,
+) -> ShardSurvey:
+    """Look at one shard; one that is damaged is a finding, and no error."""
+    try:
+        table = TableStore(cache_dir, with_crc32=with_checksums).table_of(path)
+        found = ShardSurvey(path, table.num_samples, table.file_size)
+        found.md5 = file_md5(path) if with_checksums else None
+        describe_shard(found, table)
+    except (DamagedShardError, ShardNotFoundError) as error:
+        damage = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+        size = Path(path).stat().st_size if Path(path).is_file() else 0
+        return ShardSurvey(path, size_bytes=size, findings=[damage])
+    return found
+
+
+def damaged_byte(error: Exception) -> int | None:
+    """The place that an error about a shard names."""
+    head, found, tail = str(error).rpartition(", at byte ")
+    digits = tail.partition(";")[0]
+    return int(digits) if found and head and digits.isdigit() else None
+
+
+def file_md5(path: str) -> str:
+    """MD5 of a file, which is what the wids JSON has a place for; against accidents only."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with Path(path).open("rb") as file:
+        while chunk := file.read(_MD5_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
+    """Fill in what the table of a shard says."""
+    samples = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
+    for number, suffix in enumerate(table.suffixes):
+        members = np.flatnonzero(table.suffix_ids == number)
+        if not len(members):
+            continue
+        found.fields[suffix] = sizes_of(table.sizes[members])
+        if len(members) < table.num_samples:
+            has = np.zeros(table.num_samples, bool)
+            has[samples[members]] = True
+            found.lacking[suffix] = table.key(int(np.argmin(has)))
+    if table.num_samples:
+        found.example_keys = tuple(dict.fromkeys((table.key(0), table.key(table.num_samples - 1))))
+    else:
+        found.findings.append(Finding("empty shard", f"{found.path} holds no sample", found.path))
+    found.hashes = key_hashes(table)
+    found.findings += find_repeats(table, found.path, found.hashes)
+    found.findings += find_unsafe_names(table, found.path)
+    found.findings += find_passed_over(lay_out(table, found.path).passed_over, found.path)
+
+
+def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
+    """The sizes of the members of one suffix, at least one."""
+    bits = np.ceil(np.log2(sizes + 1.0)).astype(np.int64)  # exact up to 2**53
+    bins = np.bincount(bits, minlength=NUM_BINS).astype(np.int64)
+    return FieldSizes(len(sizes), int(sizes.sum()), int(sizes.min()), int(sizes.max()), bins)
+
+
+def _findings_of_all(whole: Survey, cache_dir: str | PathLike[str] | None) -> list[Finding]:
+    """What no shard can know by itself."""
+    sound = [shard for shard in whole.shards if not shard.is_damaged]
+    samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
+    lacking: dict[str, tuple[str, str]] = {}
+    for shard in sound:
+        if shard.samples:
+            absent = {
+                suffix: shard.example_keys[0]
+                for suffix in samples_with
+                if suffix not in shard.fields
+            }
+            for suffix, key in (shard.lacking | absent).items():
+                lacking.setdefault(suffix, (shard.path, key))
+    found = find_missing_fields(samples_with, whole.samples, lacking)
+    found += find_dotted_keys(samples_with)
+    if whole.samples <= MAX_COMPARED:
+        store = TableStore(cache_dir)
+        found += find_repeats_between(
+            [shard.hashes for shard in sound],
+            [shard.path for shard in sound],
+            lambda number, sample: store.table_of(sound[number].path).key(sample),
+        )
+    return found

@@ -1,0 +1,118 @@
+"""What the tools share: one line for an error, findings as text, sizes for people, exit codes.
+
+0: done, and nothing is wrong. 1: done, and something is wrong with the data. 2: not done.
+"""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lightning_shards.errors import ShardError
+from lightning_shards.shards.findings import Finding
+from lightning_shards.shards.parallel import num_cpus
+
+FAILED: Final = 1
+REFUSED: Final = 2
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MAX_LISTED = 20
+
+
+def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
+    """Run a tool and exit with what it returns; an error is one line on stderr."""
+    try:
+        status = run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except (ShardError, OSError) as error:
+        print(f"lightning-shards {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        status = REFUSED
+    except KeyboardInterrupt:
+        print(f"lightning-shards {name}: interrupted", file=sys.stderr)
+        status = REFUSED
+    if status:
+        sys.exit(status)
+
+
+def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParser:
+    """A parser with what every tool takes that looks at shards."""
+    parser = ArgumentParser(
+        prog=f"lightning-shards {name}",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where member tables are kept; default: ~/.cache/lightning_shards",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """What is wrong first, then what is worth knowing, with the place of each."""
+    listed: Counter[str] = Counter()
+    for finding in sorted(findings, key=lambda each: not each.is_failure):
+        listed[finding.rule] += 1
+        if listed[finding.rule] > _MAX_LISTED:
+            continue
+        kind = "wrong" if finding.is_failure else "note"
+        place = (
+            f"{finding.shard}: " if finding.shard and finding.shard not in finding.message else ""
+        )
+        byte = (
+            ""
+            if finding.byte is None or "at byte" in finding.message
+            else f" (byte {finding.byte})"
+        )
+        print(f"{kind}: {finding.rule}: {place}{printable(finding.message)}{byte}")
+    for rule, count in listed.items():
+        if count > _MAX_LISTED:
+            print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")
+
+
+def printable(text: str) -> str:
+    """The text, or with escapes what a terminal cannot show."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def human(size: float) -> str:
+    """A number of bytes in the unit that suits it.
+
+    >>> human(1536)
+    '1.5 KiB'
+    """
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:  # noqa: PLR2004
+        size, unit = size / 1024, unit + 1
+    return f"{size:,.0f} {_UNITS[0]}" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first column to the left and all others to the right.
+
+    >>> print(table([["field", "samples"], ["jpg", "12"]]))
+    field  samples
+    jpg         12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

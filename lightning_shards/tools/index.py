@@ -1,0 +1,88 @@
+"""`lightning-shards index`: scan shards, say what is wrong with them, and write their indexes."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+
+from lightning_shards.shards.indexing import (
+    FORMATS,
+    WIDS_NAME,
+    IndexFiles,
+    find_stale_counts,
+    write_index,
+)
+from lightning_shards.shards.survey import require_local, survey
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
+
+_EPILOG = """Formats: wids (the index of this package and of webdataset's wids), sizes (sizes.json
+of open_clip), dali (NAME.idx of wds2idx beside each shard), energon (NAME.tar.idx and .nv-meta),
+card (a README.md for the Hugging Face Hub). Exit status: 0 written, 1 something is wrong with the
+shards, 2 not done."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = shard_parser("index", "Count samples, list members, write indexes.", _EPILOG)
+    parser.add_argument(
+        "--format", default="wids", metavar="A,B", help=f"any of {', '.join(FORMATS)}"
+    )
+    parser.add_argument(
+        "--wids", default=WIDS_NAME, metavar="NAME", help="file name of the wids JSON"
+    )
+    parser.add_argument(
+        "--checksums",
+        action="store_true",
+        help="read every byte: crc32 of each member for its table, MD5 of each shard for the JSON",
+    )
+    parser.add_argument(
+        "--allow-problems", action="store_true", help="write the indexes whatever is found"
+    )
+    run_tool("index", _index, parser.parse_args(arguments))
+
+
+def _index(options: Namespace) -> int:
+    files = IndexFiles(
+        tuple(name.strip() for name in options.format.split(",")),
+        options.wids,
+        options.processes,
+        options.cache_dir,
+    )
+    paths = require_local(expand_urls(options.urls), "index")
+    found = survey(
+        paths,
+        cache_dir=options.cache_dir,
+        with_checksums=options.checksums,
+        processes=options.processes,
+    )
+    is_damaged = any(shard.is_damaged for shard in found.shards)
+    may_write = not found.failures or (options.allow_problems and not is_damaged)
+    written = write_index(found, files) if may_write else []
+    if written:
+        found.findings += find_stale_counts(found)
+    if options.json:
+        document = {
+            "shards": len(found.shards),
+            "samples": found.samples,
+            "bytes": found.size_bytes,
+            "fields": {suffix: sizes.samples for suffix, sizes in found.fields.items()},
+            "findings": [finding.as_json() for finding in found.findings],
+            "written": [str(path) for path in written],
+        }
+        print(json.dumps(document))
+    else:
+        print_findings(found.findings)
+        print(
+            f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}"
+        )
+        for path in written[-_MAX_NAMED:]:
+            print(f"wrote {path}")
+        if len(written) > _MAX_NAMED:
+            print(f"and {len(written) - _MAX_NAMED:,} more")
+        if not written:
+            print("nothing was written: repair the shards, or give --allow-problems")
+    stale = [finding for finding in found.failures if finding.rule == "stale count"]
+    return FAILED if stale or not written else 0
+
+
+_MAX_NAMED = 8

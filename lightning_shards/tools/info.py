@@ -1,0 +1,146 @@
+"""`lightning-shards info`: what shards hold, in numbers."""
+
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from lightning_shards.shards.contents import Content, class_counts, contents_of
+from lightning_shards.shards.survey import FieldSizes, Survey, require_local, survey
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import (
+    FAILED,
+    human,
+    print_findings,
+    printable,
+    run_tool,
+    shard_parser,
+    table,
+)
+
+_EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
+first ones. Exit status: 0, or 1 if something is wrong with the shards, 2 not done."""
+_MAX_FIELDS = 30
+_MAX_CLASSES = 20
+_BAR = 40
+_COMPRESSIBLE = 0.8
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = shard_parser("info", "Show shards, samples, fields and their sizes.", _EPILOG)
+    parser.add_argument(
+        "--classes",
+        nargs="?",
+        const="cls",
+        metavar="FIELD",
+        help="also read this field (default: cls) of every sample, and count its values",
+    )
+    run_tool("info", _info, parser.parse_args(arguments))
+
+
+def _info(options: Namespace) -> int:
+    paths = require_local(expand_urls(options.urls), "info")
+    found = survey(paths, cache_dir=options.cache_dir, processes=options.processes)
+    sound = [shard.path for shard in found.shards if not shard.is_damaged]
+    contents: dict[str, Content] = {}
+    for shard in found.shards:
+        wanted = [suffix for suffix in shard.fields if suffix not in contents]
+        if wanted and len(contents) < _MAX_FIELDS:
+            contents |= contents_of(shard.path, wanted[:_MAX_FIELDS], options.cache_dir)
+    classes: Counter[str] = Counter()
+    if options.classes:
+        classes = class_counts(
+            sound, options.classes, cache_dir=options.cache_dir, processes=options.processes
+        )
+    document = _document(found, contents, classes)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        _print(found, document, contents)
+    return FAILED if found.failures else 0
+
+
+def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:
+    """Everything, in plain values."""
+    sound = [shard for shard in found.shards if not shard.is_damaged]
+    keys = [key for shard in sound for key in shard.example_keys]
+    return {
+        "shards": len(found.shards),
+        "samples": found.samples,
+        "bytes": found.size_bytes,
+        "samples_per_shard": _spread([shard.samples for shard in sound]),
+        "bytes_per_shard": _spread([shard.size_bytes for shard in sound]),
+        "example_keys": keys[:2] + keys[-1:] if len(keys) > 2 else keys,  # noqa: PLR2004
+        "fields": {
+            suffix: _field(sizes) | (asdict(contents[suffix]) if suffix in contents else {})
+            for suffix, sizes in found.fields.items()
+        },
+        "classes": dict(classes.most_common()),
+        "findings": [finding.as_json() for finding in found.findings],
+    }
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    """Least, middle and most."""
+    if not values:
+        return {"least": 0, "median": 0, "most": 0}
+    return {"least": min(values), "median": float(np.median(values)), "most": max(values)}
+
+
+def _field(sizes: FieldSizes) -> dict[str, Any]:
+    """A field in plain values; the histogram has the upper bound of each bin that is not empty."""
+    histogram = {str(1 << int(bits)): int(sizes.bins[bits]) for bits in np.flatnonzero(sizes.bins)}
+    return {
+        "samples": sizes.samples,
+        "bytes": sizes.total,
+        "least": sizes.smallest,
+        "mean": sizes.total / max(sizes.samples, 1),
+        "most": sizes.largest,
+        "histogram": histogram,
+    }
+
+
+def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]) -> None:
+    print(f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}")
+    samples, size = document["samples_per_shard"], document["bytes_per_shard"]
+    print(
+        f"a shard: {samples['least']:,} to {samples['most']:,} samples (median "
+        f"{samples['median']:,.0f}), {human(size['least'])} to {human(size['most'])}"
+    )
+    print(f"keys: {', '.join(map(printable, document['example_keys']))}\n")
+    rows = [["field", "samples", "total", "least", "mean", "most", "contents", "zlib"]]
+    for suffix, sizes in list(found.fields.items())[:_MAX_FIELDS]:
+        numbers = (sizes.total, sizes.smallest, sizes.total / sizes.samples, sizes.largest)
+        held = contents.get(suffix)
+        what = (held.kind, f"{held.ratio:.0%}") if held else ("", "")
+        rows.append([printable(suffix), f"{sizes.samples:,}", *map(human, numbers), *what])
+    print(table(rows))
+    if len(found.fields) > _MAX_FIELDS:
+        print(f"and {len(found.fields) - _MAX_FIELDS:,} more fields")
+    for suffix, held in contents.items():
+        if not held.is_compressed and held.ratio < _COMPRESSIBLE:
+            print(f"{printable(suffix)} is not compressed; zlib would leave {held.ratio:.0%}")
+    for suffix, sizes in list(found.fields.items())[:_MAX_FIELDS]:
+        print(f"\nsizes of {printable(suffix)}, up to")
+        bins = {human(float(size)): count for size, count in _field(sizes)["histogram"].items()}
+        _print_bars(bins, sizes.samples)
+    if document["classes"]:
+        print(f"\n{len(document['classes']):,} classes")
+        _print_bars(dict(list(document["classes"].items())[:_MAX_CLASSES]), found.samples)
+    print()
+    print_findings(found.findings)
+
+
+def _print_bars(counts: dict[str, int], total: int) -> None:
+    rows = [
+        [printable(name), f"{count:,}", f"{count / max(total, 1):.1%}"]
+        for name, count in counts.items()
+    ]
+    most = max(counts.values(), default=1)
+    for line, count in zip(table(rows).splitlines(), counts.values(), strict=True):
+        print(f"  {line}  {'#' * round(_BAR * count / most)}")

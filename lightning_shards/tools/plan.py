@@ -1,0 +1,301 @@
+"""`lightning-shards plan`: an epoch in numbers, before it is run."""
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.footprint import DataShape, Workers, footprint
+from lightning_shards.tools.console import human, run_tool, table
+
+if TYPE_CHECKING:
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.pipeline.indexed import IndexedSource
+    from lightning_shards.pipeline.stream import StreamSource
+
+_EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
+shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
+from the first samples as the transforms leave them: a batch for each of (prefetch + 1) and worker.
+With --index, counts and sizes come from that file and no shard is looked at."""
+
+_SAMPLES_TRIED = 4
+
+
+class Found(NamedTuple):
+    """What is known before any arithmetic."""
+
+    source: "StreamSource | IndexedSource"
+    size_bytes: int | None
+    is_remote: bool
+    batch_bytes: int | None
+    note: str
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = ArgumentParser(
+        prog="lightning-shards plan",
+        description="Show steps, drops, repeats, bytes and memory of an epoch.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, type=Path, help="a YAML with a section `data`")
+    parser.add_argument("--split", default="train", help="train, val, test or predict")
+    parser.add_argument(
+        "--world-size", metavar="N,M", help="ranks to compare; default: the config's trainer"
+    )
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="N", help="default: the trainer's devices, else 8"
+    )
+    parser.add_argument("--index", type=Path, metavar="JSON", help="wids JSON of the split")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    run_tool("plan", _plan, parser.parse_args(arguments))
+
+
+def _plan(options: Namespace) -> int:
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415 --help needs no torch
+
+    sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
+    module = ShardDataModule.from_config(options.config)
+    devices, nodes = _trainer(options.config)
+    ranks_per_node = options.ranks_per_node or devices or 8
+    sizes = _world_sizes(options.world_size, (devices or 1) * nodes)
+    found = _find(module, options)
+    rows = [_epoch(module, found, size, ranks_per_node) for size in sizes]
+    source, index = found.source, found.source.index
+    document = {
+        "split": options.split,
+        "sampling": source.sampling,
+        "reader": source.reader["reader"],
+        "shards": index.num_shards,
+        "samples": source.epochs.samples,
+        "bytes": found.size_bytes,
+        "is_remote": found.is_remote,
+        "batch_size": source.epochs.batch_size,
+        "batch_bytes": found.batch_bytes,
+        "remainder": source.epochs.remainder,
+        "note": found.note,
+        "epochs": rows,
+    }
+    print(json.dumps(document) if options.json else _as_text(document, rows))
+    return 0
+
+
+def _trainer(config: Path) -> tuple[int | None, int]:
+    """Devices per node, and nodes, where the config's trainer gives them as numbers."""
+    from omegaconf import OmegaConf  # noqa: PLC0415
+
+    document: Any = OmegaConf.load(config)
+    trainer: Any = document.get("trainer") or {}
+    devices, nodes = trainer.get("devices"), trainer.get("num_nodes", 1)
+    is_number = type(devices) is int and devices > 0
+    return (devices if is_number else None), (nodes if type(nodes) is int and nodes > 0 else 1)
+
+
+def _world_sizes(text: str | None, default: int) -> list[int]:
+    words = str(default) if text is None else text
+    if not all(word.strip().isdecimal() and int(word) for word in words.split(",")):
+        raise ConfigError(f"--world-size must be numbers of ranks, as in 1,8,64, got {text!r}")
+    return [int(word) for word in words.split(",")]
+
+
+def _find(module: "ShardDataModule", options: Namespace) -> Found:
+    """The split's source, and how large its shards and its batches are."""
+    from lightning_shards.shards.index import load_index  # noqa: PLC0415
+    from lightning_shards.shards.index_files import index_from_file, shard_bytes  # noqa: PLC0415
+    from lightning_shards.shards.urls import expand_urls, is_local  # noqa: PLC0415
+    from lightning_shards.splits import Defaults, make_source  # noqa: PLC0415
+
+    config = module.splits.get(options.split)
+    if config is None:
+        raise ConfigError(f"the config has no split {options.split!r}; name another by --split")
+    cache_dir = module.loader_config.cache_dir
+    if options.index is not None:
+        index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
+    else:
+        urls = expand_urls(config.urls, allow_pipe="pipe" in module.allow_unsafe)
+        index = load_index(urls, cache_dir=cache_dir)
+        size_bytes = shard_bytes(index)
+    defaults = Defaults(
+        fields=module.fields,
+        decode=module.decode,
+        transforms=module.transforms,
+        batch_size=module.batch_size,
+        seed=module.seed,
+        batch_format=module.batch_format,
+        allow_unsafe=module.allow_unsafe,
+        cache_dir=cache_dir,
+    )
+    source = make_source(options.split, config, defaults, index)
+    is_remote = not all(map(is_local, index.urls))
+    batch_bytes, note = None, "no shard was looked at, so that memory is not known"
+    if options.index is None and not is_remote:
+        batch_bytes, note = _batch_bytes(source)
+    return Found(source, size_bytes, is_remote, batch_bytes, note)
+
+
+def _remote_folder(urls: str | list[str]) -> str:
+    """The folder of the first pattern if it is remote, else the empty string."""
+    from lightning_shards.shards.urls import is_local, split_url  # noqa: PLC0415
+
+    first = (urls if isinstance(urls, str) else urls[0]).split("::")[0]
+    return "" if is_local(first) else split_url(first)[0]
+
+
+def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, str]:
+    """Bytes of a batch, by the first samples as decoded and transformed."""
+    from lightning_shards.plan.cursor import Cursor  # noqa: PLC0415
+    from lightning_shards.topology import Place  # noqa: PLC0415
+
+    # one at a time: samples of different shapes have a size, too
+    epochs = replace(source.epochs, batch_size=1)
+    is_stream = source.reader["reader"] == "stream"
+    alone = replace(
+        cast("Any", source), epochs=epochs, **{"shuffle_buffer": 0} if is_stream else {}
+    )
+    samples = min(_SAMPLES_TRIED, epochs.samples)
+    total = 0
+    with closing(alone.batches(Place(0, 1), Cursor(0))) as batches:
+        for made in islice(batches, samples):
+            total += _num_bytes(made.batch)
+    return round(total / samples * source.epochs.batch_size), ""
+
+
+def _num_bytes(value: object) -> int:
+    """Bytes of a batch, or of one value in it."""
+    if hasattr(value, "nbytes"):
+        return int(cast("Any", value).nbytes)
+    if isinstance(value, dict):
+        return sum(map(_num_bytes, cast("dict[str, object]", value).values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_num_bytes, cast("Sequence[object]", value)))
+    return len(value) if isinstance(value, bytes | str) else 8
+
+
+def _epoch(
+    module: "ShardDataModule", found: Found, world_size: int, ranks_per_node: int
+) -> dict[str, Any]:
+    """One column of the table."""
+    source = found.source
+    plan = source.epochs.plan(world_size)
+    is_streamed = source.reader["reader"] == "stream"
+    workers = Workers(
+        ranks=min(ranks_per_node, world_size),
+        per_rank=0 if module.loader_config.pool == "inline" else module.num_workers,
+        prefetch=module.loader_config.prefetch,
+        shuffle_buffer=getattr(source, "shuffle_buffer", 0) if is_streamed else 0,
+    )
+    samples = source.index.samples
+    data = DataShape(
+        source.index.num_shards,
+        plan.samples if samples is None else samples,
+        found.size_bytes,
+        is_streamed,
+    )
+    needs = footprint(
+        plan,
+        data,
+        workers,
+        source.sampling,
+        batch_bytes=found.batch_bytes,
+        run=getattr(source, "run", 64),
+    )
+    fetched = needs.bytes_read if found.is_remote else 0
+    in_shm = needs.shm_bytes if module.loader_config.pool == "processes" else 0
+    return {
+        "world_size": world_size,
+        "steps": plan.steps,
+        "served": plan.served,
+        # draws with replacement: an epoch is nominal, and drops nothing
+        "dropped": 0 if source.sampling == "resampled" else plan.dropped,
+        "repeated": plan.padded,
+        "first_sizes": _sizes(plan, 0),
+        "last_sizes": _sizes(plan, plan.steps - 1),
+        **asdict(needs),
+        "shm_bytes": in_shm,
+        "bytes_to_fetch": fetched,
+    }
+
+
+def _sizes(plan: Any, step: int) -> list[int]:
+    """Least and largest batch of a step; [] if the epoch has none."""
+    if plan.steps == 0:
+        return []
+    sizes = [plan.size(step, 0), plan.size(step, plan.world_size - 1)]
+    return [min(sizes), max(sizes)]
+
+
+def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    size, batch = document["bytes"], document["batch_bytes"]
+    head = (
+        f"{document['split']}: {document['samples']:,} samples in {document['shards']:,} shards, "
+        f"{_size(size)}, {document['sampling']} by the {document['reader']} reader, "
+        f"{document['remainder']}; a batch of {document['batch_size']:,} is {_size(batch)}"
+    )
+    lines = [head]
+    cells = [["ranks", *(f"{row['world_size']:,}" for row in rows)]]
+    for label, key, show in (
+        ("steps per rank", "steps", _count),
+        ("samples served", "served", _count),
+        ("dropped", "dropped", _count),
+        ("repeated, weight 0", "repeated", _count),
+        ("batch sizes, first step", "first_sizes", _range),
+        ("batch sizes, last step", "last_sizes", _range),
+        ("nodes", "nodes", _count),
+        ("shards per rank", "shards_per_rank", _count),
+        ("shards per worker", "shards_per_worker", _count),
+        ("a node: samples", "samples_per_node", _count),
+        ("a node: bytes read", "bytes_read", _size),
+        ("a node: to fetch", "bytes_to_fetch", _size),
+        ("a node: shards read", "shards_touched", _count),
+        ("a node: cache", "cache_bytes", _size),
+        ("a node: /dev/shm", "shm_bytes", _size),
+        ("a node: shuffle buffers", "buffer_bytes", _size),
+    ):
+        cells.append([label, *(show(row[key]) for row in rows)])
+    lines.append(table(cells))
+    if document["note"]:
+        lines.append(f"note: {document['note']}")
+    empty = [row["world_size"] for row in rows if not row["steps"]]
+    if empty:
+        lines.append(
+            f"note: with {empty[0]} ranks no step is full; lower the batch size, or take "
+            "remainder='pad'"
+        )
+    lines += _shm_notes(rows)
+    return "\n".join(lines)
+
+
+def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Whether this machine's /dev/shm would hold the batches."""
+    most = max((row["shm_bytes"] or 0 for row in rows), default=0)
+    if not most or not Path("/dev/shm").is_dir():  # noqa: S108
+        return []
+    status = os.statvfs("/dev/shm")  # noqa: S108
+    free = status.f_bavail * status.f_frsize
+    if most <= free:
+        return []
+    note = (
+        f"note: /dev/shm of this machine has {human(free)} free, and batches take {human(most)}; "
+        "lower num_workers or prefetch, or make it larger (docker: --shm-size)"
+    )
+    return [note]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"  # noqa: PLR2004
+
+
+def _size(value: float | None) -> str:
+    return "unknown" if value is None else human(value)
+
+
+def _range(values: Sequence[int]) -> str:
+    return "-" if not values else " to ".join(f"{value:,}" for value in dict.fromkeys(values))

@@ -1,0 +1,92 @@
+"""`lightning-shards verify`: is every shard what it was, and what can be saved of the others?"""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.check import Checked, check_shards
+from lightning_shards.shards.salvage import Decode
+from lightning_shards.shards.survey import require_local
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import (
+    FAILED,
+    print_findings,
+    printable,
+    run_tool,
+    shard_parser,
+)
+
+REPORT = "repair.json"
+
+_EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
+was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
+another folder, and repair.json beside it, which lists what was lost; the originals stay as
+they are. Exit status: 0 all is well, 1 something is wrong, 2 not done."""
+_MAX_LOST = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = shard_parser("verify", "Check shards, and repair them.", _EPILOG)
+    parser.add_argument(
+        "--decode",
+        choices=("images", "none"),
+        default="images",
+        help="what to decode, to see that it can be; default: images",
+    )
+    parser.add_argument("--repair", type=Path, metavar="DIR", help="write repaired copies there")
+    run_tool("verify", _verify, parser.parse_args(arguments))
+
+
+def image_decoder(suffix: str) -> Decode | None:
+    """What decodes the images of a suffix; None for what is no image."""
+    from lightning_shards.pipeline.fields import decoder_of  # noqa: PLC0415 imports torch
+    from lightning_shards.pipeline.images import decode_pil  # noqa: PLC0415
+
+    return decode_pil if decoder_of(suffix) == "rgb" else None
+
+
+def _verify(options: Namespace) -> int:
+    paths = require_local(expand_urls(options.urls), "verify")
+    if options.decode == "images":
+        from lightning_shards.pipeline.images import require_backend  # noqa: PLC0415
+
+        require_backend("pillow")
+    checked = check_shards(
+        paths,
+        cache_dir=options.cache_dir,
+        decoder_of=image_decoder if options.decode == "images" else None,
+        repair_to=options.repair,
+        processes=options.processes,
+    )
+    document = {
+        "shards": len(paths),
+        "samples": checked.samples,
+        "findings": [finding.as_json() for finding in checked.findings],
+        "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
+    }
+    if checked.repairs:
+        options.repair.mkdir(parents=True, exist_ok=True)
+        report = json.dumps(document["repairs"], indent=1, sort_keys=True) + "\n"
+        replace_file(options.repair / REPORT, report)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        _print(checked, len(paths))
+    return FAILED if checked.failures else 0
+
+
+def _print(checked: Checked, num_shards: int) -> None:
+    print_findings(checked.findings)
+    for path, repair in checked.repairs.items():
+        where = f"wrote {repair.path}" if repair.path else "nothing could be saved"
+        print(f"{path}: {where}, {repair.saved:,} samples saved, {len(repair.lost):,} lost")
+        for key, reason in list(repair.lost.items())[:_MAX_LOST]:
+            print(f"  lost {printable(key)}: {reason}")
+        if len(repair.lost) > _MAX_LOST:
+            print(f"  and {len(repair.lost) - _MAX_LOST:,} more, in {REPORT}")
+    verdict = f"{len(checked.failures):,} problems" if checked.failures else "all is well"
+    print(f"{num_shards:,} shards, {checked.samples:,} samples: {verdict}")

@@ -1,0 +1,114 @@
+"""What other tools count is taken, where it is newer than the shard and nobody else answers."""
+
+import json
+import os
+import struct
+
+import pytest
+
+
+def _json(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def _timm(folder):
+    split = {"name": "train", "filenames": ["000.tar"], "shard_lengths": [30]}
+    return _json(folder / "_info.json", {"splits": {"train": split}})
+
+
+def _img2dataset(folder):
+    stats = {"count": 99, "successes": 30, "failed_to_download": 69}
+    return _json(folder / "000_stats.json", stats)
+
+
+def _energon_info(folder):
+    counts = {"000.tar": 30, "elsewhere/000.tar": 31}
+    return _json(folder / ".nv-meta" / ".info.json", {"shard_counts": counts})
+
+
+def _energon_index(folder):
+    path = folder / "000.tar.idx"
+    path.write_bytes(struct.pack("<31Q", *range(0, 31 * 512, 512)))
+    return path
+
+
+def _dali(folder):
+    path = folder / "000.idx"
+    path.write_text("v1.2 30\ncls 512 1 a.cls\n")
+    return path
+
+
+def _length(folder):
+    path = folder / "__len__"
+    path.write_text("30\n")
+    return path
+
+
+WRITERS = [_timm, _img2dataset, _energon_info, _energon_index, _dali, _length]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_file_of_another_tool_saves_the_scan(write_shards, load, tmp_path, forbid_scans, write):
+    urls = write_shards([15])  # 31 blocks of headers and data at least
+    write(tmp_path)
+    forbid_scans()
+    assert load(urls).counts.tolist() == [30]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_file_that_is_older_than_its_shard_is_passed_over(write_shards, load, tmp_path, write):
+    urls = write_shards([15])
+    os.utime(write(tmp_path), (1, 1))
+    assert load(urls).counts.tolist() == [15]
+
+
+def test_energon_counts_a_folder_below_its_own(write_shards, load, tmp_path, forbid_scans):
+    urls = write_shards([3, 4], tmp_path / "shards")
+    counts = {"shards/000.tar": 30, "shards/001.tar": 40, "000.tar": 1}
+    _json(tmp_path / ".nv-meta" / ".info.json", {"shard_counts": counts})
+    forbid_scans()
+    assert load(urls).counts.tolist() == [30, 40]
+
+
+def test_sizes_json_goes_before_what_other_tools_say(write_shards, load, tmp_path, forbid_scans):
+    urls = write_shards([3])
+    _json(tmp_path / "sizes.json", {"000.tar": 20})
+    _dali(tmp_path)
+    forbid_scans()
+    assert load(urls).samples == 20
+
+
+def test_one_length_for_a_folder_says_nothing_of_its_shards(write_shards, load, tmp_path):
+    urls = write_shards([3, 4])
+    _length(tmp_path)
+    assert load(urls).counts.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("000.idx", b"v9.9 30\n"),
+        ("000.idx", b"v1.2 many\n"),
+        ("000.idx", b"\xff\xfe"),
+        ("000.tar.idx", b"1234567"),
+        ("000.tar.idx", b""),
+        ("000.tar.idx", struct.pack("<2Q", 0, 1 << 40)),
+        ("000.tar.idx", struct.pack("<2Q", 512, 0)),
+        ("000_stats.json", b'{"successes": "30"}'),
+        ("000_stats.json", b'{"successes": -1}'),
+        ("000_stats.json", b"[30]"),
+        (
+            "_info.json",
+            b'{"splits": {"train": {"filenames": ["000.tar"], "shard_lengths": [1.5]}}}',
+        ),
+        ("_info.json", b'{"splits": [1], "shard_counts": 3}'),
+        ("__len__", b"__import__('os').getpid()"),
+        ("__len__", b"True"),
+    ],
+)
+def test_damaged_files_are_passed_over(write_shards, load, tmp_path, name, content):
+    urls = write_shards([3])
+    (tmp_path / name).write_bytes(content)
+    assert load(urls).counts.tolist() == [3]

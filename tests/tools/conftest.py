@@ -1,0 +1,93 @@
+"""Shards to look at, and programs to kill, for the tests of the tools."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def jpeg(number):
+    """A small image of its own for each number."""
+    noise = np.random.Generator(np.random.Philox(number)).integers(0, 255, (16, 16, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "JPEG")
+    return out.getvalue()
+
+
+def write_members(path, members):
+    """A tar of (name, data) pairs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_samples(folder, counts, prefix="train"):
+    """Shards of samples jpg, cls, txt; sample i of all has the key f"{i:05d}" and class i % 3."""
+    number = 0
+    for shard, count in enumerate(counts):
+        members = []
+        for _ in range(count):
+            key = f"{number:05d}"
+            fields = (("jpg", jpeg(number)), ("cls", b"%d" % (number % 3)), ("txt", b"a cat " * 9))
+            members += [(f"{key}.{suffix}", data) for suffix, data in fields]
+            number += 1
+        write_members(folder / f"{prefix}-{shard:06d}.tar", members)
+    return folder
+
+
+def samples_of(path):
+    """Key to fields of a tar, as `tarfile` reads it."""
+    found = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            key, _, suffix = member.name.partition(".")
+            found.setdefault(key, {})[suffix] = archive.extractfile(member).read()
+    return found
+
+
+def contents(folder):
+    """All files of a folder and what is in them, hidden ones too."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def start(*arguments, cwd):
+    """A tool in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightning_shards", *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+@pytest.fixture
+def run_json(capsys):
+    """Runs a tool here: `run_json(main, [...])` gives its exit status and its JSON."""
+
+    def run(main, arguments):
+        status = 0
+        try:
+            main([*map(str, arguments), "--json"])
+        except SystemExit as stop:
+            status = stop.code
+        out = capsys.readouterr().out
+        return status, json.loads(out) if out else None
+
+    return run

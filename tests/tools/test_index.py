@@ -1,0 +1,341 @@
+"""`lightning-shards index` counts what readers will yield, and writes what others read."""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import struct
+import subprocess
+import tarfile
+from functools import partial
+
+import numpy as np
+import pytest
+import yaml
+from webdataset.writer import ShardWriter
+
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.tools import index
+from tests.tools.conftest import contents, write_members, write_samples
+
+COUNTS = [4, 0, 3]
+ALL = "wids,sizes,energon,card"
+
+
+@pytest.fixture
+def run(run_json, tmp_path):
+    return lambda *arguments: run_json(
+        index.main, [*arguments, "--cache-dir", tmp_path / "cache", "--processes", 1]
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_samples(tmp_path / "data", COUNTS)
+
+
+def rules(document):
+    return sorted({finding["rule"] for finding in document["findings"]})
+
+
+def test_the_wids_json_counts_names_and_sums(run, folder):
+    status, document = run(folder / "*.tar", "--checksums")
+    assert (status, document["samples"], document["shards"]) == (0, 7, 3)
+    assert document["fields"] == {"jpg": 7, "cls": 7, "txt": 7}
+    assert rules(document) == ["empty shard"]
+    listed = json.loads((folder / "wids.json").read_text())
+    assert listed["wids_version"] == 1
+    assert listed["shardlist"] == [
+        {
+            "url": path.name,
+            "md5sum": hashlib.md5(path.read_bytes()).hexdigest(),
+            "nsamples": count,
+            "filesize": path.stat().st_size,
+        }
+        for path, count in zip(sorted(folder.glob("*.tar")), COUNTS, strict=True)
+    ]
+
+
+def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
+    store = TableStore(tmp_path / "cache")
+    run(folder / "*.tar")
+    assert store.table_of(folder / "train-000000.tar").crc32 is None
+    run(folder / "*.tar", "--checksums")
+    table = store.table_of(folder / "train-000000.tar")
+    assert table.has_same_members(scan_members(folder / "train-000000.tar", with_crc32=True))
+    assert table.crc32 is not None
+
+
+def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
+    run(folder / "*.tar", "--format", "wids,sizes")
+    urls = [str(path) for path in sorted(folder.glob("*.tar"))]
+    found = load_index(urls, cache_dir=tmp_path / "unused")
+    assert found.counts.tolist() == COUNTS
+    assert not (tmp_path / "unused").exists()  # nothing was scanned
+
+
+def test_any_number_of_processes_writes_the_same_bytes(run_json, tmp_path):
+    trees = []
+    for processes in (1, 3):
+        root = write_samples(tmp_path / str(processes) / "data", [3, 2, 4, 1])
+        options = ["--format", f"{ALL},dali", "--checksums", "--processes", processes]
+        cache = ["--cache-dir", tmp_path / str(processes) / "cache"]
+        status, _ = run_json(index.main, [root / "*.tar", *options, *cache])
+        assert status == 0
+        trees.append(contents(root))
+    assert trees[0] == trees[1]
+
+
+def test_dali_s_index_is_wds2idx_s_byte_by_byte(run, tmp_path):
+    members = [("a.cls", b"1"), ("a.JPG", b"x" * 602), ("b.cls", b"1"), ("b.seg.png", b"y")]
+    write_members(tmp_path / "toy.v2.tar", members)
+    run(tmp_path / "toy.v2.tar", "--format", "dali")
+    assert (tmp_path / "toy.idx").read_text() == (
+        "v1.2 2\ncls 512 1 a.cls JPG 1536 602 a.JPG\ncls 3072 1 b.cls seg.png 4096 1 b.seg.png\n"
+    )
+
+
+def test_dali_s_index_refuses_what_it_cannot_say(run, tmp_path, capsys):
+    write_members(tmp_path / "a.tar", [("a b.cls", b"1")])
+    status, document = run(tmp_path / "a.tar", "--format", "dali")
+    assert (status, document) == (2, None)
+    assert not list(tmp_path.glob("*.idx"))
+
+
+def test_energon_s_files_are_those_of_its_own_prepare(run, folder):
+    """The layout of energon 7.4.1, from its source; its own reader took it when this was made."""
+    (folder / "train-000001.tar").unlink()
+    run(folder / "*.tar", "--format", "energon")
+    meta = folder / ".nv-meta"
+    assert json.loads((meta / ".info.json").read_text())["shard_counts"] == {
+        "train-000000.tar": 4,
+        "train-000002.tar": 3,
+    }
+    assert yaml.safe_load((meta / "split.yaml").read_text())["split_parts"] == {
+        "train": ["train-000000.tar", "train-000002.tar"]
+    }
+    assert len((meta / "index.uuid").read_text()) == 36
+    order = "WHERE tar_file_id = ? ORDER BY rowid"
+    for shard, path in enumerate(sorted(folder.glob("*.tar"))):
+        with tarfile.open(path) as archive:
+            members = archive.getmembers()
+            ends = [*[each.offset for each in members[::3]], archive.offset]
+        data = (folder / f"{path.name}.idx").read_bytes()
+        assert list(struct.unpack(f"<{len(ends)}Q", data)) == ends
+        base = sqlite3.connect(meta / "index.sqlite")
+        rows = base.execute(f"SELECT * FROM samples {order}", [shard]).fetchall()
+        parts = base.execute(f"SELECT * FROM sample_parts {order}", [shard]).fetchall()
+        base.close()
+        keys = [each.name.partition(".")[0] for each in members[::3]]
+        sizes = np.diff(ends).tolist()
+        assert rows == [
+            (shard, key, number, ends[number], sizes[number]) for number, key in enumerate(keys)
+        ]
+        assert parts == [
+            (shard, number // 3, each.name.partition(".")[2], each.offset_data, each.size)
+            for number, each in enumerate(members)
+        ]
+
+
+def test_what_a_person_wrote_is_left_alone(run, folder):
+    (folder / ".nv-meta").mkdir()
+    (folder / ".nv-meta" / "dataset.yaml").write_text("mine")
+    run(folder / "*.tar", "--format", "energon", "--allow-problems")
+    assert (folder / ".nv-meta" / "dataset.yaml").read_text() == "mine"
+    (folder / "README.md").write_text("mine")
+    assert run(folder / "*.tar", "--format", "card")[0] == 2
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_the_card_names_each_split_by_a_pattern_of_its_own(run, tmp_path):
+    for prefix in ("train", "val"):
+        write_samples(tmp_path / "data", [2, 1], prefix)
+    status, _ = run(tmp_path / "data" / "*.tar", "--format", "card")
+    assert status == 0
+    card = (tmp_path / "data" / "README.md").read_text()
+    [config] = yaml.safe_load(card.split("---")[1])["configs"]
+    assert config["data_files"] == [
+        {"split": "train", "path": ["train-00000*.tar"]},
+        {"split": "validation", "path": ["val-00000*.tar"]},
+    ]
+    assert "| validation | 2 | 3 |" in card
+
+
+def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):
+    folder = write_samples(tmp_path, [1], "train")
+    write_samples(folder, [2], "val")
+    assert run(folder / "train-*.tar")[0] == 0
+    assert run(folder / "val-*.tar")[0] == 2
+    assert run(folder / "val-*.tar", "--wids", "val.json")[0] == 0
+    assert json.loads((folder / "wids.json").read_text())["shardlist"][0]["nsamples"] == 1
+    run(folder / "train-*.tar", "--format", "sizes")
+    run(folder / "val-*.tar", "--format", "sizes")
+    assert json.loads((folder / "sizes.json").read_text()) == {
+        "train-000000.tar": 1,
+        "val-000000.tar": 2,
+    }
+
+
+def test_counts_that_are_out_of_date_are_named(run, folder):
+    (folder / "sizes.json").write_text('{"train-000000.tar": 9}')
+    status, document = run(folder / "*.tar")
+    assert status == 1
+    [stale] = [each for each in document["findings"] if each["rule"] == "stale count"]
+    assert "sizes.json" in stale["message"]
+    assert "remake" in stale["message"]
+
+
+# --- what is odd or wrong
+
+
+@pytest.mark.parametrize(
+    ("members", "rule", "sample"),
+    [
+        (["a.x", "b.x", "a.y", "b.y"], "split sample", "a"),
+        (["a.x", "b.x", "a.x"], "duplicate key", "a"),
+        (["../a.x"], "unsafe name", "../a"),
+        (["/a.x"], "unsafe name", "/a"),
+        (["a\n.x"], "unsafe name", "a\n"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_written(run, tmp_path, members, rule, sample):
+    path = write_members(tmp_path / "a.tar", [(name, b"1") for name in members])
+    status, document = run(path)
+    assert (status, document["written"]) == (1, [])
+    [found] = [each for each in document["findings"] if each["rule"] == rule]
+    assert (found["sample"], found["shard"]) == (sample, str(path))
+    with tarfile.open(path) as archive:
+        assert found["byte"] in [each.offset_data for each in archive]
+    assert not (tmp_path / "wids.json").exists()
+    status, document = run(path, "--allow-problems")
+    assert status == 0
+    assert (tmp_path / "wids.json").exists()
+
+
+def test_a_damaged_shard_is_named_and_cannot_be_allowed(run, folder):
+    data = bytearray((folder / "train-000002.tar").read_bytes())
+    with tarfile.open(folder / "train-000002.tar") as archive:
+        header = archive.getmembers()[4].offset
+    data[header] ^= 1
+    (folder / "train-000000.tar").write_bytes((folder / "train-000000.tar").read_bytes()[:3000])
+    (folder / "train-000002.tar").write_bytes(data)
+    status, document = run(folder / "*.tar", "--allow-problems")
+    damaged = [each for each in document["findings"] if each["rule"] == "damaged shard"]
+    assert status == 1
+    assert [each["shard"].rpartition("-")[2] for each in damaged] == ["000000.tar", "000002.tar"]
+    assert damaged[1]["byte"] == header
+    assert not (folder / "wids.json").exists()
+
+
+def test_keys_that_only_look_alike_are_no_repeats(run, tmp_path):
+    keys = ["ab", "ba", "b", "a", "k" * 200, "k" * 199, "k" * 72 + "a" + "k" * 127]
+    keys.append("a" + "k" * 199)  # the same letters, 128 places apart
+    keys.append("k" * 128 + "a" + "k" * 71)
+    write_members(tmp_path / "a.tar", [(f"{key}.x", b"1") for key in keys[:3]])
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        for key in keys[3:]:
+            archive.addfile(tarfile.TarInfo(f"{key}.x"))
+    status, document = run(tmp_path / "*.tar")
+    assert (status, document["samples"], rules(document)) == (0, len(keys), [])
+
+
+def test_what_is_unusual_is_noted(run, tmp_path):
+    members = ["a.x", "a.y", "b.x", "README", "__all__", *(f"img-{n}.{n}.png" for n in range(6))]
+    write_members(tmp_path / "a.tar", [(name, b"1") for name in members])
+    write_members(tmp_path / "b.tar", [("a.x", b"1"), ("c.x", b"1")])
+    status, document = run(tmp_path / "*.tar")
+    assert status == 0
+    notes = {each["rule"]: each for each in document["findings"]}
+    assert set(notes) == {"missing field", "dotted key", "passed over", "repeated key"}
+    assert notes["repeated key"]["sample"] == "a"
+    missing = [each for each in document["findings"] if each["rule"] == "missing field"]
+    assert ("b", 9) in [(each["sample"], each["count"]) for each in missing]
+    assert "6 different fields end in '.png'" in notes["dotted key"]["message"]
+    assert all("; " in each["message"] for each in document["findings"])  # a remedy
+
+
+def test_remote_shards_are_refused_with_the_remedy(run, capsys):
+    assert run("https://host/{000..003}.tar")[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [["--format", "tfrecord"], ["--wids", "../x.json"]])
+def test_options_that_cannot_work_are_refused(run, folder, arguments):
+    assert run(folder / "*.tar", *arguments)[0] == 2
+    assert not list(folder.parent.glob("*.json"))
+
+
+# --- tars of others
+
+
+def write_with_webdataset(folder):
+    with ShardWriter(f"{folder}/%03d.tar", maxcount=3, verbose=0) as writer:
+        for number in range(7):
+            writer.write({"__key__": f"{number:04d}", "cls": number, "json": {"a": number}})
+
+
+def write_like_img2dataset(folder):
+    for shard in range(2):
+        keys = [f"{shard:05d}{number:04d}" for number in (3, 0, 7)]  # in order of completion
+        names = [f"{key}.{suffix}" for key in keys for suffix in ("jpg", "txt", "json")]
+        write_members(folder / f"{shard:05d}.tar", [(name, b"{}") for name in names])
+        stats = {"count": 10, "successes": 3, "failed_to_download": 7}
+        (folder / f"{shard:05d}_stats.json").write_text(json.dumps(stats))
+
+
+def write_with_gnu_tar(folder, tar_format):
+    tree = folder / "tree"
+    tree.mkdir()
+    for number in range(4):
+        (tree / f"{number}{'k' * 150 if tar_format != 'ustar' else ''}.cls").write_text("1")
+        (tree / f"{number}{'k' * 150 if tar_format != 'ustar' else ''}.txt").write_text("two")
+    command = ["tar", f"--format={tar_format}", "--sort=name", "-cf", "a.tar", "tree"]
+    subprocess.run(command, cwd=folder, check=True, timeout=60)
+    shutil.rmtree(tree)
+
+
+def write_with_python(folder, tar_format):
+    with tarfile.open(folder / "a.tar", "w", format=tar_format) as archive:
+        for number in range(4):
+            for suffix in ("cls", "txt"):
+                info = tarfile.TarInfo(f"{'d' * 120}/é{number}.{suffix}")
+                info.mtime = 1.5
+                archive.addfile(info)
+
+
+FOREIGN = {
+    "webdataset": write_with_webdataset,
+    "img2dataset": write_like_img2dataset,
+    **{
+        f"GNU tar {kind}": partial(write_with_gnu_tar, tar_format=kind)
+        for kind in ("gnu", "posix", "ustar")
+    },
+    "tarfile PAX": partial(write_with_python, tar_format=tarfile.PAX_FORMAT),
+    "tarfile GNU": partial(write_with_python, tar_format=tarfile.GNU_FORMAT),
+}
+
+
+@pytest.mark.parametrize("writer", sorted(FOREIGN))
+def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp_path, writer):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    FOREIGN[writer](folder)
+    status, document = run(folder / "*.tar", "--format", "wids,energon,dali", "--checksums")
+    assert status == 0, document
+    listed = json.loads((folder / "wids.json").read_text())["shardlist"]
+    store = TableStore(tmp_path / "cache")
+    for path, entry in zip(sorted(folder.glob("*.tar")), listed, strict=True):
+        with tarfile.open(path) as archive:
+            members = [each for each in archive if each.isreg()]
+        keys = list(dict.fromkeys(each.name.partition(".")[0] for each in members))
+        assert entry["nsamples"] == len(keys)
+        table = store.table_of(path)
+        assert [table.key(sample) for sample in range(table.num_samples)] == keys
+        assert table.offsets.tolist() == [each.offset_data for each in members]
+        assert table.sizes.tolist() == [each.size for each in members]
+        starts = np.frombuffer((folder / f"{path.name}.idx").read_bytes(), "<u8").tolist()
+        firsts = {}
+        for each in members:
+            firsts.setdefault(each.name.partition(".")[0], each.offset)
+        assert starts[:-1] == list(firsts.values())

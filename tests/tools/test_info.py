@@ -1,0 +1,132 @@
+"""`lightning-shards info` and `show`: numbers that add up, and a picture that can be looked at."""
+
+import io
+import tarfile
+
+import pytest
+from PIL import Image
+
+from lightning_shards.tools import info, show
+from tests.tools.conftest import samples_of, write_members, write_samples
+
+COUNTS = [4, 6, 2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_samples(tmp_path / "data", COUNTS)
+
+
+@pytest.fixture
+def run(run_json, tmp_path):
+    return lambda *arguments: run_json(
+        info.main, [*arguments, "--cache-dir", tmp_path / "cache", "--processes", 1]
+    )
+
+
+def test_fields_shards_and_sizes_add_up(run, folder):
+    status, document = run(folder / "*.tar")
+    samples = {}
+    for path in folder.glob("*.tar"):
+        samples |= samples_of(path)
+    assert status == 0
+    assert (document["samples"], document["shards"]) == (12, 3)
+    assert document["bytes"] == sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert document["samples_per_shard"] == {"least": 2, "median": 4, "most": 6}
+    assert document["example_keys"] == ["00000", "00003", "00011"]
+    for suffix in ("jpg", "cls", "txt"):
+        sizes = [len(fields[suffix]) for fields in samples.values()]
+        field = document["fields"][suffix]
+        assert (field["samples"], field["bytes"]) == (12, sum(sizes))
+        assert (field["least"], field["most"]) == (min(sizes), max(sizes))
+        bounds = [1 << size.bit_length() for size in sizes]
+        assert field["histogram"] == {str(each): bounds.count(each) for each in sorted(set(bounds))}
+
+
+def test_what_is_compressed_is_told(run, folder, tmp_path):
+    fields = run(folder / "*.tar")[1]["fields"]
+    assert (fields["jpg"]["kind"], fields["jpg"]["is_compressed"]) == ("JPEG", True)
+    assert (fields["txt"]["kind"], fields["txt"]["is_compressed"]) == ("text", False)
+    assert fields["txt"]["ratio"] < 0.5
+    write_members(
+        tmp_path / "z.tar", [("a.json.gz", b"\x1f\x8b\x08 and so on"), ("a.bin", b"\xff\xfe")]
+    )
+    fields = run(tmp_path / "z.tar")[1]["fields"]
+    assert fields["json.gz"]["kind"] == "gzip"
+    assert fields["bin"]["kind"] == "bytes"
+
+
+def test_classes_are_counted_when_asked_for(run, folder):
+    assert run(folder / "*.tar")[1]["classes"] == {}
+    assert run(folder / "*.tar", "--classes")[1]["classes"] == {"0": 4, "1": 4, "2": 4}
+    assert run(folder / "*.tar", "--classes", "txt")[1]["classes"] == {("a cat " * 9).strip(): 12}
+
+
+def test_the_text_for_people_has_the_numbers(folder, tmp_path, capsys):
+    options = ["--cache-dir", str(tmp_path / "cache"), "--processes", "1", "--classes"]
+    info.main([str(folder / "*.tar"), *options])
+    out, error = capsys.readouterr()
+    assert "12 samples in 3 shards" in out
+    assert "sizes of jpg" in out
+    assert "3 classes" in out
+    assert not error  # no progress but on a terminal
+
+
+def test_a_damaged_shard_is_counted_out_and_named(run, folder):
+    path = folder / "train-000000.tar"
+    path.write_bytes(path.read_bytes()[:700])
+    status, document = run(folder / "*.tar")
+    assert (status, document["samples"]) == (1, 8)
+    assert [each["rule"] for each in document["findings"]] == ["damaged shard"]
+
+
+# --- show
+
+
+@pytest.fixture
+def draw(run_json, tmp_path):
+    def call(*arguments):
+        options = ["--cache-dir", tmp_path / "cache", "--output", tmp_path / "sheet.png"]
+        return run_json(show.main, [*arguments, *options])
+
+    return call
+
+
+def test_the_sheet_holds_samples_evenly_spaced_with_their_labels(draw, folder, tmp_path):
+    status, document = draw(folder / "*.tar", "--samples", 6, "--columns", 4, "--label", "cls")
+    assert status == 0
+    assert document["labels"] == [f"{key:05d} {key % 3}" for key in range(0, 12, 2)]
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert (sheet.format, sheet.size) == ("PNG", (4 * 168, 2 * 182))
+        first = sheet.crop((4, 4, 20, 20))
+    data = samples_of(folder / "train-000000.tar")["00000"]["jpg"]
+    with Image.open(io.BytesIO(data)) as image:
+        assert first.tobytes() == image.convert("RGB").tobytes()
+
+
+def test_drawn_samples_are_the_same_for_a_seed(draw, folder):
+    labels = [
+        draw(folder / "*.tar", "--samples", 5, "--seed", seed)[1]["labels"] for seed in (1, 1, 2)
+    ]
+    assert labels[0] == labels[1] != labels[2]
+    assert len(set(labels[0])) == 5
+
+
+def test_an_image_that_cannot_be_decoded_is_red_and_no_error(draw, tmp_path):
+    write_members(tmp_path / "a.tar", [("a.png", b"no image"), ("a.cls", b"1")])
+    assert draw(tmp_path / "a.tar")[0] == 0
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.getpixel((20, 20)) == (255, 176, 176)
+
+
+@pytest.mark.parametrize("arguments", [["--image", "png"], ["--samples", "0"], ["--size", "-1"]])
+def test_what_cannot_be_drawn_is_refused(draw, folder, tmp_path, arguments):
+    assert draw(folder / "*.tar", *arguments)[0] == 2
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_names_of_any_letters_are_drawn(draw, folder, tmp_path):
+    with tarfile.open(folder / "train-000000.tar") as archive:
+        data = archive.extractfile("00000.jpg").read()
+    write_members(tmp_path / "u.tar", [("犬é.jpg", data), ("犬é.txt", "犬\n".encode())])
+    assert draw(tmp_path / "u.tar", "--label", "txt")[1]["labels"] == ["犬é 犬"]

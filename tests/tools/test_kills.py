@@ -1,0 +1,98 @@
+"""Tools killed at any moment leave whole files or none, and the same bytes once run again."""
+
+import random
+import shutil
+import subprocess
+from time import perf_counter
+
+import pytest
+
+from tests.tools.conftest import contents, start, write_members, write_samples
+
+LIMIT_S = 120
+IN_CI, IN_MATRIX = 10, 100  # kills of each of the two tools
+
+
+def index(folder, processes):
+    formats = "wids,sizes,dali,energon,card"
+    options = ["--format", formats, "--checksums", "--processes", processes]
+    return ["index", "data/*.tar", *options, "--cache-dir", "cache"]
+
+
+def verify(folder, processes):
+    options = ["--decode", "none", "--repair", "out", "--processes", processes]
+    return ["verify", "data/*.tar", *options, "--cache-dir", "cache"]
+
+
+def prepare(tool, folder):
+    data = folder / "data"
+    write_samples(data, [6] * 24)
+    if tool is verify:
+        for path in sorted(data.glob("*.tar"))[::2]:
+            changed = bytearray(path.read_bytes())
+            changed[1536] ^= 1
+            path.write_bytes(changed)
+        write_members(data / "empty.tar", [])
+
+
+def run_whole(tool, folder, processes):
+    process = start(*tool(folder, processes), cwd=folder)
+    _, error = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (1 if tool is verify else 0), error.decode()
+
+
+def is_temporary(name):
+    return ".part" in name
+
+
+def visible(folder):
+    """What is there under final names; the cache of tables is checked by its own tests."""
+    found = contents(folder)
+    return {
+        name: data
+        for name, data in found.items()
+        if not name.startswith("cache/") and not is_temporary(name)
+    }
+
+
+def check_kills(tool, tmp_path, kills, seed):
+    draws = random.Random(seed)
+    whole, victim = tmp_path / "whole", tmp_path / "victim"
+    prepare(tool, whole)
+    shutil.copytree(whole, tmp_path / "fresh")
+    begun = perf_counter()
+    run_whole(tool, whole, 1)
+    duration = perf_counter() - begun
+    expected, hit = visible(whole), 0
+    for _ in range(kills):
+        shutil.rmtree(victim, ignore_errors=True)
+        shutil.copytree(tmp_path / "fresh", victim)
+        processes = draws.choice([1, 1, 2])
+        process = start(*tool(victim, processes), cwd=victim)
+        try:
+            process.wait(timeout=draws.uniform(0.4, 1.1) * duration * (1.5 if processes > 1 else 1))
+        except subprocess.TimeoutExpired:
+            hit += 1
+        if process.returncode is None:
+            process.kill()
+        process.communicate(timeout=LIMIT_S)  # what it started holds its stderr until it ends, too
+        left = visible(victim)
+        assert left.items() <= expected.items(), sorted(left.keys() - expected.keys())
+        run_whole(tool, victim, draws.choice([1, 2]))
+        assert visible(victim) == expected
+        assert not [name for name in contents(victim / "data") if is_temporary(name)]
+    assert hit, "no run was killed before its end: the delays are too long"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", [index, verify])
+def test_a_killed_tool_leaves_whole_files_and_can_be_run_again(tool, tmp_path):
+    check_kills(tool, tmp_path, IN_CI, seed=0)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("tool", [index, verify])
+def test_two_hundred_kills_leave_whole_files(tool, tmp_path):
+    check_kills(tool, tmp_path, IN_MATRIX, seed=1)

@@ -1,0 +1,158 @@
+"""`lightning-shards plan` says what the loader will do, and asks for it in time."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_shards import ShardDataModule
+from lightning_shards.plan.epoch import plan_epoch
+from lightning_shards.plan.footprint import DataShape, Workers, footprint
+from lightning_shards.tools import plan
+from tests.tools.conftest import write_samples
+
+COUNTS = [7, 4, 12]
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = write_samples(tmp_path / "data", COUNTS)
+
+    def write(**changes):
+        data = {
+            "train": {"urls": str(folder / "*.tar"), "sampling": "shuffled"},
+            "val": {"urls": str(folder / "*.tar")},
+            "fields": {"image": "jpg", "label": "cls"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "loader": {"cache_dir": str(tmp_path / "cache"), "prefetch": 3},
+        }
+        path = tmp_path / "config.yaml"
+        trainer = {"devices": 2, "num_nodes": 2}
+        path.write_text(yaml.safe_dump({"trainer": trainer, "data": data | changes}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(run_json):
+    return lambda *arguments: run_json(plan.main, arguments)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_numbers_are_those_of_the_loader(config, run, split):
+    path = config()
+    status, document = run("--config", path, "--split", split, "--world-size", "1,2,3,8")
+    assert status == 0
+    module = ShardDataModule.from_config(path)
+    for row in document["epochs"]:
+        world_size = row["world_size"]
+        served = []
+        for rank in range(world_size):
+            loader = module.loader(split, rank=rank, world_size=world_size)
+            batches = list(loader)
+            assert len(batches) == row["steps"] == len(loader)
+            served += [key for batch in batches for key in batch["__key__"]]
+        assert len(set(served)) == row["served"] == sum(COUNTS) - row["dropped"]
+        assert len(served) == row["served"] + row["repeated"]
+
+
+def test_memory_is_counted_from_the_first_samples(config, run):
+    _, document = run("--config", config(num_workers=3), "--world-size", "1,4")
+    assert document["batch_bytes"] == 2 * (3 * 16 * 16 + 8 + 5 + 16)  # pixels, label, key and id
+    one, four = document["epochs"]
+    assert one["shm_bytes"] == document["batch_bytes"] * 3 * (3 + 1)
+    assert four["shm_bytes"] == 2 * one["shm_bytes"]  # two ranks on each node
+    assert (one["nodes"], four["nodes"]) == (1, 2)
+    assert run("--config", config(num_workers=0))[1]["epochs"][0]["shm_bytes"] == 0
+
+
+def test_the_trainer_s_ranks_are_the_default(config, run):
+    [row] = run("--config", config())[1]["epochs"]
+    assert row["world_size"] == 4
+
+
+def test_an_index_of_a_million_remote_shards_is_planned_in_seconds(tmp_path):
+    shards, per_shard = 10**6, 10**4
+    entry = {"nsamples": per_shard, "filesize": 10**8}
+    listed = [entry | {"url": f"{shard:07d}.tar"} for shard in range(shards)]
+    (tmp_path / "wids.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
+    config = {
+        "train": {"urls": "https://host/{0000000..0999999}.tar"},
+        "fields": {"image": "jpg"},
+        "batch_size": 256,
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": config}))
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_shards", "plan", "--config", "config.yaml", "--index",
+         "wids.json", "--world-size", "1,64,4096", "--json"],
+        cwd=tmp_path, capture_output=True, check=True, timeout=240,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert document["samples"] == shards * per_shard
+    assert document["is_remote"]
+    steps = [row["steps"] for row in document["epochs"]]
+    assert steps == [shards * per_shard // (256 * size) for size in (1, 64, 4096)]
+    assert document["epochs"][0]["bytes_to_fetch"] == steps[0] * 256 * 10**8 // per_shard
+    assert time.perf_counter() - begun < 200
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--world-size", "0"], ["--world-size", "a"], ["--split", "test"], ["--index", "no"]],
+)
+def test_what_cannot_be_planned_is_refused(config, run, arguments):
+    assert run("--config", config(), *arguments)[0] == 2
+
+
+def test_a_plan_without_a_step_says_what_to_change(config, capsys):
+    plan.main(["--config", str(config()), "--world-size", "64"])
+    out = capsys.readouterr().out
+    assert "with 64 ranks no step is full; lower the batch size" in out
+
+
+# --- the arithmetic
+
+
+def needs(sampling="shuffled", streamed=True, world_size=8, ranks=4, workers=2, size=10**6, **more):
+    return footprint(
+        plan_epoch(1000, 10, world_size, "drop"),
+        DataShape(100, 1000, size, streamed),
+        Workers(ranks, workers, 2, shuffle_buffer=50),
+        sampling,
+        **more,
+    )
+
+
+def test_nodes_share_what_is_read():
+    found = needs()
+    assert (found.nodes, found.samples_per_node, found.bytes_read) == (2, 480, 480_000)
+    assert (found.shards_per_rank, found.shards_per_worker) == (12.5, 6.25)
+    assert found.buffer_bytes == 4 * 2 * 50 * 1000
+
+
+def test_unknown_sizes_stay_unknown():
+    found = needs(size=None)
+    assert (found.bytes_read, found.cache_bytes, found.shm_bytes) == (None, None, None)
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_node_reads_some_shards_and_never_more_than_there_are(sampling, streamed):
+    alone = needs(sampling, streamed, world_size=4)
+    shared = needs(sampling, streamed, world_size=40)
+    assert 0 < shared.shards_touched <= alone.shards_touched <= 100
+    assert alone.cache_bytes <= 10**6
+
+
+def test_a_node_that_reads_all_by_draws_meets_two_thirds_of_the_shards():
+    assert needs("resampled", world_size=4).shards_touched == pytest.approx(
+        100 * (1 - 0.99**100), rel=0.05
+    )
