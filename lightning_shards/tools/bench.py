@@ -1,0 +1,321 @@
+"""`lightning-shards bench`: the loader alone, the trainer alone, both, and the setting to take."""
+
+import json
+import logging
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightning_shards.callbacks.plot import require_plot
+from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.shards.parallel import num_cpus
+from lightning_shards.tools.bench_report import Runs, as_document, as_text, save_bench_plot
+from lightning_shards.tools.console import run_tool
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from lightning_shards.benchmarking import Fit, OneBatch, Window
+
+_EPILOG: Final = """\
+Three things are measured, in turn for each setting of the workers, and that several times over:
+  loader alone   batches are made and dropped
+  trainer alone  a real fit, on one batch kept in memory
+  both           the real fit
+of one rank, for --seconds each, after a warm-up; rates are samples per second: the median, and the
+least and most. A star marks the setting of the configuration. Stages are shares of the workers'
+time, loader alone. The cheapest setting within 5 % of the best is recommended.
+
+The fit has neither validation, checkpoints, loggers, profiler nor callbacks (one that slows the
+training is not seen), and its root folder is a temporary one. Options of `fit` are taken as well:
+
+  lightning-shards bench --config config.yaml --num-workers 0,2,4,8 --trainer.precision=bf16-mixed
+
+With --urls there is no trainer. Images of bare shards are cut to --image-size as in training.
+Exit status: 0 measured, 2 not done."""
+
+_BAR: Final = 24
+_LIGHTNING: Final = ("lightning.pytorch", "lightning.fabric")
+
+
+class _Subject(NamedTuple):
+    """What is measured; there is no fit for bare shards."""
+
+    data: "pl.LightningDataModule"
+    fit: "Fit | None"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; an error is one line on stderr and exit status 2."""
+    parser = _parser()
+    options, others = parser.parse_known_args(arguments)
+    if options.urls and others:
+        parser.error(f"unrecognized arguments with --urls: {' '.join(others)}")
+    options.others = others
+    run_tool("bench", _bench, options)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="lightning-shards bench",
+        description="Measure the loader alone, the trainer alone, and both; recommend workers.",
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--config", type=Path, action="append", help="a YAML of LightningCLI; several"
+    )
+    what.add_argument(
+        "--urls", nargs="+", help="shards alone: paths with braces or wildcards, URLs"
+    )
+    add = parser.add_argument
+    add("--num-workers", metavar="N,M", help="default: 0, 1, 2, 4, ... up to the number of cores")
+    add("--pool", default="processes,threads", metavar="P,Q", help="default: processes,threads")
+    add("--threads-per-worker", metavar="N,M", help="of processes; default: the configured number")
+    add("--seconds", type=float, default=5.0, metavar="S", help="of each measurement; default: 5")
+    add("--repeats", type=int, default=3, metavar="N", help="of each measurement; default: 3")
+    add("--json", action="store_true", help="print one JSON document")
+    add("--plot", metavar="FILE", help="draw the rates: .png, .pdf or .svg (extra `plot`)")
+    add("--model-class", metavar="PATH", help="of a CLI that was made for one: my_module.MyModel")
+    add("--data-class", metavar="PATH", help="likewise: my_module.MyDataModule")
+    bare = parser.add_argument_group("with --urls")
+    add = bare.add_argument
+    add("--fields", nargs="+", default=[], metavar="NAME=SUFFIXES", help="default: all of a sample")
+    add("--decode", nargs="+", default=[], metavar="NAME=DECODER", help="default: by suffix")
+    add("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    add("--image-size", type=int, default=224, metavar="N", help="default: 224; 0: not decoded")
+    add("--sampling", default="resampled", choices=("resampled", "shuffled", "sequential"))
+    add("--cache-dir", metavar="DIR", help="of counts and member tables")
+    return parser
+
+
+def _bench(options: Namespace) -> int:
+    _check(options)
+    from lightning_shards.benchmarking import take_batch  # noqa: PLC0415 --help needs no torch
+
+    with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, _quiet():
+        subject = _subject(options, folder)
+        rows = _settings(options, subject)
+        _leave_workers_out(subject.data)
+        batch = take_batch(subject.data)  # what is wrong with the data shows here
+        trainer = _measure(subject, batch, rows, options)
+    about = _about(options, subject, batch)
+    if options.plot is not None:
+        save_bench_plot(options.plot, _heading(about), rows, trainer)
+    if options.json:
+        print(json.dumps(as_document(about, rows, trainer)))
+    else:
+        print(as_text(_heading(about), rows, trainer))
+    return 0
+
+
+def _check(options: Namespace) -> None:
+    """Refuse what cannot be measured before anything heavy is imported."""
+    if not 0 < options.seconds < float("inf"):
+        raise ConfigError(f"--seconds must be above 0, got {options.seconds:g}")
+    for option, least in (("repeats", 1), ("batch_size", 1), ("image_size", 0)):
+        if getattr(options, option) < least:
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, option)}")
+    _numbers(options.num_workers, "--num-workers", 0)
+    _numbers(options.threads_per_worker, "--threads-per-worker", 1)
+    pools = options.pool.split(",")
+    if not pools or set(pools) - {"processes", "threads"}:
+        raise ConfigError(f"--pool must name processes, threads or both, got {options.pool!r}")
+    if options.plot is not None:
+        require_plot(options.plot)
+
+
+def _numbers(text: str | None, option: str, least: int) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and int(word) >= least for word in words):
+        raise ConfigError(
+            f"{option} must be numbers of at least {least}, as in 1,2,4, got {text!r}"
+        )
+    return [int(word) for word in words]
+
+
+def _subject(options: Namespace, folder: str) -> _Subject:
+    from lightning_shards.tools import bench_config  # noqa: PLC0415 --help needs no torch
+
+    if options.urls:
+        return _Subject(bench_config.module_of_shards(options), None)
+    fit = bench_config.configured_fit(
+        options.config,
+        options.others,
+        folder,
+        model_class=options.model_class,
+        data_class=options.data_class,
+    )
+    return _Subject(fit.data, fit)
+
+
+def _settings(options: Namespace, subject: _Subject) -> list[Runs]:
+    """A row for each setting; the configured one is always among them."""
+    from lightning_shards.tools.bench_settings import (  # noqa: PLC0415 --help needs no torch
+        current_setting,
+        list_settings,
+    )
+
+    now = current_setting(subject.data)
+    settings = list_settings(
+        now,
+        _numbers(options.num_workers, "--num-workers", 0) or _doubled(num_cpus()),
+        options.pool.split(","),
+        _numbers(options.threads_per_worker, "--threads-per-worker", 1),
+    )
+    is_given = subject.fit is not None
+    if is_given and now not in settings:
+        settings.insert(0, now)
+    return [Runs(setting, is_configured=is_given and setting == now) for setting in settings]
+
+
+def _doubled(most: int) -> list[int]:
+    """0, 1, 2, 4, ... and the last.
+
+    >>> _doubled(6)
+    [0, 1, 2, 4, 6]
+    """
+    return [0, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most), most]
+
+
+def _leave_workers_out(data: "pl.LightningDataModule") -> None:
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.tools.bench_settings import Setting, apply_setting  # noqa: PLC0415
+
+    if isinstance(data, ShardDataModule):
+        apply_setting(data, Setting("inline", 0))
+
+
+def _measure(
+    subject: _Subject, batch: "OneBatch", rows: Sequence[Runs], options: Namespace
+) -> "list[Window]":
+    """Fill the rows, one run of each after the other; the runs of the trainer alone."""
+    from lightning_shards import benchmarking  # noqa: PLC0415 --help needs no torch
+
+    span, fit = benchmarking.Span.of(options.seconds), subject.fit
+    trainer: list[Window] = []
+    tasks = options.repeats * (len(rows) * (2 if fit else 1) + (1 if fit else 0))
+    with _progress_bar(tasks) as begin:
+        for _ in range(options.repeats):
+            if fit:
+                begin("trainer alone")
+                trainer.append(_fitted(partial(benchmarking.measure_trainer, fit, batch, span)))
+            for runs in rows:
+                begin(f"loader alone, {runs.setting.name}")
+                measure = partial(benchmarking.measure_loader, subject.data, span)
+                _add_run(subject.data, runs, runs.loader, measure)
+                if fit:
+                    begin(f"both, {runs.setting.name}")
+                    measure = partial(_fitted, partial(benchmarking.measure_both, fit, span))
+                    _add_run(subject.data, runs, runs.both, measure)
+    return trainer
+
+
+def _add_run(
+    data: "pl.LightningDataModule",
+    runs: Runs,
+    windows: "list[Window]",
+    measure: "Callable[[], Window]",
+) -> None:
+    """Measure with this setting, or keep why it cannot be."""
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.tools.bench_settings import apply_setting  # noqa: PLC0415
+
+    if runs.refused is not None:
+        return
+    # a DataLoader refuses its settings by ValueError
+    refusals = (ConfigError, WorkerError) if isinstance(data, ShardDataModule) else (ValueError,)
+    try:
+        apply_setting(data, runs.setting)
+        windows.append(measure())
+    except refusals as error:
+        runs.refused = " ".join(str(error).split())
+
+
+def _fitted(measure: "Callable[[], Window]") -> "Window":
+    """A fit that Ctrl-C ends: Lightning leaves by SystemExit."""
+    try:
+        return measure()
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+
+
+def _about(options: Namespace, subject: _Subject, batch: "OneBatch") -> dict[str, Any]:
+    """What was measured, and where."""
+    names = ("torch", "lightning", "lightning-shards")
+    return {
+        "config": [str(path) for path in options.config or ()],
+        "urls": options.urls or [],
+        "batch_size": batch.samples,
+        "seconds": options.seconds,
+        "repeats": options.repeats,
+        "device": subject.fit.device if subject.fit else "cpu",
+        "machine": {
+            "cores": num_cpus(),
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in names},
+        },
+    }
+
+
+def _heading(about: dict[str, Any]) -> str:
+    what = " ".join(about["config"] or about["urls"])
+    cores = about["machine"]["cores"]
+    return (
+        f"{what}: batches of {about['batch_size']:,}, one rank on {about['device']}, {cores} "
+        f"cores, samples/s as median (least to most) of {about['repeats']} x {about['seconds']:g} s"
+    )
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """What Lightning tells of each fit is left out; what a model prints goes to stderr."""
+    import_module("lightning.pytorch")  # which sets the levels of its loggers
+    loggers = [logging.getLogger(name) for name in _LIGHTNING]
+    levels = [logger.level for logger in loggers]
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
+def _progress_bar(total: int, *, show: bool | None = None) -> Generator[Callable[[str], None]]:
+    """A function to call as each measurement begins; `show=None` draws on a terminal only."""
+    is_shown = sys.stderr.isatty() if show is None else show
+    began, begun = time.perf_counter(), 0
+
+    def begin(what: str) -> None:
+        nonlocal begun
+        done, begun = begun, begun + 1
+        bar = "#" * (_BAR * done // total)
+        left_s = (time.perf_counter() - began) / max(done, 1) * (total - done)
+        left = f", {left_s / 60:.0f} min left" if done else ""
+        if is_shown:
+            sys.stderr.write(f"\r\x1b[K[{bar:.<{_BAR}}] {begun} of {total}: {what}{left}")
+            sys.stderr.flush()
+
+    try:
+        yield begin
+    finally:
+        if is_shown:
+            sys.stderr.write("\r\x1b[K")

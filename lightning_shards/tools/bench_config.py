@@ -1,0 +1,212 @@
+"""What `bench` measures: the fit of a configuration, made but not run, or shards alone."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NoReturn, cast
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import LightningCLI
+
+from lightning_shards.benchmarking import Fit
+from lightning_shards.cli import ShardArgumentParser, ShardCLI
+from lightning_shards.config import LoaderConfig, SplitConfig
+from lightning_shards.datamodule import ShardDataModule
+from lightning_shards.errors import ConfigError
+from lightning_shards.parsing import plain_message
+from lightning_shards.pipeline.crops import RandomResizedCrop
+from lightning_shards.pipeline.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
+from lightning_shards.pipeline.stream import read_shard
+from lightning_shards.shards.urls import expand_urls
+
+_ONE_RANK = ("devices=1", "num_nodes=1", "strategy=auto")
+_WRITES_NOTHING = (
+    "logger=false", "callbacks=null", "enable_checkpointing=false", "profiler=null",
+    "enable_progress_bar=false", "enable_model_summary=false", "barebones=false",
+)  # fmt: skip
+_TRAINS_ON = (
+    # not -1: schedulers ask for the number of steps
+    "max_epochs=1000000", "max_steps=-1", "min_epochs=null", "min_steps=null", "max_time=null",
+    "fast_dev_run=false", "overfit_batches=0", "limit_train_batches=1.0", "limit_val_batches=0",
+    "num_sanity_val_steps=0", "val_check_interval=1.0", "check_val_every_n_epoch=1",
+    "reload_dataloaders_every_n_epochs=0",
+)  # fmt: skip
+_NOMINAL_SIZE = 1_000_000
+"""Samples of a resampled epoch of bare shards, so that nobody has to count them."""
+
+
+class _RefusedError(Exception):
+    """What the parser says of settings; ConfigError would be taken for one about the data."""
+
+
+class _OneLineParser(ShardArgumentParser):
+    """A parser that raises."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Key, rule and value where they are about the data, else all of the message."""
+        plain = message if ex is None else plain_message(ex)
+        raise _RefusedError(plain if plain.startswith("data") else message) from ex
+
+
+class _FitAsConfigured(ShardCLI):
+    """A fit that is made and not run, with a trainer that has no callbacks."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """A trainer; each call makes another one."""
+        try:
+            return LightningCLI.instantiate_trainer(self, **kwargs)
+        except (MisconfigurationException, ValueError) as error:
+            self._parser(self.subcommand).error(f"trainer: {error}")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+def configured_fit(
+    configs: Sequence[Path],
+    options: Sequence[str],
+    folder: str,
+    *,
+    model_class: str | None = None,
+    data_class: str | None = None,
+) -> Fit:
+    """What `fit` would train with these files and options.
+
+    Args:
+        configs: files of LightningCLI, laid over each other.
+        options: options of LightningCLI.
+        folder: root folder of the trainer, for whatever the model writes.
+        model_class: import path of the model's class, where the configuration does not name it.
+        data_class: likewise of the data module.
+
+    Raises:
+        ConfigError: it is not the fit of one rank.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # models and transforms of this folder, as in `fit`
+    model = None if model_class is None else _load_class(model_class, "--model-class")
+    names_class = data_class is None and _names_data_class(configs)
+    data: Any = pl.LightningDataModule if names_class else ShardDataModule
+    if data_class is not None:
+        data = _load_class(data_class, "--data-class")
+    try:
+        cli = _FitAsConfigured(
+            model,
+            data,
+            subclass_mode_data=names_class,
+            save_config_callback=None,
+            parser_class=_OneLineParser,
+            args=_arguments(configs, options, folder),
+        )
+    except _RefusedError as error:
+        raise ConfigError(str(error)) from error
+    if cli.trainer.world_size != 1:
+        raise ConfigError(
+            f"bench measures one rank, not {cli.trainer.world_size}; leave out --trainer.devices "
+            "and --trainer.num_nodes"
+        )
+    return Fit(
+        cli.model,
+        cli.datamodule,
+        lambda callbacks: cli.instantiate_trainer(callbacks=callbacks),
+        str(cli.trainer.strategy.root_device),
+    )
+
+
+def _arguments(configs: Sequence[Path], options: Sequence[str], folder: str) -> list[str]:
+    """What the user asked for stands behind one rank, and before all that keeps folders as is."""
+    ours = (*_WRITES_NOTHING, *_TRAINS_ON, f"default_root_dir={folder}")
+    return [
+        "fit",
+        *(f"--config={path}" for path in configs),
+        *(f"--trainer.{each}" for each in _ONE_RANK),
+        *options,
+        *(f"--trainer.{each}" for each in ours),
+        "--ckpt_path=null",
+    ]
+
+
+def module_of_shards(options: Namespace) -> ShardDataModule:
+    """A data module of the shards that `--urls` names, with the fields of the first sample.
+
+    Raises:
+        ShardError: there are no such shards, or no such fields.
+    """
+    urls = expand_urls(options.urls)
+    if options.fields:
+        fields = _pairs(options.fields, "--fields")
+    else:
+        fields = {suffix: suffix for suffix in _first_suffixes(urls)}
+    decode = _pairs(options.decode, "--decode")
+    transforms: dict[str, Any] = {}
+    for name in fields.keys() - decode.keys():
+        kinds = {decoder_of(suffix) for suffix in fields[name].split(";")}
+        if kinds & IMAGE_DECODERS:
+            decode[name] = "raw"
+            if options.image_size:
+                transforms[name] = RandomResizedCrop(size=options.image_size)
+        elif kinds & UNSAFE_DECODERS:
+            decode[name] = "raw"
+    size = _NOMINAL_SIZE if options.sampling == "resampled" else None
+    return ShardDataModule(
+        train=SplitConfig(urls, sampling=options.sampling, dataset_size=size),
+        fields=fields,
+        decode=decode,
+        transforms=transforms,
+        batch_size=options.batch_size,
+        num_workers=0,
+        loader=LoaderConfig(cache_dir=options.cache_dir),
+    )
+
+
+def _names_data_class(configs: Sequence[Path]) -> bool:
+    """Whether the section `data` says which class it is for."""
+    from omegaconf import OmegaConf  # noqa: PLC0415 heavy, and not asked for with --urls
+    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+    from yaml import YAMLError  # noqa: PLC0415
+
+    for path in configs:
+        try:
+            document = cast("Any", OmegaConf.load(path))
+        except (YAMLError, OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+        data: Any = document.get("data") if OmegaConf.is_dict(document) else None
+        if OmegaConf.is_dict(data) and "class_path" in data:
+            return True
+    return False
+
+
+def _load_class(path: str, option: str) -> type:
+    try:
+        found = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option}={path} cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"{option}={path} is no class")
+    return found
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise ConfigError(f"{option} takes NAME=VALUE, as in image=jpg;png, got {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def _first_suffixes(urls: Sequence[str]) -> list[str]:
+    """The suffixes of the first sample of all shards."""
+    for sample in _first_samples(urls):
+        return [name for name in sample if not name.startswith("__")]
+    raise ConfigError(f"the {len(urls)} shards of --urls hold no sample")
+
+
+def _first_samples(urls: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for url in urls:
+        with closing(read_shard(url, None)) as samples:
+            yield from samples

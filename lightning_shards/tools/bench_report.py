@@ -1,0 +1,244 @@
+"""What `bench` found: medians with their spread, the setting to take, a table and a picture."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from lightning_shards.callbacks.rates import Throughput
+from lightning_shards.errors import ConfigError
+from lightning_shards.tools.console import table
+
+if TYPE_CHECKING:
+    from lightning_shards.benchmarking import Window
+    from lightning_shards.tools.bench_settings import Setting
+
+GOOD_ENOUGH = 0.95
+"""Share of the best rate from which on a cheaper setting is taken: runs differ by as much."""
+
+REST = "rest"
+
+Limit = Literal["trainer", "loader", "both"]
+
+
+class Spread(NamedTuple):
+    """Samples per second of repeated runs."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:,.0f} ({self.least:,.0f} to {self.most:,.0f})"
+
+
+@dataclass
+class Runs:
+    """What was measured with one setting, run by run; for the trainer alone `loader` stays empty.
+
+    Attributes:
+        setting: where batches were made.
+        is_configured: whether the configuration says so.
+        loader: runs of the loader alone.
+        both: runs of the fit.
+        refused: why it cannot be.
+    """
+
+    setting: "Setting"
+    is_configured: bool = False
+    loader: list["Window"] = field(default_factory=list["Window"])
+    both: list["Window"] = field(default_factory=list["Window"])
+    refused: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The setting, with a star if it is the configured one."""
+        return f"{self.setting.name}{' *' * self.is_configured}"
+
+    @property
+    def judged(self) -> float:
+        """Median rate of the fit, or of the loader where nothing was trained."""
+        return spread_of(self.both or self.loader).median
+
+    @property
+    def waited(self) -> float:
+        """Median share of the fit's time that the trainer waited for data."""
+        return statistics.median(_throughput(window).wait_fraction for window in self.both)
+
+    def stage_shares(self) -> dict[str, float]:
+        """Share of the workers' seconds of each stage, loader alone; empty if nobody knows.
+
+        What is left of the seconds, bookkeeping and a stream's own stages, is the `rest`.
+        """
+        total = sum(window.measured.produce_s for window in self.loader)
+        if not total:
+            return {}
+        shares = {
+            name: sum(window.stages[name] for window in self.loader) / total
+            for name in self.loader[0].stages
+        }
+        return shares | {REST: max(0.0, 1 - sum(shares.values()))} if shares else {}
+
+
+class Advice(NamedTuple):
+    """The setting to take, what limits the rate there, and a sentence with the numbers."""
+
+    runs: Runs
+    limit: Limit
+    sentence: str
+
+
+def spread_of(windows: Sequence["Window"]) -> Spread:
+    """Median, least and most of the rates of these runs."""
+    rates = [_throughput(window).trained for window in windows]
+    return Spread(statistics.median(rates), min(rates), max(rates))
+
+
+def advise(rows: Sequence[Runs], trainer: Sequence["Window"]) -> Advice:
+    """The cheapest setting within 5 % of the best, and what limits it.
+
+    Args:
+        rows: all settings.
+        trainer: runs of the trainer alone; empty if there is none.
+
+    Raises:
+        ConfigError: none of the settings can be run.
+    """
+    allowed = [runs for runs in rows if runs.refused is None]
+    if not allowed:
+        raise ConfigError(f"no setting can be run: {rows[0].name}: {rows[0].refused}")
+    best = max(allowed, key=lambda runs: runs.judged)
+    enough = [runs for runs in allowed if runs.judged >= GOOD_ENOUGH * best.judged]
+    chosen = min(enough, key=lambda runs: runs.setting.cost)
+    rate, name = f"{chosen.judged:,.0f} samples/s", chosen.setting.name
+    if chosen is best:
+        why = f"{name} is the best: {rate}"
+    else:
+        why = (
+            f"{name} is the cheapest within 5 % of the best: {rate} against {best.judged:,.0f} "
+            f"with {best.setting.name}"
+        )
+    if not trainer:
+        return Advice(chosen, "loader", why)
+    alone, loader = spread_of(trainer).median, spread_of(chosen.loader).median
+    if chosen.judged >= GOOD_ENOUGH**2 * alone:  # 5 % for the cheaper setting, 5 % for the fit
+        said = f"the trainer is the limit: it takes {alone:,.0f} samples/s alone; {why}"
+        return Advice(chosen, "trainer", f"{said}; a faster loader changes nothing")
+    if loader < alone:
+        said = f"the loader is the limit: {loader:,.0f} samples/s alone, the trainer could take "
+        return Advice(chosen, "loader", f"{said}{alone:,.0f}; {why}{_largest_stage(chosen)}")
+    said = f"each alone is faster (trainer {alone:,.0f} samples/s, loader {loader:,.0f})"
+    return Advice(chosen, "both", f"{said}, together they share the cores; {why}")
+
+
+def _largest_stage(runs: Runs) -> str:
+    shares = {name: share for name, share in runs.stage_shares().items() if name != REST}
+    if not shares:
+        return ""
+    stage, share = max(shares.items(), key=lambda item: item[1])
+    return f"; {share:.0%} of its work is {stage}"
+
+
+def command_line(setting: "Setting") -> str:
+    """The options that set it."""
+    if setting.pool in ("inline", "own"):
+        return f"--data.num_workers={max(setting.num_workers, 0)}"
+    pool = f"--data.num_workers={setting.num_workers} --data.loader.pool={setting.pool}"
+    if setting.pool == "threads":
+        return pool
+    return f"{pool} --data.loader.threads_per_worker={setting.threads_per_worker}"
+
+
+def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Window"]) -> str:
+    """The table; what was refused stands below it, with the reason."""
+    allowed = [runs for runs in rows if runs.refused is None]
+    stages = list(allowed[0].stage_shares()) if allowed else []
+    titles = ["workers", "loader alone", *(["both", "waited"] if trainer else []), *stages]
+    cells = [titles]
+    for runs in allowed:
+        both = [str(spread_of(runs.both)), f"{runs.waited:.0%}"] if trainer else []
+        shares = [f"{share:.0%}" for share in runs.stage_shares().values()]
+        cells.append([runs.name, str(spread_of(runs.loader)), *both, *shares])
+    lines = [heading]
+    if trainer:
+        lines.append(f"trainer alone: {spread_of(trainer)} samples/s")
+    lines += ["", table(cells)]
+    lines += [f"{runs.name}: refused: {runs.refused}" for runs in rows if runs.refused is not None]
+    advice = advise(rows, trainer)
+    lines += ["", advice.sentence, f"to set it: {command_line(advice.runs.setting)}"]
+    return "\n".join(lines)
+
+
+def as_document(
+    about: Mapping[str, Any], rows: Sequence[Runs], trainer: Sequence["Window"]
+) -> dict[str, Any]:
+    """The same for programs; rates are samples per second."""
+    advice = advise(rows, trainer)
+    return {
+        **about,
+        "trainer": _rates(trainer),
+        "settings": [_row(runs) for runs in rows],
+        "recommended": {
+            **_setting(advice.runs.setting),
+            "limit": advice.limit,
+            "sentence": advice.sentence,
+        },
+    }
+
+
+def save_bench_plot(
+    path: str, heading: str, rows: Sequence[Runs], trainer: Sequence["Window"]
+) -> None:
+    """Draw the rates of all settings, with least and most as bars, and the trainer as a band."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+
+    allowed = [runs for runs in rows if runs.refused is None]
+    figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(allowed))
+    series = {"loader alone": [spread_of(runs.loader) for runs in allowed]}
+    if trainer:
+        series["both"] = [spread_of(runs.both) for runs in allowed]
+        alone = spread_of(trainer)
+        axes.axhspan(alone.least, alone.most, alpha=0.25, color="gray")
+        axes.axhline(alone.median, color="gray", label="trainer alone")
+    for label, spreads in series.items():
+        medians = [spread.median for spread in spreads]
+        below = [spread.median - spread.least for spread in spreads]
+        above = [spread.most - spread.median for spread in spreads]
+        axes.errorbar(places, medians, (below, above), fmt="o", capsize=4, label=label)
+    axes.set_xticks(places, [runs.name for runs in allowed], rotation=30, ha="right")
+    axes.set(ylabel="samples/s", ylim=(0, None))
+    axes.set_title(heading, fontsize="small", wrap=True)
+    axes.legend()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _throughput(window: "Window") -> Throughput:
+    return Throughput(window.measured, num_workers=1, world_size=1)
+
+
+def _rates(windows: Sequence["Window"]) -> dict[str, Any] | None:
+    if not windows:
+        return None
+    runs = [_throughput(window).trained for window in windows]
+    return {**spread_of(windows)._asdict(), "runs": runs}
+
+
+def _setting(setting: "Setting") -> dict[str, Any]:
+    return {name: getattr(setting, name) for name in ("pool", "num_workers", "threads_per_worker")}
+
+
+def _row(runs: Runs) -> dict[str, Any]:
+    is_allowed = runs.refused is None
+    return {
+        **_setting(runs.setting),
+        "is_configured": runs.is_configured,
+        "refused": runs.refused,
+        "loader": _rates(runs.loader) if is_allowed else None,
+        "both": _rates(runs.both) if is_allowed else None,
+        "wait_fraction": runs.waited if runs.both and is_allowed else None,
+        "stages": runs.stage_shares() if is_allowed else {},
+    }

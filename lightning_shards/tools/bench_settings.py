@@ -1,0 +1,100 @@
+"""Where batches can be made, and how a data module is told so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+
+from lightning_shards.datamodule import ShardDataModule
+
+PoolName = Literal["inline", "threads", "processes", "own"]
+
+_POOLS_BY_COST: tuple[PoolName, ...] = ("inline", "threads", "processes", "own")
+_UNKNOWN = -1
+"""The number of workers of a data module that cannot be told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where batches are made.
+
+    Attributes:
+        pool: what workers are; `inline` goes with no workers, and only with none; `own` are those
+            of a data module that is not ours.
+        num_workers: workers of the rank.
+        threads_per_worker: threads in each worker process.
+    """
+
+    pool: PoolName
+    num_workers: int
+    threads_per_worker: int = 1
+
+    @property
+    def name(self) -> str:
+        """For people: `2 processes x 3 threads`."""
+        if self.pool == "inline":
+            return "0 (inline)"
+        if self.num_workers == _UNKNOWN:
+            return "as it is"
+        kind = {"threads": "thread", "processes": "process", "own": "worker"}[self.pool]
+        plural = "" if self.num_workers == 1 else "es" if kind.endswith("s") else "s"
+        times = "" if self.threads_per_worker == 1 else f" x {self.threads_per_worker} threads"
+        return f"{self.num_workers} {kind}{plural}{times}"
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """Grows with what it takes of the machine: what works first, then what holds it."""
+        lanes = self.num_workers * self.threads_per_worker
+        return lanes, _POOLS_BY_COST.index(self.pool), self.num_workers
+
+
+def current_setting(data: pl.LightningDataModule) -> Setting:
+    """Where batches are made now."""
+    if not isinstance(data, ShardDataModule):
+        num_workers = getattr(data, "num_workers", _UNKNOWN)
+        return Setting("own", num_workers if type(num_workers) is int else _UNKNOWN)
+    config = data.loader_config
+    if data.num_workers == 0 or config.pool == "inline":
+        return Setting("inline", 0)
+    return Setting(config.pool, data.num_workers, config.threads_per_worker)
+
+
+def apply_setting(data: pl.LightningDataModule, setting: Setting) -> None:
+    """Let the loaders that are asked for next make their batches there."""
+    if isinstance(data, ShardDataModule):
+        assert setting.pool != "own"  # noqa: S101 list_settings made it
+        pool, threads = setting.pool, setting.threads_per_worker
+        config = replace(data.loader_config, pool=pool, threads_per_worker=threads)
+        data.num_workers, data.loader_config = setting.num_workers, config
+    elif setting.num_workers != _UNKNOWN:
+        cast("Any", data).num_workers = setting.num_workers
+
+
+def list_settings(
+    now: Setting,
+    num_workers: Sequence[int],
+    pools: Sequence[PoolName],
+    threads_per_worker: Sequence[int],
+) -> list[Setting]:
+    """The settings to try, each once.
+
+    Args:
+        now: the configured one.
+        num_workers: numbers of workers.
+        pools: `processes`, `threads`; a data module that is not ours has its own.
+        threads_per_worker: of processes; empty: as configured.
+    """
+    if now.num_workers == _UNKNOWN:
+        return [now]
+    if now.pool == "own":
+        return [Setting("own", number) for number in dict.fromkeys(num_workers)]
+    settings: list[Setting] = []
+    for number in num_workers:
+        for pool in pools if number else ("inline",):
+            is_processes = pool == "processes"
+            threads = threads_per_worker or (now.threads_per_worker,)
+            settings += [
+                Setting(pool, number, each) for each in (threads if is_processes else (1,))
+            ]
+    return list(dict.fromkeys(settings))
