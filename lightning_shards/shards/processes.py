@@ -1,0 +1,140 @@
+"""One function over many tasks, in processes that end with the one that started them.
+
+`concurrent.futures` leaves its workers behind when their parent is killed: each holds both ends of
+the queue and waits on itself. Here every worker has a pipe of its own, whose end it sees.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from signal import SIG_IGN, SIGINT, signal
+from threading import Thread
+from typing import Any, TypeVar, cast
+
+from lightning_shards.errors import ConfigError, WorkerError
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+_JOIN_TIMEOUT_S = 10.0
+
+
+def run_in_processes(
+    function: Callable[[_Task], _Result], tasks: Iterable[_Task], processes: int
+) -> Generator[tuple[_Task, _Result]]:
+    """Each task with what the function made of it, as they are done; close it to end the processes.
+
+    With one process it runs in this one. Else function, tasks and results are pickled, and tasks
+    are taken from the iterable as processes get free.
+
+    Raises:
+        ConfigError: Fewer than one process.
+        WorkerError: A process died, or could not start.
+        Exception: What the function raises; the other tasks are given up.
+    """
+    if processes < 1:
+        raise ConfigError(f"processes must be at least 1, got {processes}")
+    if processes == 1:
+        for task in tasks:
+            yield task, function(task)
+        return
+    remaining = iter(tasks)
+    first = list(islice(remaining, processes))
+    workers = [_Worker(function) for _ in first]
+    try:
+        for worker, task in zip(workers, first, strict=True):
+            worker.start()
+            worker.send(task)
+        yield from _collect(workers, remaining)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _collect(workers: list["_Worker"], remaining: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """Results as they come, each followed by a new task for its worker while there are any."""
+    busy = {worker.connection: worker for worker in workers}
+    while busy:
+        for ready in wait(list(busy)):
+            worker = busy[cast("Connection", ready)]
+            done = worker.receive()
+            try:
+                worker.send(next(remaining))
+            except StopIteration:
+                del busy[worker.connection]
+            yield done
+
+
+class _Worker:
+    """A process that runs one task at a time."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        context = get_context("spawn")
+        self.connection, self._its_end = context.Pipe()
+        self._process: SpawnProcess = context.Process(
+            target=_work, args=(function, self._its_end), daemon=True
+        )
+        self._task: Any = None
+
+    def start(self) -> None:
+        self._process.start()
+        self._its_end.close()
+
+    def send(self, task: Any) -> None:
+        self._task = task
+        with suppress(BrokenPipeError, ConnectionResetError):  # dead: `receive` says so
+            self.connection.send(task)
+
+    def receive(self) -> tuple[Any, Any]:
+        try:
+            is_done, result = self.connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._process.join(_JOIN_TIMEOUT_S)
+            raise WorkerError(
+                f"a process died with exit code {self._process.exitcode} (-9: killed, often for "
+                "want of memory); run the command again to go on, with fewer processes. In a "
+                "script, the call belongs under `if __name__ == '__main__':`"
+            ) from error
+        if not is_done:
+            raise result
+        return self._task, result
+
+    def stop(self) -> None:
+        """End the process, in the midst of its task too: what it leaves is a temporary file."""
+        self.connection.close()
+        if self._process.pid is not None:
+            self._process.terminate()
+            self._process.join(_JOIN_TIMEOUT_S)
+
+
+def _work(function: Callable[[Any], Any], connection: Connection) -> None:
+    """Answer tasks until the other end is closed, which the death of its process does too."""
+    signal(SIGINT, SIG_IGN)  # Ctrl-C goes to all of the group; the parent sees to its end
+    Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            task = connection.recv()
+            if not _is_wanted():  # it died before this process had started
+                return
+            try:
+                answer = (True, function(task))
+            except Exception as error:  # noqa: BLE001 - raised again in the parent
+                answer = (False, error)
+            connection.send(answer)
+
+
+def _is_wanted() -> bool:
+    parent = parent_process()
+    return parent is None or parent.is_alive()
+
+
+def _end_with_parent() -> None:
+    """Give up the task at hand, too, when nobody waits for it: the next run may want its file."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

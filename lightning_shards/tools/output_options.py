@@ -1,0 +1,136 @@
+"""What `pack` and `reshard` share: options of what is written, functions by name, the report."""
+
+import hashlib
+import inspect
+import json
+import pickle
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Final
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.listing import Listing
+from lightning_shards.shards.packing import Packing
+from lightning_shards.shards.parallel import num_cpus
+from lightning_shards.shards.rewriting import Output, Rewritten
+from lightning_shards.tools.console import human, printable
+
+RESUMING: Final = """\
+Every shard appears whole, the index last. A run that was killed goes on when the same command is
+given again, and gives the same bytes; so does any number of processes. Exit status: 0 written, 2
+not done."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS = ("", "K", "M", "G", "T")
+
+
+def add_output_options(parser: ArgumentParser, *, order: str) -> None:
+    """The options that say what is written, and where; `order` is the default."""
+    add = parser.add_argument
+    add("--out", required=True, type=Path, metavar="DIR", help="folder to write, new or unfinished")
+    add("--prefix", default="shard", metavar="NAME", help="of shards: NAME-000000.tar")
+    add("--max-samples", type=int, metavar="N", help="samples of a shard at most")
+    add("--max-bytes", type=size_bytes, metavar="SIZE", help="like 500MB or 1GiB; default: 1GB")
+    add("--num-shards", type=int, metavar="N", help="in place of both: equal shards")
+    add("--order", default=order, choices=("source", "shuffled", "sorted"), help="of samples")
+    add("--seed", type=int, default=0, help="of the shuffle, of splits and shares")
+    add("--val-fraction", type=float, default=0.0, metavar="X", help="share that goes to DIR/val")
+    add("--keep", type=float, default=1.0, metavar="X", help="share of the samples that is kept")
+    add(
+        "--duplicate-keys",
+        default="refuse",
+        choices=("refuse", "prefix"),
+        help="prefix: put the name of its file before a key that others have too",
+    )
+    add("--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors")
+    add("--cache-dir", type=Path, metavar="DIR", help="of member tables; see `index`")
+    add("--json", action="store_true", help="print one JSON document")
+
+
+def packing_of(options: Namespace) -> Packing:
+    """How samples are laid out."""
+    names = ("order", "seed", "max_samples", "max_bytes", "num_shards", "keep", "val_fraction")
+    return Packing(**{name: getattr(options, name) for name in names})
+
+
+def output_of(options: Namespace) -> Output:
+    """Where shards are written."""
+    return Output(
+        folder=options.out,
+        prefix=options.prefix,
+        processes=options.processes,
+        cache_dir=options.cache_dir,
+    )
+
+
+def size_bytes(text: str) -> int:
+    """A number of bytes, in units of 1000 or, with an i, of 1024.
+
+    >>> size_bytes("1.5GB"), size_bytes("1MiB"), size_bytes("512")
+    (1500000000, 1048576, 512)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)  # argparse says so
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS.index(match[2].upper()))
+
+
+def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str, str]]:
+    """A function by its import path, and what tells it from others: the path, its file's digest.
+
+    Raises:
+        ConfigError: There is no such function, or no other process could find it.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # functions of this folder can be named
+    try:
+        function = resolve_name(path)
+        pickle.dumps(function)
+    except (ImportError, AttributeError, ValueError, pickle.PicklingError, TypeError) as error:
+        raise ConfigError(
+            f"{path!r} names no function: {error}; write my_module:my_function"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"{path!r} is no function but {type(function).__name__}")
+    try:
+        code = Path(inspect.getfile(inspect.unwrap(function))).read_bytes()
+    except (TypeError, OSError):
+        code = b""  # built in
+    return function, {"function": path, "code": hashlib.sha256(code).hexdigest()[:16]}
+
+
+def print_report(options: Namespace, listing: Listing, written: Rewritten) -> None:
+    """Print what was written, and what was in no sample."""
+    fields = listing.catalog.field_counts()
+    if options.json:
+        data_sets = {name: found._asdict() for name, found in written.data_sets.items()}
+        document = {
+            "data_sets": data_sets,
+            "kept_shards": written.kept_shards,
+            "input": {
+                "samples": len(listing.catalog),
+                "fields": fields,
+                "ignored": +listing.ignored,
+                "joined": listing.joined,
+                "classes": len(listing.classes),
+            },
+        }
+        print(json.dumps(document))
+        return
+    for found in written.data_sets.values():
+        size = human(found.size_bytes)
+        print(f"{found.samples:,} samples in {found.shards:,} shards, {size}: {found.urls}")
+    samples = len(listing.catalog)
+    counts = ", ".join(f"{printable(name)} {count:,}" for name, count in fields.items())
+    print(f"read {samples:,} samples: {counts}")
+    for reason, count in sorted((+listing.ignored).items()):
+        print(f"in no sample: {count:,} {reason}")
+    if listing.joined:
+        print(f"joined {listing.joined:,} samples whose members were apart")
+    if listing.classes:
+        print(f"{len(listing.classes):,} classes: {options.out / 'classes.json'}")
+    if written.kept_shards:
+        print(f"{written.kept_shards:,} shards were there already")

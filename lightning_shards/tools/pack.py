@@ -1,0 +1,150 @@
+"""`lightning-shards pack`: files, tables and tars to shards."""
+
+import json
+import os
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.listing import Listing, list_folder, list_tars
+from lightning_shards.shards.rewriting import Edit, rewrite
+from lightning_shards.shards.rows import TABLE_SUFFIXES, Columns, list_table
+from lightning_shards.shards.survey import require_local
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import run_tool
+from lightning_shards.tools.output_options import (
+    RESUMING,
+    add_output_options,
+    output_of,
+    packing_of,
+    print_report,
+)
+
+_EPILOG = f"""\
+{RESUMING}
+
+  lightning-shards pack photos/ --out data --val-fraction 0.05 --resize 512 --quality 90
+  lightning-shards pack rows.csv --files path --values caption=txt --key id --out data
+  lightning-shards pack archive.tar --max-samples 10000 --out data
+
+A folder of folders of classes gives each sample its class as field `cls`, numbered by name; the
+names are in DIR/classes.json. Files whose names differ in the suffix alone are one sample.
+"""
+
+_FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
+_FOR_FOLDERS = ("no_classes", "suffix_from")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    run_tool("pack", _pack, _parser().parse_args(arguments))
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="lightning-shards pack",
+        description="Write a folder, a table of files or tars as shards, with their index.",
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("input", nargs="+", help=f"a folder; a table ({', '.join(TABLE_SUFFIXES)}); or tars")
+    add_output_options(parser, order="shuffled")
+    add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
+    add("--quality", type=int, metavar="N", help="of JPEG and WebP that are written anew, 1 to 100")
+    folders = parser.add_argument_group("folders").add_argument
+    folders("--no-classes", action="store_true", help="folders are no classes")
+    folders("--suffix-from", choices=("last", "first"), help="dot of a name; default: last")
+    tables = parser.add_argument_group("tables").add_argument
+    pair: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN=FIELD"}
+    tables("--files", **pair, help="a column that names files; COLUMN alone: their own suffix")
+    tables("--values", **pair, help="a column whose values are stored")
+    tables("--key", metavar="COLUMN", help="keys; default: the path of the first file")
+    tables("--class-column", metavar="COLUMN", help="names of classes, numbered as field cls")
+    tables("--split-column", metavar="COLUMN", help="the split of each sample, a folder each")
+    tables("--root", metavar="DIR", help="folder of the files; default: that of the table")
+    return parser
+
+
+def _pack(options: Namespace) -> int:
+    packing, output = packing_of(options), output_of(options)
+    edit = _reencoding(options)
+    listing = _list(options)
+    classes = {name: number for number, name in enumerate(listing.classes)}
+    written = rewrite(
+        listing.catalog,
+        packing,
+        output,
+        edit,
+        may_rename_keys=options.duplicate_keys == "prefix",
+        beside={"classes.json": json.dumps(classes, indent=1) + "\n"} if classes else {},
+    )
+    print_report(options, listing, written)
+    return 0
+
+
+def _reencoding(options: Namespace) -> Edit:
+    """What is done to images."""
+    if options.resize is None and options.quality is None:
+        return Edit()
+    from lightning_shards.pipeline.reencode import Reencode  # noqa: PLC0415 - it imports torch
+
+    reencode = Reencode(resize=options.resize, quality=options.quality)
+    return Edit(transform=reencode, settings=reencode.settings)
+
+
+def _list(options: Namespace) -> Listing:
+    """What is in the input."""
+    first: str = options.input[0]
+    if os.path.isdir(first):  # noqa: PTH112 - a leading ./ stays
+        _refuse(options, _FOR_TABLES, "a table")
+        return list_folder(
+            _only(options.input),
+            suffix_from=options.suffix_from or "last",
+            has_classes=not options.no_classes,
+        )
+    _refuse(options, _FOR_FOLDERS, "a folder")
+    if Path(first).suffix.lower() in TABLE_SUFFIXES:
+        return list_table(_only(options.input), _columns(options, first))
+    _refuse(options, _FOR_TABLES, "a table")
+    paths = require_local(expand_urls(options.input), "pack")
+    return list_tars(paths, processes=options.processes)
+
+
+def _columns(options: Namespace, table: str) -> Columns:
+    return Columns(
+        files=_pairs(options.files, may_be_single=True),
+        values=_pairs(options.values, may_be_single=False),
+        key=options.key,
+        class_name=options.class_column,
+        split=options.split_column,
+        root=options.root if options.root is not None else str(Path(table).parent),
+    )
+
+
+def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
+    """Column to field."""
+    found: dict[str, str] = {}
+    for text in texts:
+        column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
+        if not column or (equals and not field) or not (equals or may_be_single):
+            raise ConfigError(f"{text!r} must be COLUMN=FIELD, like caption=txt")
+        found[column] = field
+    return found
+
+
+def _refuse(options: Namespace, names: Sequence[str], kind: str) -> None:
+    """Refuse options that are for another kind of input."""
+    for name in names:
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is for {kind}, and {options.input[0]} is none")
+
+
+def _only(inputs: Sequence[str]) -> str:
+    if len(inputs) > 1:
+        raise ConfigError(f"one folder or one table at a time, got {len(inputs)}; pack them apart")
+    return inputs[0]

@@ -1,0 +1,217 @@
+"""A program that disturbs runs of a writing tool, runs them again, and compares what is there.
+
+    python killed_runs.py FOLDER {random,each,fail,full} NUMBER PROCESSES TOOL ARGUMENT...
+
+TOOL is `pack`, `reshard` or `writer`; the output folder is added to its arguments. `random` kills
+at random moments NUMBER times, `each` kills once at each file operation of the run, `fail` lets
+each one fail once, `full` lets files grow to NUMBER different sizes only. Everything is imported
+once and each run is a fork, so that a run costs no start. FOLDER gets `reference`, the output of an
+undisturbed run. Prints one JSON object.
+"""
+
+import errno
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
+from lightning_shards.shards.writer import ShardWriter
+from lightning_shards.tools import pack, reshard
+
+OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "fcntl.flock"}
+MAX_OPERATIONS = 400
+
+
+def write_samples(count, *options):
+    with ShardWriter(options[-1], max_samples=7, cache_dir=options[1]) as writer:
+        for number in range(int(count)):
+            writer.write({"__key__": f"{number:04d}", "bin": bytes([number]) * number * 9})
+
+
+TOOLS = {
+    "pack": lambda *arguments: pack.main(arguments),
+    "reshard": lambda *arguments: reshard.main(arguments),
+    "writer": write_samples,
+}
+
+
+def start(tool, arguments, disturb=None):
+    """Run the tool in a fork, which first calls `disturb` if that is given."""
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        if disturb is not None:
+            os.dup2(silent, 2)
+            disturb()
+        TOOLS[tool](*arguments)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    finally:
+        os._exit(status)
+
+
+def disturb_at(operation, out, *, act):
+    """Let `act` happen before file operation number `operation` on the output."""
+    numbers = itertools.count()
+
+    def count():
+        if next(numbers) == operation:
+            act()
+
+    def hook(event, details):
+        is_of_output = event == "fcntl.flock" or out in str(details[:1])
+        if event in OPERATIONS and is_of_output:
+            count()
+
+    sync = os.fsync  # has no audit event
+    os.fsync = lambda file: (count(), sync(file), count())[1]
+    sys.addaudithook(hook)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise OSError(errno.EIO, "planned failure")
+
+
+def limit_files(size):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing fails with EFBIG instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def finish(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def contents(folder):
+    """What readers see, by path: all but hidden files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def hidden(folder):
+    return sorted(path.name for path in folder.rglob(".*.part"))
+
+
+class FailedError(Exception):
+    pass
+
+
+def check(out, reference, *, is_finished):
+    there = contents(out) if out.is_dir() else {}
+    wrong = [name for name, data in there.items() if reference.get(name) != data]
+    if wrong:
+        raise FailedError(f"not what the reference has: {wrong}")
+    indexes = [name for name in there if name.endswith("wids.json")]
+    for index in indexes:
+        folder = index.removesuffix("wids.json")
+        missing = [name for name in reference if name.startswith(folder) and name not in there]
+        if folder and missing:
+            raise FailedError(f"{index} is there, {missing} not")
+    if is_finished and there != reference:
+        raise FailedError(f"missing: {sorted(reference.keys() - there.keys())}")
+    if is_finished and hidden(out):
+        raise FailedError(f"left over: {hidden(out)}")
+
+
+def run_again(tool, arguments, out, reference):
+    code = finish(start(tool, arguments))
+    is_whole = tool == "writer" and code == 70 and (out / "wids.json").exists()
+    if code and not is_whole:  # ShardWriter refuses a finished folder
+        raise FailedError(f"the run after the kill ended with {code}")
+    check(out, reference, is_finished=True)
+
+
+def kill_randomly(tool, arguments, out, reference, seconds, kills):
+    draw = random.Random(0)
+    killed = chains = 0
+    while killed < kills:
+        shutil.rmtree(out, ignore_errors=True)
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            child = start(tool, arguments)
+            time.sleep(draw.uniform(0, 1.1 * seconds))
+            os.kill(child, signal.SIGKILL)
+            killed += finish(child) == -signal.SIGKILL
+            check(out, reference, is_finished=False)
+        run_again(tool, arguments, out, reference)
+        chains += 1
+    return {"kills": killed, "chains": chains}
+
+
+def disturb_each(tool, arguments, out, reference, act):
+    for operation in range(MAX_OPERATIONS):
+        shutil.rmtree(out, ignore_errors=True)
+        called = out.parent / "called"
+        called.unlink(missing_ok=True)
+
+        def noted(called=called):
+            called.touch()
+            act()
+
+        code = finish(start(tool, arguments, partial(disturb_at, operation, out.name, act=noted)))
+        if not called.exists():
+            check(out, reference, is_finished=True)
+            return {"disturbed": operation}
+        if act is die and code != -signal.SIGKILL:
+            raise FailedError(f"ended with {code} and not by the signal")
+        check(out, reference, is_finished=code == 0)
+        run_again(tool, arguments, out, reference)
+    raise FailedError(f"more than {MAX_OPERATIONS} file operations")
+
+
+def fill_disk(tool, arguments, out, reference, number):
+    largest = max(map(len, reference.values()))
+    codes = []
+    for turn in range(number):
+        shutil.rmtree(out, ignore_errors=True)
+        size = largest * turn // number
+        codes.append(finish(start(tool, arguments, partial(limit_files, size))))
+        check(out, reference, is_finished=False)
+        run_again(tool, arguments, out, reference)
+    return {"codes": codes}
+
+
+def main():
+    folder, mode, number, processes, tool, *arguments = sys.argv[1:]
+    folder = Path(folder)
+    out, whole = folder / "out", folder / "reference"
+    common = ["--cache-dir", str(folder / "cache")]
+    if tool != "writer":
+        common += ["--processes", processes, "--out"]
+    run = [*arguments, *common]
+    begun = time.perf_counter()
+    if finish(start(tool, [*run, str(whole)])):
+        raise FailedError("the reference run failed")
+    seconds = time.perf_counter() - begun
+    reference = contents(whole)
+    run.append(str(out))
+    if mode == "random":
+        report = kill_randomly(tool, run, out, reference, seconds, int(number))
+    elif mode == "full":
+        report = fill_disk(tool, run, out, reference, int(number))
+    else:
+        act = {"each": die, "fail": fail}[mode]
+        report = disturb_each(tool, run, out, reference, act)
+    sys.stdout.write(json.dumps(report | {"seconds": seconds, "files": len(reference)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`pack` run again: what is whole is kept, what changed is refused; and the command itself."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.shards.urls import expand_urls
+
+# --- running it again
+
+
+def test_a_finished_run_is_kept_whole(run, photos, tmp_path):
+    run(photos, "--max-samples", 9)
+    before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tar")}
+    report = run(photos, "--max-samples", 9)
+    assert report["kept_shards"] == len(before) == 7
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path, contents):
+    run(photos, "--max-samples", 9)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / "shard-000002.tar").unlink()
+    with (tmp_path / "out" / "shard-000004.tar").open("r+b") as file:
+        file.truncate(1024)
+    assert run(photos, "--max-samples", 9)["kept_shards"] == 5
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_line_that_the_journal_has_in_part_is_as_if_it_were_not_there(
+    run, photos, tmp_path, contents
+):
+    run(photos, "--max-samples", 9)
+    before = contents(tmp_path / "out")
+    journal = tmp_path / "out" / ".lightning-shards.journal"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert run(photos, "--max-samples", 9)["kept_shards"] == 6
+    assert run(photos, "--max-samples", 9)["kept_shards"] == 7
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--max-samples", 8), "max_samples was 9 and is now 8"),
+        (("--seed", 2), "seed was 0 and is now 2"),
+        (("--resize", 8), "resize was None and is now 8"),
+        (("--val-fraction", 0.1), "val_fraction was 0.0 and is now 0.1"),
+    ],
+)
+def test_changed_settings_are_refused_by_name(
+    run, refused, photos, tmp_path, changed, message, contents
+):
+    run(photos, "--max-samples", 9)
+    before = contents(tmp_path / "out")
+    assert message in refused(photos, "--max-samples", 9, *changed)
+    assert contents(tmp_path / "out") == before
+
+
+def test_changed_files_are_refused(run, refused, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "in")
+    run(tmp_path / "in")
+    os.utime(tmp_path / "in" / "dog" / "deep" / "ä.png", (0, 0))
+    assert "digest of the input files was" in refused(tmp_path / "in")
+
+
+def test_settings_under_which_nothing_was_written_bind_nobody(run, refused, photos):
+    assert "too few" in refused(photos, "--num-shards", 62)
+    assert run(photos, "--num-shards", 3)["data_sets"][""]["shards"] == 3
+
+
+def test_shards_of_others_are_not_overwritten(refused, photos, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shard-000000.tar").write_bytes(b"precious")
+    assert "name another folder" in refused(photos)
+    assert (tmp_path / "out" / "shard-000000.tar").read_bytes() == b"precious"
+
+
+# --- the command
+
+
+def test_the_command_prints_what_a_configuration_needs(photos, tmp_path):
+    command = [sys.executable, "-m", "lightning_shards", "pack", photos, "--processes", "1"]
+    command += ["--out", tmp_path / "out", "--max-samples", "25", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    pattern = f"{tmp_path}/out/shard-{{000000..000002}}.tar"
+    assert done.stdout.splitlines()[0].startswith("61 samples in 3 shards, ")
+    assert done.stdout.splitlines()[0].endswith(pattern)
+    assert [Path(url).exists() for url in expand_urls(pattern)] == [True] * 3
+
+
+def test_the_tool_starts_without_torch():
+    code = "import sys\nfrom lightning_shards.tools import pack, reshard\n"
+    code += (
+        "print(sorted({'torch', 'lightning', 'webdataset', 'PIL', 'pyarrow'} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,159 @@
+"""`pack` of folders: what is in them, in shards; the same bytes however it is run."""
+
+import io
+import json
+import shutil
+from urllib.parse import unquote
+
+import pytest
+from PIL import Image
+
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.urls import expand_urls
+
+# --- folders
+
+
+def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp_path, samples_of):
+    report = run(photos, "--max-samples", 25)
+    found = samples_of(report)
+    classes = json.loads((tmp_path / "out" / "classes.json").read_text())
+    assert classes == {"a.b": 0, "cat": 1, "dog": 2}
+    assert found.pop("dog/deep/ä") == {
+        "png": b"no image, which nobody checks",
+        "json": b"{}",
+        "cls": b"2",
+    }
+    for key, fields in found.items():
+        path = photos / f"{unquote(key)}.JPEG"
+        assert fields == {
+            "jpeg": path.read_bytes(),
+            "cls": str(classes[path.parent.name]).encode(),
+        }
+    assert len(found) == 60
+    assert report["data_sets"][""]["shards"] == 3
+    assert report["input"] == {
+        "samples": 61,
+        "fields": {"cls": 61, "jpeg": 60, "json": 1, "png": 1},
+        "ignored": {"hidden": 1, "without suffix": 1},
+        "joined": 0,
+        "classes": 3,
+    }
+
+
+def test_training_counts_the_shards_without_a_scan(run, photos, tmp_path):
+    report = run(photos, "--max-samples", 25)
+    index = load_index(
+        expand_urls(report["data_sets"][""]["urls"]), cache_dir=tmp_path / "unused", show_progress=0
+    )
+    assert index.counts.tolist() == [25, 25, 11]
+    assert not (tmp_path / "unused").exists()
+
+
+def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path, contents):
+    for processes in (1, 2, 4):
+        arguments = (photos, "--max-samples", 9, "--val-fraction", 0.2)
+        run(*arguments, out=f"by {processes}", processes=processes)
+    one, two, four = (contents(tmp_path / f"by {processes}") for processes in (1, 2, 4))
+    assert one == two == four
+    assert len(one) > 9
+
+
+def test_another_seed_gives_another_order(run, photos, samples_of):
+    first = samples_of(run(photos))
+    second = samples_of(run(photos, "--seed", 1, out="other"))
+    assert first == second
+    assert list(first) != list(second)
+
+
+def test_splits_share_no_sample(run, photos, tmp_path, samples_of):
+    report = run(photos, "--val-fraction", 0.3)
+    train, val = samples_of(report, "train"), samples_of(report, "val")
+    assert not train.keys() & val.keys()
+    assert len(train) + len(val) == 61
+    assert report["data_sets"]["val"]["urls"] == str(tmp_path / "out" / "val" / "val-000000.tar")
+    assert (tmp_path / "out" / "val" / "wids.json").is_file()
+
+
+def test_folders_are_listed_by_name(run, tmp_path, samples_of):
+    for label in range(40):
+        (tmp_path / "in" / f"{label * 7 % 40:02d}").mkdir(parents=True)
+    for folder in (tmp_path / "in").iterdir():
+        for name in ("b.txt", "a.txt"):
+            (folder / name).write_bytes(b"")
+    keys = list(samples_of(run(tmp_path / "in", "--order", "source")))
+    assert keys == [f"{label:02d}/{name}" for label in range(40) for name in "ab"]
+
+
+def test_folders_need_not_be_classes(run, photos, samples_of):
+    (fields,) = {
+        tuple(fields) for fields in samples_of(run(photos / "cat", "--no-classes")).values()
+    }
+    assert fields == ("jpeg",)
+
+
+def test_the_first_dot_may_part_key_and_suffix(run, tmp_path, samples_of):
+    for name in ("x.jpg", "x.seg.png", "x.TXT"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    report = run(tmp_path / "in", "--no-classes", "--suffix-from", "first")
+    assert samples_of(report) == {"x": {"jpg": b"x.jpg", "seg.png": b"x.seg.png", "txt": b"x.TXT"}}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a/x.jpg", "a/x.png"), "one sample with two images"),
+        (("a/x.jpg", "a/x.JPG"), "would be one member"),
+        (("a/x.jpg", "y.jpg"), "beside its folders"),
+        (("a/x.jpg", "a/x.cls"), "both `cls`"),
+        (("a/README",), "no sample"),
+    ],
+)
+def test_folders_that_are_not_clear_are_refused(refused, tmp_path, names, message):
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "in" / name).write_bytes(b"")
+    assert message in refused(tmp_path / "in")
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_a_link_that_leads_in_a_circle_is_refused(refused, photos, tmp_path):
+    shutil.copytree(photos / "cat", tmp_path / "in" / "cat")
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
+    assert "reached twice" in refused(tmp_path / "in")
+
+
+# --- images
+
+
+def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, contents, jpeg):
+    (tmp_path / "in").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    files = {
+        "large.jpg": jpeg(0, (48, 32), quality=95),
+        "small.jpg": jpeg(1, (16, 12)),
+        "turned.jpeg": jpeg(2, (64, 32), exif=exif),
+        "other.txt": b"text",
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).write_bytes(data)
+    arguments = (tmp_path / "in", "--no-classes", "--resize", 16, "--quality", 80)
+    found = samples_of(run(*arguments))
+    sizes = {
+        key: Image.open(io.BytesIO(next(iter(fields.values())))).size
+        for key, fields in found.items()
+        if key != "other"
+    }
+    assert sizes == {"large": (24, 16), "small": (16, 12), "turned": (16, 32)}
+    assert found["other"] == {"txt": b"text"}
+    kept = samples_of(run(*arguments[:-2], out="kept"))
+    assert kept["small"]["jpg"] == files["small.jpg"]
+    assert found["small"]["jpg"] != files["small.jpg"]
+    run(*arguments, out="again", processes=2)
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+
+
+def test_an_image_that_cannot_be_read_is_named(refused, photos):
+    assert "ä.png is no image" in refused(photos, "--resize", 8)

@@ -1,0 +1,119 @@
+"""Writing tools that are killed, or whose disk fails: nothing partial, and the next run mends it.
+
+`killed_runs.py` compares with an undisturbed run after each kill (what readers see is a part of
+it, an index only where all is whole) and after the run that follows (it is all of it, byte for
+byte). The numbers of kills are small here; `pytest -m matrix` does 200 for each tool.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.shards.writer import ShardWriter
+
+PROGRAM = Path(__file__).with_name("killed_runs.py")
+FUNCTIONS = """
+def is_kept(sample):
+    return len(sample["bin"]) % 3 > 0
+
+def mark(sample):
+    return sample | {"txt": "marked"}
+"""
+SHUFFLED = ("--order", "shuffled", "--max-samples", "12")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "marks.py").write_text(FUNCTIONS)
+    for label in ("a", "b"):
+        (folder / "files" / label).mkdir(parents=True)
+        for number in range(20):
+            (folder / "files" / label / f"{label}{number}.bin").write_bytes(bytes(number * 100))
+    with ShardWriter(folder / "shards", max_samples=15, cache_dir=folder / "cache") as writer:
+        for number in range(40):
+            writer.write({"__key__": f"{number:03d}", "bin": bytes(number * 100)})
+    return folder
+
+
+@pytest.fixture
+def disturb(inputs, tmp_path):
+    """Runs the program over one of the tools; gives its report."""
+    tools = {
+        "pack": ("pack", "files", "--max-samples", "12", "--val-fraction", "0.3"),
+        "short pack": ("pack", "files"),
+        "reshard": ("reshard", "shards/*.tar", *SHUFFLED),
+        "edit": (
+            "reshard",
+            "shards/*.tar",
+            "--filter=marks:is_kept",
+            "--map=marks:mark",
+            *SHUFFLED,
+        ),
+        "writer": ("writer", "30"),
+    }
+
+    def run(mode, number, processes, tool):
+        command = [sys.executable, PROGRAM, tmp_path, mode, number, processes, *tools[tool]]
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=inputs,
+            env={"PYTHONPATH": ":".join([*filter(None, sys.path), str(inputs)])},
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize("tool", ["pack", "edit"])
+def test_killed_at_random_moments_a_run_ends_as_if_it_had_not_been(disturb, tool):
+    assert disturb("random", 20, 1, tool)["kills"] >= 20
+
+
+def test_killed_with_its_processes_a_run_ends_as_if_it_had_not_been(disturb):
+    assert disturb("random", 3, 2, "edit")["kills"] >= 3
+
+
+@pytest.mark.parametrize("tool", ["short pack", "writer"])
+def test_killed_at_any_file_operation_a_run_ends_as_if_it_had_not_been(disturb, tool):
+    assert disturb("each", 0, 1, tool)["disturbed"] > 10
+
+
+def test_any_file_operation_may_fail_once(disturb):
+    assert disturb("fail", 0, 1, "short pack")["disturbed"] > 10
+
+
+@pytest.mark.parametrize("tool", ["short pack", "writer"])
+def test_a_full_disk_leaves_nothing_partial(disturb, tool):
+    codes = disturb("full", 6, 1, tool)["codes"]
+    assert 0 not in codes
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tool", ["pack", "reshard", "edit", "writer"])
+def test_two_hundred_kills(disturb, tool):
+    assert disturb("random", 200, 1, tool)["kills"] >= 200
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tool", ["pack", "edit"])
+def test_fifty_kills_of_several_processes(disturb, tool):
+    assert disturb("random", 50, 2, tool)["kills"] >= 50
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["each", "fail"])
+@pytest.mark.parametrize("tool", ["pack", "reshard", "edit", "writer"])
+def test_every_file_operation_of_every_tool(disturb, tool, mode):
+    assert disturb(mode, 0, 1, tool)["disturbed"] > 10

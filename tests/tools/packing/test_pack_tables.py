@@ -1,0 +1,192 @@
+"""`pack` of tables, and of tars that others wrote."""
+
+import csv
+import json
+import shutil
+import subprocess
+import tarfile
+from collections import Counter
+from importlib.util import find_spec
+from urllib.parse import unquote
+
+import pytest
+
+from lightning_shards.shards.parquet import parquet_rows
+
+# --- tables
+
+
+@pytest.fixture
+def rows(photos):
+    return [
+        {
+            "path": str(path.relative_to(photos)),
+            "caption": f"{number}, é {path.parent.name}",
+            "id": f"id/{number}.x",
+            "part": "val" if number % 5 == 0 else "train",
+        }
+        for number, path in enumerate(sorted(photos.glob("*/*.JPEG")))
+    ]
+
+
+def write_csv(path, rows, delimiter=","):
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def table(request, tmp_path, rows):
+    kind = request.param
+    path = tmp_path / f"rows.{kind}"
+    if kind in ("csv", "tsv"):
+        return write_csv(path, rows, "," if kind == "csv" else "\t")
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra `table`")
+    from pyarrow import parquet  # noqa: PLC0415
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    return path
+
+
+@pytest.mark.parametrize("table", ["csv", "tsv", "jsonl", "parquet"], indirect=True)
+def test_a_table_names_files_values_keys_and_splits(run, table, rows, photos, samples_of):
+    report = run(
+        *(table, "--files", "path", "--values", "caption=txt", "--key", "id"),
+        *("--root", photos, "--split-column", "part"),
+    )
+    for split in ("train", "val"):
+        expected = {
+            row["id"].replace(".", "%2E"): {
+                "jpeg": (photos / row["path"]).read_bytes(),
+                "txt": row["caption"].encode(),
+            }
+            for row in rows
+            if row["part"] == split
+        }
+        assert samples_of(report, split) == expected
+
+
+def test_files_are_below_the_table_and_make_the_keys(run, rows, photos, tmp_path, samples_of):
+    shutil.copytree(photos, tmp_path / "in")
+    report = run(write_csv(tmp_path / "in" / "rows.csv", rows), "--files", "path=jpg")
+    assert {unquote(key): fields for key, fields in samples_of(report).items()} == {
+        row["path"].removesuffix(".JPEG"): {"jpg": (photos / row["path"]).read_bytes()}
+        for row in rows
+    }
+
+
+def test_a_column_of_classes_is_numbered(run, tmp_path, samples_of):
+    rows = [{"id": number, "label": label} for number, label in enumerate(["b", "a", "b"])]
+    path = write_csv(tmp_path / "rows.csv", rows)
+    found = samples_of(run(path, "--key", "id", "--values", "label=txt", "--class-column", "label"))
+    assert found == {
+        "0": {"txt": b"b", "cls": b"1"},
+        "1": {"txt": b"a", "cls": b"0"},
+        "2": {"txt": b"b", "cls": b"1"},
+    }
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"a": 0, "b": 1}
+
+
+def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path, samples_of):
+    lines = [
+        {"id": "a", "x": {"é": [1]}, "y": 0.5, "z": None},
+        {"id": "b", "x": [], "y": "", "z": 0},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    columns = [f"--values={name}={name}.json" for name in "xyz"]
+    report = run(path, "--key", "id", *columns)
+    assert samples_of(report) == {
+        "a": {"x.json": '{"é": [1]}'.encode(), "y.json": b"0.5"},
+        "b": {"x.json": b"[]", "z.json": b"0"},
+    }
+    assert report["input"]["fields"] == {"x.json": 2, "y.json": 1, "z.json": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("id,x\n1,a\n", ["--values", "y=txt"], "row 1 has no column 'y'"),
+        ("id,x\n1,a\n2\n", ["--values", "x=txt"], "line 3 has not as many cells"),
+        ("id,x\n,a\n", ["--values", "x=txt"], "row 1: the column 'id' is empty"),
+        ("id,x\n1,none.jpg\n", ["--files", "x"], "none.jpg does not exist"),
+        ("id,x\n1,a\n1,b\n", ["--values", "x=txt"], "share their keys"),
+        ("id,x\n../1,a\n", ["--values", "x=txt"], "cannot be a key"),
+        ("id,x\n1,a\n", ["--values", "x=TXT"], "'TXT' cannot be a field"),
+        ("id,x\n1,a\n", [], "no column has contents"),
+        ("id,x\n1,a\n", ["--values", "x"], "must be COLUMN=FIELD"),
+        ("id,x\n1,a\n", ["--values", "x=txt", "--no-classes"], "--no-classes is for a folder"),
+    ],
+)
+def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, arguments, message):
+    (tmp_path / "rows.csv").write_text(text)
+    assert message in refused(tmp_path / "rows.csv", "--key", "id", *arguments)
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
+def test_parquet_without_pyarrow_names_the_extra():
+    with pytest.raises(ValueError, match=r"lightning-shards\[table\]"):
+        list(parquet_rows("rows.parquet"))
+
+
+# --- tars
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of twelve samples, in the order of their names."""
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(12):
+        key = f"{number:03d}" + "é" * (60 * (number == 7))
+        (folder / f"{key}.cls").write_bytes(str(number).encode())
+        (folder / f"{key}.jpg").write_bytes(bytes([number]) * number * 100)
+    return folder
+
+
+def by_gnu_tar(folder, path):
+    subprocess.run(["tar", "--sort=name", "-cf", path, "-C", folder, "."], check=True)
+
+
+def by_bsdtar(folder, path):
+    if shutil.which("bsdtar") is None:
+        pytest.skip("bsdtar is not installed")
+    subprocess.run(["bsdtar", "-cf", path, "-C", folder, "."], check=True)
+
+
+def by_pax(folder, path):
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for file in sorted(folder.iterdir()):
+            archive.add(file, file.name)
+
+
+def by_webdataset(folder, path):
+    from webdataset.writer import TarWriter  # noqa: PLC0415
+
+    with TarWriter(str(path)) as writer:
+        for file in sorted(folder.glob("*.jpg")):
+            cls = file.with_suffix(".cls").read_bytes()
+            writer.write({"__key__": file.stem, "cls": cls, "jpg": file.read_bytes()})
+
+
+@pytest.mark.parametrize("write", [by_gnu_tar, by_bsdtar, by_pax, by_webdataset])
+def test_tars_of_others_are_packed_as_tarfile_reads_them(run, files, tmp_path, write):
+    write(files, tmp_path / "others.tar")
+    run(tmp_path / "others.tar", "--order", "source", "--max-samples", 5)
+    with tarfile.open(tmp_path / "others.tar") as archive:
+        expected = [
+            (member.name, archive.extractfile(member).read())
+            for member in archive
+            if member.isreg()
+        ]
+    found = []
+    for path in sorted((tmp_path / "out").glob("*.tar")):
+        with tarfile.open(path, errorlevel=2) as archive:
+            found += [(member.name, archive.extractfile(member).read()) for member in archive]
+    assert Counter(found) == Counter(expected)
+    assert len(found) == 24

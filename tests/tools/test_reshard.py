@@ -1,0 +1,293 @@
+"""`reshard`: the same samples in other shards; what is changed is what was asked for."""
+
+import json
+import tarfile
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from webdataset.writer import ShardWriter
+
+from lightning_shards.shards.tar import read_samples
+from lightning_shards.tools import reshard
+
+FUNCTIONS = """
+def is_even(sample):
+    return int(sample["cls"]) % 2 == 0
+
+def shout(sample):
+    return sample | {"txt": sample["txt"].upper(), "note": "née"}
+
+def fail(sample):
+    if sample["__key__"] == "0007":
+        raise KeyError("depth")
+    return sample
+
+def forget(sample):
+    return {"cls": b"1"}
+
+nothing = 3
+curried = lambda sample: sample
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Three shards by webdataset's own writer: 50 samples of two fields, one in five of a third."""
+    folder = tmp_path_factory.mktemp("shards")
+    with ShardWriter(str(folder / "in-%d.tar"), maxcount=20, verbose=0) as writer:
+        for number in range(50):
+            sample = {"__key__": f"{number:04d}", "cls": str(number), "txt": f"text {number}"}
+            writer.write(sample | ({"json": {"n": number}} if number % 5 == 0 else {}))
+    return sorted(map(str, folder.glob("*.tar")))
+
+
+@pytest.fixture(autouse=True)
+def functions(tmp_path, monkeypatch):
+    """A module of functions in the folder where the tool runs."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    name = f"functions_of_{abs(hash(tmp_path))}"
+    (folder / f"{name}.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    return name
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    def call(*arguments, out="out", processes=1):
+        cache = ["--cache-dir", str(tmp_path / "cache"), "--processes", str(processes)]
+        reshard.main([*map(str, arguments), "--out", str(tmp_path / out), "--json", *cache])
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return json.loads(captured.out)
+
+    return call
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    def call(*arguments, out="out"):
+        with pytest.raises(SystemExit) as ended:
+            reshard.main([*map(str, arguments), "--out", str(tmp_path / out), "--processes", "1"])
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return call
+
+
+def samples(paths):
+    """Key and fields of all samples, in order."""
+    found = []
+    for path in paths:
+        for sample in read_samples(str(path)):
+            key = sample.pop("__key__")
+            del sample["__url__"]
+            found.append((key, sample))
+    return found
+
+
+def tars(folder):
+    return sorted(Path(folder).glob("*.tar"))
+
+
+def as_set(found):
+    return Counter((key, tuple(sorted(fields.items()))) for key, fields in found)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ((), [50]),
+        (("--max-samples", 15), [15, 15, 15, 5]),
+        (("--num-shards", 4), [13, 13, 12, 12]),
+        (("--max-bytes", "20KiB"), [9, 9, 9, 9, 9, 5]),
+    ],
+)
+def test_shards_are_cut_and_merged_in_order(run, shards, tmp_path, arguments, sizes):
+    report = run(*shards, *arguments)
+    assert samples(tars(tmp_path / "out")) == samples(shards)
+    assert [len(samples([path])) for path in tars(tmp_path / "out")] == sizes
+    assert report["data_sets"][""]["samples"] == 50
+
+
+def test_a_shuffle_keeps_every_sample_and_goes_by_the_seed(run, shards, tmp_path):
+    for seed, out in ((1, "one"), (1, "same"), (2, "two")):
+        run(*shards, "--order", "shuffled", "--seed", seed, "--num-shards", 4, out=out)
+    assert contents(tmp_path / "one") == contents(tmp_path / "same") != contents(tmp_path / "two")
+    one, two = (samples(tars(tmp_path / out)) for out in ("one", "two"))
+    assert as_set(one) == as_set(two) == as_set(samples(shards))
+    assert [key for key, _ in one] != [key for key, _ in two]
+    sources = [int(key) // 20 for key, _ in one[:13]]
+    assert set(sources) == {0, 1, 2}
+
+
+def test_any_number_of_processes_writes_the_same_bytes(run, shards, tmp_path, functions):
+    edits = ("--filter", f"{functions}:is_even", "--map", f"{functions}:shout")
+    for processes in (1, 2, 4):
+        arguments = (*shards, *edits, "--order", "shuffled", "--num-shards", 5)
+        run(*arguments, out=f"by {processes}", processes=processes)
+    one, two, four = (contents(tmp_path / f"by {processes}") for processes in (1, 2, 4))
+    assert one == two == four
+    assert len(one) == 6
+
+
+def test_sorting_undoes_a_shuffle(run, shards, tmp_path):
+    run(*shards, "--order", "shuffled", "--num-shards", 7, out="shuffled")
+    run(tmp_path / "shuffled" / "*.tar", "--order", "sorted", "--max-samples", 20)
+    assert samples(tars(tmp_path / "out")) == samples(shards)
+
+
+def test_a_filter_keeps_what_it_says_and_shards_stay_full(run, shards, tmp_path, functions):
+    report = run(*shards, "--filter", f"{functions}:is_even", "--max-samples", 10)
+    assert samples(tars(tmp_path / "out")) == samples(shards)[::2]
+    assert report["data_sets"][""]["shards"] == 3
+    assert report["input"]["samples"] == 50
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_filter_of_many_samples_goes_by_chunks(run, tmp_path, functions, processes):
+    members = [(f"{number:05d}.cls", b"%d" % number) for number in range(2500)]
+    path = write_tar(tmp_path / "in.tar", members)
+    run(path, "--filter", f"{functions}:is_even", processes=processes)
+    keys = [key for key, _ in samples(tars(tmp_path / "out"))]
+    assert keys == [f"{number:05d}" for number in range(0, 2500, 2)]
+
+
+def test_a_function_maps_samples_with_their_new_names(run, shards, tmp_path, functions):
+    run(shards[0], "--rename", "cls=label", "--map", f"{functions}.shout")
+    assert samples(tars(tmp_path / "out")) == [
+        (
+            key,
+            {"txt": fields["txt"].upper(), "label": fields["cls"], "note": "née".encode()}
+            | ({"json": fields["json"]} if "json" in fields else {}),
+        )
+        for key, fields in samples(shards[:1])
+    ]
+
+
+def test_fields_are_renamed_and_left_out(run, shards, tmp_path):
+    run(*shards, "--rename", "cls=label.txt", "--fields", "label.txt,json")
+    assert samples(tars(tmp_path / "out")) == [
+        (
+            key,
+            {
+                {"cls": "label.txt"}.get(name, name): fields[name]
+                for name in fields
+                if name != "txt"
+            },
+        )
+        for key, fields in samples(shards)
+    ]
+
+
+def test_a_share_is_part_of_a_greater_share(run, shards, tmp_path):
+    run(*shards, "--keep", 0.3, out="few")
+    run(*shards, "--keep", 0.6, out="more")
+    few, more = (as_set(samples(tars(tmp_path / out))) for out in ("few", "more"))
+    assert few < more < as_set(samples(shards))
+
+
+def test_the_data_set_is_split(run, shards, tmp_path):
+    report = run(*shards, "--val-fraction", 0.3)
+    both = samples([*tars(tmp_path / "out" / "train"), *tars(tmp_path / "out" / "val")])
+    assert as_set(both) == as_set(samples(shards))
+    assert report["data_sets"]["val"]["samples"] > 5
+
+
+# --- what others write
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, BytesIO(data))
+    return path
+
+
+def test_members_that_are_apart_are_joined_and_others_counted(run, tmp_path):
+    names = ["a.jpg", "README", "b.jpg", "__meta__/x.json", "a.cls", "b.cls", ".hidden"]
+    path = write_tar(tmp_path / "in.tar", [(name, name.encode()) for name in names])
+    report = run(path)
+    assert samples(tars(tmp_path / "out")) == [
+        ("a", {"jpg": b"a.jpg", "cls": b"a.cls"}),
+        ("b", {"jpg": b"b.jpg", "cls": b"b.cls"}),
+    ]
+    assert report["input"]["ignored"] == {"without suffix": 1, "hidden or __x__": 2}
+    assert report["input"]["joined"] == 2
+
+
+def test_keys_that_repeat_over_shards_are_refused_or_renamed(run, refused, tmp_path):
+    for name in ("one", "two"):
+        write_tar(tmp_path / f"{name}.tar", [("0.cls", name.encode()), (f"{name}.cls", b"")])
+    inputs = (tmp_path / "one.tar", tmp_path / "two.tar")
+    assert "2 samples share their keys with others, such as '0'" in refused(*inputs)
+    run(*inputs, "--duplicate-keys", "prefix")
+    keys = [key for key, _ in samples(tars(tmp_path / "out"))]
+    assert keys == ["one/0", "one", "two/0", "two"]
+
+
+@pytest.mark.parametrize("name", ["/a.cls", "../a.cls", "a\x01.cls", "\udcff.cls"])
+def test_names_that_lead_elsewhere_are_refused(refused, tmp_path, name):
+    path = write_tar(tmp_path / "in.tar", [(name, b"")])
+    line = refused(path)
+    assert "in.tar: " in line
+    assert "cannot be a key" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_shard_is_refused_before_anything_is_written(refused, shards, tmp_path):
+    data = Path(shards[0]).read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
+    assert "cut.tar" in refused(shards[1], tmp_path / "cut.tar")
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rename", "cls=txt"), "sample '0000' has 'txt' "),
+        (("--rename", "cls"), "--rename must be OLD=NEW"),
+        (("--fields", "png"), "has no field"),
+        (("--num-shards", 51), "too few for 51 shards"),
+        (("--prefix", "../x"), "cannot be the name of a split or a prefix"),
+        (("--keep", 0), "keep must be"),
+        (("--map", "{module}:missing"), "names no function"),
+        (("--map", "no_such_module:f"), "names no function"),
+        (("--map", "{module}:nothing"), "is no function but int"),
+        (("--map", "{module}:curried"), "names no function"),
+        (("--map", "{module}:fail"), "sample '0007': KeyError: 'depth'"),
+        (("--filter", "{module}:fail"), "sample '0007': KeyError: 'depth'"),
+        (("--map", "{module}:forget"), "must give a sample with the same key"),
+    ],
+)
+def test_what_cannot_work_is_one_line(refused, shards, functions, tmp_path, arguments, message):
+    arguments = [str(argument).format(module=functions) for argument in arguments]
+    assert message in refused(*shards, *arguments)
+    assert not list(tmp_path.glob("out/**/*.tar"))
+    assert not list(tmp_path.glob("out/**/.*.part"))
+
+
+def test_remote_shards_are_refused(refused):
+    assert "https://host/0.tar" in refused("https://host/0.tar")
+
+
+def test_a_function_that_was_changed_is_refused(run, refused, shards, functions, tmp_path):
+    run(*shards, "--map", f"{functions}:shout")
+    path = tmp_path / "code" / f"{functions}.py"
+    path.write_text(path.read_text().replace("upper", "lower"))
+    line = refused(*shards, "--map", f"{functions}:shout")
+    assert "map was {'function'" in line
