@@ -4,9 +4,9 @@ import csv
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections import Counter
-from importlib.util import find_spec
 from urllib.parse import unquote
 
 import pytest
@@ -129,8 +129,9 @@ def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, argume
     assert not list(tmp_path.rglob("*.tar"))
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_without_pyarrow_names_the_extra():
+def test_parquet_without_pyarrow_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"lightning-shards\[table\]"):
         list(parquet_rows("rows.parquet"))
 
