@@ -5,15 +5,13 @@ ranks on the CPU, validates every sample once per epoch, and ends with who waite
 """
 
 import argparse
-import io
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-import torchmetrics
-from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 from webdataset.writer import ShardWriter
 
 from lightning_shards import DataThroughputMonitor, SetEpoch, ShardDataModule, SplitConfig
@@ -33,10 +31,9 @@ def pack_digits(folder: Path) -> None:
         pattern = str(folder / f"{split}-%06d.tar")
         with ShardWriter(pattern, maxcount=SHARD_SIZES[split], verbose=0) as shards:
             for number in numbers:
-                png = io.BytesIO()
-                Image.fromarray((digits.images[number] * 15).astype("uint8")).save(png, "PNG")
-                label = str(digits.target[number])
-                shards.write({"__key__": f"{number:06d}", "png": png.getvalue(), "cls": label})
+                image = (digits.images[number] * 15).astype("uint8")
+                label = digits.target[number]
+                shards.write({"__key__": f"{number:06d}", "png": image, "cls": label})
 
 
 class DigitsNet(pl.LightningModule):
@@ -50,9 +47,7 @@ class DigitsNet(pl.LightningModule):
             nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
         )  # fmt: skip
-        self.val_accuracy = torchmetrics.Accuracy(
-            "multiclass", num_classes=10, average="micro", ignore_index=-1
-        )
+        self.val_accuracy = MulticlassAccuracy(10, average="micro", ignore_index=-1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Logits, shape (batch, 10), of uint8 images, shape (batch, 1, 8, 8)."""
@@ -92,10 +87,9 @@ def main() -> None:
         batch_size=32,
         num_workers=2,
     )
-    callbacks = [SetEpoch(), DataThroughputMonitor()]
     trainer = pl.Trainer(
         strategy="ddp", accelerator="cpu", devices=2, max_epochs=8, log_every_n_steps=10,
-        callbacks=callbacks,
+        callbacks=[SetEpoch(), DataThroughputMonitor()],
     )  # fmt: skip
     trainer.fit(DigitsNet(), data)
     trainer.print(f"val accuracy: {trainer.callback_metrics['val_accuracy']:.1%}")

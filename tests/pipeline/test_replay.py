@@ -1,4 +1,4 @@
-"""What `trace` stands on; that it equals training is tested in tests/tools/test_trace.py."""
+"""What `trace` stands on; that it equals training is tested in tests/tools/trace/test_trace.py."""
 
 import pytest
 

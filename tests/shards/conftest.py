@@ -1,4 +1,4 @@
-"""Archives to read, and webdataset's own reader as the oracle of what they hold."""
+"""Archives to read, and the oracles of what they hold: `tarfile` and webdataset's reader."""
 
 import io
 import tarfile
@@ -8,6 +8,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lightning_shards.shards import index
+from lightning_shards.shards.tar import Member
 
 
 def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):
@@ -24,6 +25,12 @@ def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):
     return path
 
 
+def _tarfile_members(path):
+    """The regular members of a tar as `tarfile` finds them."""
+    with tarfile.open(path) as archive:
+        return [Member(m.name, m.offset_data, m.size) for m in archive if m.isreg()]
+
+
 def _webdataset_keys(path):
     """The keys of the samples that webdataset yields from a tar."""
     with Path(path).open("rb") as stream:
@@ -34,6 +41,11 @@ def _webdataset_keys(path):
 @pytest.fixture(scope="session")
 def write_tar():
     return _write_tar
+
+
+@pytest.fixture(scope="session")
+def tarfile_members():
+    return _tarfile_members
 
 
 @pytest.fixture(scope="session")

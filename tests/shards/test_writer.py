@@ -216,11 +216,12 @@ def test_limits_are_at_least_one(tmp_path, options):
         ShardWriter(tmp_path, **options)
 
 
-def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write):
+@pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}])
+def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
     with ShardWriter(tmp_path / "caught", max_samples=6, cache_dir=tmp_path / "cache") as writer:
         for sample in SAMPLES:
             with pytest.raises(SampleError):
-                writer.write(sample | {"__key__": sample["__key__"] + "x", "zip": 3})
+                writer.write(sample | {"__key__": sample["__key__"] + "x"} | wrong)
             writer.write(sample)
     write()
     assert visible(tmp_path / "caught") == visible(tmp_path / "out")

@@ -1,49 +1,24 @@
-"""Sidecars: whole or absent, never wrong, whoever writes them and whatever becomes of the shard."""
+"""Sidecars are whole or absent, never wrong, whoever writes them."""
 
 import itertools
 import json
 import logging
 import os
-import pickle
 import struct
 import subprocess
 import sys
 import time
 from hashlib import sha256
-from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.shards import tables
 from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
-from lightning_shards.shards.tables import TableStore, build_tables, open_table, write_table
-
-ARCHIVE = [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("\udcff.jpg", b"z" * 512)]
-
-
-@pytest.fixture
-def path(tmp_path, write_tar):
-    return write_tar(tmp_path / "0.tar", ARCHIVE)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return TableStore(tmp_path / "cache")
-
-
-@pytest.fixture
-def forbid_scans(monkeypatch):
-    def forbid():
-        monkeypatch.setattr(tables, "scan_members", lambda url, **_: pytest.fail(f"scanned {url}"))
-
-    return forbid
-
-
-# --- the file
+from lightning_shards.shards.tables import TableStore, open_table, write_table
+from tests.shards.tables.conftest import ARCHIVE
 
 
 @pytest.mark.parametrize("with_crc32", [False, True])
@@ -324,154 +299,3 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_table(tmp_path / "f" / "x.members", scan_members(path))
     assert list((tmp_path / "f").iterdir()) == []
-
-
-# --- the store
-
-
-def test_a_second_use_scans_nothing(path, store, tmp_path, forbid_scans):
-    first = store.table_of(path, expected_samples=3)
-    assert store.has_current(path)
-    forbid_scans()
-    assert TableStore(tmp_path / "cache").table_of(path, expected_samples=3).has_same_members(first)
-
-
-def test_sidecars_lie_in_a_folder_per_folder_of_shards(path, store, tmp_path, monkeypatch):
-    sidecar = store.sidecar_of(path)
-    assert sidecar.name == "0.tar.members"
-    assert sidecar.parents[1] == tmp_path / "cache" / "members"
-    assert len(sidecar.parent.name) == 24
-    assert store.sidecar_of(tmp_path / "val" / "0.tar").parent != sidecar.parent
-    monkeypatch.chdir(tmp_path)
-    assert store.sidecar_of("0.tar") == store.sidecar_of("./0.tar") == sidecar
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    default = TableStore().sidecar_of(path)
-    assert default.parents[1] == tmp_path / "home/.cache/lightning_shards/members"
-
-
-def test_a_shard_that_was_only_touched_is_listed_again_quietly(path, store, caplog, forbid_scans):
-    store.table_of(path)
-    os.utime(path, ns=(5, 5))
-    assert not store.has_current(path)
-    assert store.table_of(path, expected_samples=3).mtime_ns == 5
-    assert caplog.records == []
-    forbid_scans()
-    assert store.table_of(path).mtime_ns == 5
-
-
-def test_a_touched_shard_keeps_its_checksums(path, tmp_path, store, caplog):
-    TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
-    os.utime(path, ns=(5, 5))
-    assert store.table_of(path).crc32 is not None
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize("same_time", [False, True], ids=["same size", "same time"])
-def test_a_shard_written_again_is_listed_again_and_said(path, store, write_tar, caplog, same_time):
-    before = store.table_of(path)
-    write_tar(path, [("7.cls", bytes(20_000 if same_time else 1)), ("8.cls", b""), ("9.cls", b"")])
-    os.utime(path, ns=(before.mtime_ns, before.mtime_ns) if same_time else (5, 5))
-    assert store.table_of(path, expected_samples=3).key(0) == "7"
-    (record,) = caplog.records
-    assert "0.tar changed since its members were listed: it held 3 samples" in record.getMessage()
-
-
-def test_a_shard_with_another_number_of_samples_is_refused(path, store, write_tar):
-    store.table_of(path, expected_samples=3)
-    write_tar(path, ARCHIVE[:1])
-    message = r"0\.tar changed since it was indexed: it holds 1 samples, 3 by the index; put"
-    for _ in range(2):  # by the scan, and by the sidecar
-        with pytest.raises(IndexMismatchError, match=message):
-            store.table_of(path, expected_samples=3)
-    assert store.table_of(path).num_samples == 1
-
-
-def test_a_store_with_checksums_replaces_a_table_without(path, store, tmp_path, caplog):
-    assert store.table_of(path).crc32 is None
-    careful = TableStore(tmp_path / "cache", with_crc32=True)
-    assert not careful.has_current(path)
-    assert careful.table_of(path).crc32 is not None
-    assert store.table_of(path).crc32 is not None
-    assert caplog.records == []
-
-
-def test_a_cache_that_cannot_be_written_is_one_warning(
-    write_shards, tmp_path, caplog, forbid_scans
-):
-    (tmp_path / "file").touch()
-    store = TableStore(tmp_path / "file" / "x")
-    first, second = write_shards([3, 4])
-    assert store.table_of(first).num_samples == 3
-    assert store.table_of(second).num_samples == 4
-    records = [record for record in caplog.records if "stay in memory" in record.getMessage()]
-    assert len(records) == 1
-    forbid_scans()
-    assert pickle.loads(pickle.dumps(store)).table_of(first).num_samples == 3
-
-
-def test_what_stays_in_memory_is_held_against_the_shard_too(path, tmp_path, write_tar):
-    (tmp_path / "file").touch()
-    store = TableStore(tmp_path / "file" / "x")
-    store.table_of(path)
-    write_tar(path, ARCHIVE[:1])
-    assert store.table_of(path).num_samples == 1
-
-
-def test_a_cache_that_can_be_written_again_is_used_again(path, tmp_path, write_tar, forbid_scans):
-    blocker = tmp_path / "cache"
-    blocker.touch()
-    store = TableStore(blocker)
-    store.table_of(path)
-    blocker.unlink()
-    write_tar(path, ARCHIVE[:1])
-    store.table_of(path)
-    forbid_scans()
-    assert store.table_of(path).num_samples == TableStore(blocker).table_of(path).num_samples == 1
-
-
-def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
-    def no_home(_):
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", no_home)
-    assert TableStore().table_of(path).num_samples == 3
-    assert "stay in memory" in caplog.text
-
-
-def test_errors_of_the_scan_come_through(path, store, tmp_path):
-    with pytest.raises(ShardNotFoundError, match=r"1\.tar does not exist"):
-        store.table_of(tmp_path / "1.tar")
-    os.truncate(path, 700)
-    with pytest.raises(DamagedShardError, match=r"0\.tar is cut short"):
-        store.table_of(path)
-
-
-# --- many shards
-
-
-def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, capsys):
-    urls = write_shards([3, 4, 5])
-    scanned = []
-
-    def scan(url, **options):
-        scanned.append(url)
-        return scan_members(url, **options)
-
-    monkeypatch.setattr(tables, "scan_members", scan)
-    build_tables(urls[:1], store)
-    assert capsys.readouterr().err == ""  # not a terminal
-    build_tables([*urls, *urls], store, show_progress=True)
-    assert scanned == urls
-    error = capsys.readouterr().err
-    assert error.startswith("\rlisted 1 of 2 shards in /")
-    assert error.endswith("\n")
-    build_tables(urls, store, show_progress=True)
-    assert capsys.readouterr().err == ""
-
-
-def test_tables_made_before_a_damaged_shard_are_kept(write_shards, store):
-    urls = write_shards([3, 4, 5])
-    os.truncate(urls[1], 700)
-    with pytest.raises(DamagedShardError, match=r"001.tar is cut short"):
-        build_tables(urls, store)
-    assert [store.has_current(url) for url in urls] == [True, False, False]
