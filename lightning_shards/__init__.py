@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_shards.plan.order import SampleOrder
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
+    from lightning_shards.shards.writer import ShardWriter
     from lightning_shards.topology import Place
 
 _HOMES = {
@@ -41,6 +42,7 @@ _HOMES = {
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
+    "ShardWriter": "shards.writer",
     "SplitConfig": "config",
     "expand_urls": "shards.urls",
     "plan_epoch": "plan.epoch",
@@ -62,6 +64,7 @@ __all__ = [
     "ShardError",
     "ShardIndex",
     "ShardLoader",
+    "ShardWriter",
     "SplitConfig",
     "expand_urls",
     "plan_epoch",

@@ -28,7 +28,7 @@ def make_pool(
         num_workers: workers of this rank; 0 for its own thread.
         source: what makes the batches.
         place: the rank.
-        sample: its first sample, if that was made already.
+        sample: a batch of one sample, if that was made already.
         on_cuda: whether batches go to a CUDA device.
         ranks: ranks of this machine.
 
@@ -39,12 +39,10 @@ def make_pool(
         return InlinePool()
     sample = sample or source.first_sample(place)
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
-    is_threaded = config.pool == "threads"
-    if is_threaded or config.threads_per_worker > 1:
+    if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
-    lanes = num_workers * (1 if is_threaded else config.threads_per_worker)
-    prefetch = _prefetch(config, lanes, batch)
-    if is_threaded:
+    prefetch = _prefetch(config, num_workers * config.threads_per_worker, batch)
+    if config.pool == "threads":
         return ThreadPool(num_workers, prefetch)
     return ProcessPool(
         num_workers,

@@ -74,18 +74,23 @@ def npy_column(members: list[bytes]) -> torch.Tensor | None:
 
 def _column(members: list[bytes], start: int, layout: _Layout) -> torch.Tensor | None:
     """What lies behind `start` bytes that all have in common; None if it does not fit."""
-    if any(len(each) != len(members[0]) for each in members) or 0 in layout.shape:
+    if len(set(map(len, members))) > 1 or 0 in layout.shape:
         return None
     rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
     if not (rows[:, :start] == rows[0, :start]).all():
         return None
     try:
-        dtype = torch.as_tensor(np.empty(0, layout.dtype)).dtype
-        column = new_tensor((len(members), *layout.shape), dtype)
-        column.view(len(members), -1).view(torch.uint8).numpy()[:] = rows[:, start:]
+        column = new_tensor((len(members), *layout.shape), _torch_type(layout.dtype))
+        values = column.numpy().reshape(len(members), -1)
+        values.view(np.uint8)[:] = rows[:, start:]
     except (ValueError, TypeError, RuntimeError):
         return None  # not as many bytes as its header says, or a type that torch has not
     return column
+
+
+@lru_cache(maxsize=64)
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.as_tensor(np.empty(0, dtype)).dtype
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.shards.count_files import read_json
 from lightning_shards.shards.findings import Finding, find_repeats_between
 from lightning_shards.shards.members import MemberTable, scan_members
-from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.salvage import (
     Damage,

@@ -11,7 +11,7 @@ from zlib import compress
 import numpy as np
 
 from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore
 
 _KINDS: Final = (

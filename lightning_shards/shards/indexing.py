@@ -27,7 +27,7 @@ from lightning_shards.shards.idx_files import (
     energon_index,
     energon_path,
 )
-from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.survey import ShardSurvey, Survey
 from lightning_shards.shards.tables import TableStore
 

@@ -5,8 +5,9 @@ the queue and waits on itself. Here every worker has a pipe of its own, whose en
 """
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -21,6 +22,44 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 _JOIN_TIMEOUT_S = 10.0
+
+_MAX_CHUNK = 64
+_CHUNKS_PER_PROCESS = 8
+"""Enough chunks that processes end together, few enough that sending them costs nothing."""
+
+
+def num_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_parallel(
+    function: Callable[[_Task], _Result], items: Sequence[_Task], processes: int
+) -> Generator[_Result]:
+    """`function(item)` for each item, in the order of the items, whatever the number of processes.
+
+    With one process, or one item, all is done in this one. Raises what `run_in_processes` does.
+    """
+    processes = min(processes, len(items))
+    if processes <= 1:
+        yield from map(function, items)
+        return
+    size = max(1, min(_MAX_CHUNK, len(items) // (processes * _CHUNKS_PER_PROCESS)))
+    chunks = enumerate(items[start : start + size] for start in range(0, len(items), size))
+    done: dict[int, list[_Result]] = {}
+    following = 0
+    with closing(run_in_processes(partial(_map_chunk, function), chunks, processes)) as results:
+        for (number, _), made in results:
+            done[number] = made
+            while following in done:
+                yield from done.pop(following)
+                following += 1
+
+
+def _map_chunk(
+    function: Callable[[_Task], _Result], chunk: tuple[int, Sequence[_Task]]
+) -> list[_Result]:
+    return [function(item) for item in chunk[1]]
 
 
 def run_in_processes(

@@ -28,7 +28,7 @@ from lightning_shards.shards.findings import (
 )
 from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.parallel import map_parallel
+from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, require_local_shards

@@ -12,7 +12,7 @@ from typing import Final
 
 from lightning_shards.errors import ShardError
 from lightning_shards.shards.findings import Finding
-from lightning_shards.shards.parallel import num_cpus
+from lightning_shards.shards.processes import num_cpus
 
 FAILED: Final = 1
 REFUSED: Final = 2

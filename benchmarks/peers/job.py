@@ -1,0 +1,89 @@
+"""What one fresh process is asked to do, as JSON between the driver and the child."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+BATCH = 64
+NPY_HEADER = 128
+"""Bytes of an .npy file before its numbers, as numpy writes it."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One data set.
+
+    Attributes:
+        name: IMG, SMALL or TOK.
+        samples: how many, in all shards.
+        shards: how many.
+    """
+
+    name: str
+    samples: int
+    shards: int
+
+    @property
+    def steps(self) -> int:
+        """Whole batches of an epoch in one process."""
+        return self.samples // BATCH
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        action: a function of `child`.
+        data: what is read.
+        folder: where all data sets lie.
+        peer: a module of `loaders`.
+        loader: one of its `LOADERS`.
+        workers: processes or threads; 0 for the process itself.
+        seconds: how long batches are counted.
+        position: batches of the epoch that were trained before.
+    """
+
+    action: str
+    data: Data
+    folder: str
+    peer: str = ""
+    loader: str = ""
+    workers: int = 2
+    seconds: float = 1.5
+    position: int = 0
+
+    @property
+    def shards(self) -> list[str]:
+        """The tars, in order."""
+        return [str(self.home / "tar" / f"{n:04d}.tar") for n in range(self.data.shards)]
+
+    @property
+    def home(self) -> Path:
+        """The folder of the data set."""
+        return Path(self.folder) / f"{self.data.name}-{self.data.samples}"
+
+    @property
+    def own(self) -> Path:
+        """The folder of what the peer makes of the data set."""
+        return self.home / self.peer
+
+    @property
+    def state_file(self) -> Path:
+        """Where a loader's state at `position` is kept."""
+        return self.own / f"{self.loader}-{self.workers}-{self.position}.state"
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the samples are images with a label, and not arrays."""
+        return self.data.name == "IMG"
+
+    def to_json(self) -> str:
+        """For a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        """The job that `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**values | {"data": Data(**values["data"])})

@@ -1,0 +1,236 @@
+"""The parts of `benchmarks/peers` that only calculate; nothing is installed or measured."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RATES = {
+    "floor: transform, 2 threads": [1000.0, 2000.0, 500.0],
+    "floor: transform, 2 processes": [900.0, 2100.0, 400.0],
+    "webdataset": [500.0, 1000.0, 250.0],
+    "webdataset, own decoders": [250.0, 500.0, 125.0],
+    "torch DataLoader, files": [600.0, 1000.0, 275.0],
+    "ours, processes": [800.0, 1600.0, 400.0],
+    "ours, threads": [970.0, 2037.0, 490.0],
+}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    names = ("__main__", "catalogue", "job", "memory", "report", "table", "targets")
+    return {name: importlib.import_module(f"benchmarks.peers.{name}") for name in names}
+
+
+@pytest.fixture
+def table(modules):
+    return modules["table"]
+
+
+def row(values, pss=100.0):
+    rounds = len(values)
+    return {
+        "samples_per_s": values,
+        "first_ms": [50.0] * rounds,
+        "peak_pss_mb": [pss] * rounds,
+        "imported_mb": [30.0] * rounds,
+        "error": "",
+    }
+
+
+@pytest.fixture
+def results():
+    rates = {name: row(values) for name, values in RATES.items()}
+    rates["torch DataLoader, files"] = row(RATES["torch DataLoader, files"], pss=90.0)
+    return {
+        "machine": {
+            "date": "2026-11-21 16:00", "cores": 2, "cpu": "a processor", "ram_gib": 8.0,
+            "load_average_at_start": [0.1, 0.2, 0.3], "system": "Linux 6", "python": "3.11.7",
+            "versions": {"torch": "2.13.0"},
+        },
+        "settings": {"repeats": 3, "command": "python -m benchmarks.peers"},
+        "peers": {
+            "litdata": {"version": "", "error": "ERROR: no such version"},
+            "ours": {"version": "", "error": ""},
+        },
+        "data": {"IMG": {"samples": 4096, "bytes_per_sample": 70_000}},
+        "rates": {"IMG": rates},
+        "resume": {
+            "webdataset": {"0": [50.0, 60.0], "50": [1000.0, 900.0], "95": [2000.0, 1800.0]},
+            "ours, processes": {"0": [100.0, 80.0], "50": [100.0, 80.0], "95": [105.0, 84.0]},
+            "ours, threads": {"0": [10.0, 10.0], "50": [10.0, 10.0], "95": [12.0, 12.0]},
+        },
+        "epoch_ends": {
+            "webdataset": [100.0, 80.0],
+            "ours, resampled": [1.0, 0.8],
+            "ours, shuffled": [4.0, 3.2],
+        },
+        "imports": {"package_ms": [1.0, 2.0]},
+        "monitor": {"bare": [110.0, 112.0], "DataThroughputMonitor": [12.0, 14.0]},
+    }  # fmt: skip
+
+
+def verdict(modules, results, start, held_by=None):
+    rows = modules["targets"].verdicts(results, held_by or {})
+    (found,) = [each for each in rows if each[0].startswith(start)]
+    return found
+
+
+def test_the_spread_of_rounds_leaves_out_those_that_failed(table):
+    assert table.spread([3.0, None, 1.0, 10.0]) == (3.0, 1.0, 10.0)
+    assert table.spread([None, None]) is None
+    assert table.spread([]) is None
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_rounds(table):
+    assert table.ratio([10.0, 40.0, 90.0], [10.0, 20.0, 30.0]) == 2.0
+    assert table.ratio([10.0, None, 90.0], [None, 20.0, 30.0]) == 3.0
+    assert table.ratio([None], [1.0]) is None
+    assert table.ratio([1.0], []) is None
+
+
+def test_the_larger_of_two_rows_is_taken_round_by_round(table):
+    assert table.larger([1.0, 5.0, None], [2.0, 4.0, 3.0]) == [2.0, 5.0, 3.0]
+    assert table.larger([None], [None]) == [None]
+    assert table.larger([], [1.0]) == [1.0]
+
+
+def test_the_best_row_has_the_largest_median(table):
+    rows = {"a": [1.0, 100.0, 2.0], "b": [3.0, 3.0, 3.0], "c": [None]}
+    assert table.best(rows, ["a", "b", "c", "absent"]) == "b"
+    assert table.best(rows, ["c"]) is None
+
+
+def test_numbers_have_as_many_digits_as_are_worth_reading(table):
+    assert [table.number(value) for value in (0.054, 12.34, 1234.5, None)] == [
+        "0.0540", "12.3", "1,234", "-",
+    ]  # fmt: skip
+    assert table.interval([2.0, 1.0, 3.0]) == "2.00 (1.00 to 3.00)"
+    assert table.interval([None]) == "failed"
+
+
+def test_markdown_aligns_its_columns(table):
+    lines = table.markdown(["loader", "rate"], [["ours", "1,234"], ["a longer name", "5"]])
+    assert lines.splitlines() == [
+        "| loader        |  rate |",
+        "| ------------- | ----: |",
+        "| ours          | 1,234 |",
+        "| a longer name |     5 |",
+    ]
+
+
+def test_the_share_of_the_floor_is_of_the_faster_floor_of_each_round(modules, results):
+    _, peer, ours, limit, reached, holds = verdict(modules, results, "IMG, same transform")
+    assert ours == "97.0 % (ours, threads)"
+    assert peer == "55.0 % (torch DataLoader, files)"
+    assert (limit, reached, holds) == ("at least 95.0 %", "yes", "")
+
+
+def test_a_figure_that_is_not_reached_says_what_holds_it(modules, results):
+    name = "first batch after a resume at 95 % of an epoch, against at 0 %"
+    row = verdict(modules, results, name, {name: "the lists of members are read"})
+    assert row[2:] == [
+        "1.20x (ours, threads)",
+        "at most 1.10x",
+        "no",
+        "the lists of members are read",
+    ]
+    assert verdict(modules, results, name)[-1] == "not yet known"
+
+
+def test_our_slower_kind_is_held_against_the_gap_of_webdataset(modules, results):
+    row = verdict(modules, results, "gap at an epoch end")
+    assert row[2] == "0.0400x (ours, shuffled)"
+    assert row[4] == "yes"
+
+
+def test_memory_is_judged_by_our_fastest_pool(modules, results):
+    row = verdict(modules, results, "peak PSS")
+    assert row[1:5] == ["90.0 MB (torch DataLoader, files)", "100 MB (ours, threads)",
+                        "at most 90.0 MB", "no"]  # fmt: skip
+
+
+def test_memory_is_compared_also_without_what_is_imported(modules, results):
+    results["rates"]["IMG"]["ours, threads"]["imported_mb"] = [45.0] * 3
+    row = verdict(modules, results, "the same without")
+    assert row[1:5] == ["60.0 MB (torch DataLoader, files)", "55.0 MB (ours, threads)",
+                        "at most 60.0 MB", "yes"]  # fmt: skip
+
+
+def test_what_was_not_measured_is_neither_reached_nor_missed(modules, results):
+    row = verdict(modules, results, "SMALL, our best")
+    assert row[1:3] == ["not measured", "not measured"]
+    assert row[4:] == ["not measured", ""]
+    del results["rates"], results["resume"], results["epoch_ends"], results["imports"]
+    reached = [row[4] for row in modules["targets"].verdicts(results, {})]
+    assert set(reached) == {"not measured", "no"}  # the monitor's 13 us
+    assert "nan" not in modules["report"].write_report(results, {})
+
+
+def test_the_report_names_rows_failures_and_what_could_not_be_installed(modules, results):
+    results["rates"]["IMG"]["ours, inline"] = row([None, None, None]) | {"error": "status 1: oh"}
+    page = modules["report"].write_report(results, {})
+    assert "| ours, threads" in page
+    assert "970 (490 to 2,037)" in page
+    assert "- ours, inline: status 1: oh" in page
+    assert "- litdata: ERROR: no such version" in page
+    assert "- ours: " not in page
+    assert "torch 2.13.0" in page
+
+
+def test_a_job_survives_its_way_to_the_child(modules):
+    job_module = modules["job"]
+    job = job_module.Job("rate", job_module.Data("SMALL", 1000, 3), "/f", "shards", "ours", 0)
+    assert job_module.Job.from_json(job.to_json()) == job
+    assert job.data.steps == 15
+    assert job.shards[2] == "/f/SMALL-1000/tar/0002.tar"
+
+
+def test_webdataset_and_ours_always_take_part(modules):
+    catalogue = modules["catalogue"]
+    assert [peer.name for peer in catalogue.chosen(["wids"])] == ["webdataset", "wids", "ours"]
+    assert "ray" not in [peer.name for peer in catalogue.chosen(None)]
+    with pytest.raises(ValueError, match=r"not nobody$"):
+        catalogue.chosen(["nobody"])
+
+
+def test_options_choose_data_sets_and_sizes(modules):
+    main = modules["__main__"]
+    options = main.parse(["--quick", "--only", "TOK,IMG", "--img-samples", "640"])
+    assert {name: data.samples for name, data in main.sizes(options).items()} == {
+        "TOK": main.QUICK_SIZES["TOK"],
+        "IMG": 640,
+    }
+    with pytest.raises(SystemExit):
+        main.parse(["--only", "IMAGES"])
+
+
+def test_processes_of_a_run_are_found_also_outside_of_its_process_group(modules):
+    code = (
+        "import os, sys; pid = os.fork(); "
+        "pid or os.setpgid(0, 0); os.write(1, b'.'); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(command, **pipes, start_new_session=True)
+    try:
+        assert os.read(child.stdout.fileno(), 1) + os.read(child.stdout.fileno(), 1) == b".."
+        members = modules["memory"].session_members(child.pid)
+        assert len(members) == 2
+        assert child.pid in members
+    finally:
+        child.communicate(timeout=60)  # the end of their input ends both
+
+
+def test_the_driver_starts_without_any_installed_package():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "import benchmarks.peers.__main__ as main; main.parse(['--quick'])"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT)]
+    subprocess.run(command, check=True, timeout=60)
