@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,15 +77,13 @@ def _column(members: list[bytes], start: int, layout: _Layout) -> torch.Tensor |
     """What lies behind `start` bytes that all have in common; None if it does not fit."""
     if len(set(map(len, members))) > 1 or 0 in layout.shape:
         return None
+    if len(members[0]) - start != prod(layout.shape) * layout.dtype.itemsize:
+        return None  # numpy would repeat a single byte to fill what is missing
     rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
     if not (rows[:, :start] == rows[0, :start]).all():
         return None
-    try:
-        column = new_tensor((len(members), *layout.shape), _torch_type(layout.dtype))
-        values = column.numpy().reshape(len(members), -1)
-        values.view(np.uint8)[:] = rows[:, start:]
-    except (ValueError, TypeError, RuntimeError):
-        return None  # not as many bytes as its header says, or a type that torch has not
+    column = new_tensor((len(members), *layout.shape), _torch_type(layout.dtype))
+    column.numpy().reshape(len(members), -1).view(np.uint8)[:] = rows[:, start:]
     return column
 
 
@@ -99,11 +98,8 @@ def _layout(header: bytes) -> _Layout | None:
     if not header.startswith(_MAGIC):
         return None
     file = BytesIO(header)
-    try:
-        np.lib.format.read_magic(file)
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, SyntaxError, EOFError):
-        return None
+    np.lib.format.read_magic(file)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if is_fortran or dtype.kind not in "buif" or not dtype.isnative:
         return None
     return _Layout(shape, dtype)

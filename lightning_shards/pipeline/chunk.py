@@ -27,6 +27,9 @@ _LARGE = 8192
 _GAP = 4096
 """Bytes between two members that cost less to read with them than a call of its own."""
 
+_PIECE = 2**20
+"""Bytes that are read in one call at most: small members may lie among others that nobody wants."""
+
 _NONE = -1
 
 
@@ -70,6 +73,7 @@ class Chunk:
         self._stops = np.array(stops)
         self._window = range(0)
         self._data: list[list[bytes | None]] = []
+        self._stamps: dict[int, tuple[int, int]] = {}
         by_place: NDArray[np.int64] = np.lexsort((ids[:, 1], ids[:, 0]))
         keys, extents = self._find(by_place)
         back = np.argsort(by_place)
@@ -83,6 +87,7 @@ class Chunk:
             NotInChunkError: a sample has no member for a field, or its bytes are damaged.
         """
         if stop > self._window.stop:
+            self._data = []  # or two windows were in memory
             self._window = range(start, self._end_of_window(start))
             self._data = self._read(start, self._window.stop)
         rows = slice(start - self._window.start, stop - self._window.start)
@@ -103,6 +108,7 @@ class Chunk:
             for first, last in _pieces(np.diff(own) > 1):
                 reader.will_need(int(own[first]), int(own[last - 1]) + 1)
             table = reader.table
+            self._stamps[int(shards[start])] = table.stamp
             keys += table.keys_of(own)
             members = np.array([reader.members_with(each.suffixes)[own] for each in self._fields])
             sizes = np.where(members < 0, _NONE, table.sizes[members])
@@ -140,6 +146,7 @@ class Chunk:
         cuts = (
             (shards[1:] != shards[:-1])
             | (offsets[1:] > stops[:-1] + _GAP)
+            | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
             | is_alone[1:]
             | is_alone[:-1]
         )
@@ -151,13 +158,20 @@ class Chunk:
         within = offsets - np.repeat(begins, np.diff([*firsts, len(offsets)]))
         slices = list(zip(within.tolist(), (within + sizes).tolist(), strict=True))
         for (first, last), (shard, begin, length) in zip(pieces, places, strict=True):
-            try:
-                data = self._shards.reader(shard).read_span(begin, max(length, 0))
-            except OSError:
-                data = b""
+            data = self._span(shard, begin, max(length, 0))
             whole = len(data)
             for start, stop in slices[first:last]:
                 yield data[start:stop] if start <= stop <= whole else None
+
+    def _span(self, shard: int, begin: int, length: int) -> bytes:
+        """Bytes of a shard; none if it cannot be read, or was written anew since the lookup."""
+        reader = self._shards.reader(shard)
+        if reader.table.stamp != self._stamps[shard]:
+            return b""
+        try:
+            return reader.read_span(begin, length)
+        except OSError:
+            return b""
 
 
 def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

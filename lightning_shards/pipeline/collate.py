@@ -132,13 +132,25 @@ def column_of(samples: Sequence[Sample], field: str) -> Column:
     is_tensors = all(isinstance(value, torch.Tensor) for value in values)
     if is_tensors or all(_is_numeric(value) for value in values):
         _require_one_shape(samples, field)
-        first = values[0] if is_tensors else torch.as_tensor(np.empty(0, values[0].dtype))
-        column = new_tensor((len(values), *values[0].shape), first.dtype)
-        if is_tensors:
-            return torch.stack(values, out=column)
-        np.stack(values, out=column.numpy())
-        return column
+        try:
+            return _stacked(values, is_tensors)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SampleError(
+                f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
+                f"{error}; give the field a transform that makes it one of numbers torch has"
+            ) from error
     return numbers_or_list(values)
+
+
+def _stacked(values: list[Any], is_tensors: bool) -> torch.Tensor:
+    if is_tensors:
+        column = new_tensor((len(values), *values[0].shape), values[0].dtype)
+        with torch.no_grad():
+            return torch.stack(values, out=column)
+    dtype = values[0].dtype.newbyteorder("=")
+    column = new_tensor((len(values), *values[0].shape), torch.as_tensor(np.empty(0, dtype)).dtype)
+    np.stack(values, out=column.numpy())
+    return column
 
 
 def numbers_or_list(values: list[Any]) -> Column:

@@ -7,6 +7,7 @@ An error here does not say which sample it is about: who gets it makes the batch
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -59,32 +60,25 @@ def decode_column(field: Field, members: list[bytes]) -> Column:
     """
     (decoder,) = field.decoders()
     decode = _COLUMNS.get(decoder)
-    column = decode(members) if decode is not None else None
-    if column is not None:
-        return column
+    if decode is not None:
+        with suppress(Exception):  # hostile bytes raise anything; `decode_values` tells why
+            column = decode(members)
+            if column is not None:
+                return column
     values = decode_values(field, members)
     return column_of([{field.name: value, "__key__": ""} for value in values], field.name)
 
 
-def _ints(members: list[bytes]) -> torch.Tensor | None:
-    try:
-        return torch.tensor(list(map(int, members)))
-    except (ValueError, OverflowError, RuntimeError):
-        return None  # `decode_values` tells why
+def _ints(members: list[bytes]) -> torch.Tensor:
+    return torch.tensor(list(map(int, members)))
 
 
-def _texts(members: list[bytes]) -> list[str] | None:
-    try:
-        return list(map(bytes.decode, members))
-    except UnicodeDecodeError:
-        return None
+def _texts(members: list[bytes]) -> list[str]:
+    return list(map(bytes.decode, members))
 
 
-def _jsons(members: list[bytes]) -> Column | None:
-    try:
-        return numbers_or_list(list(map(json.loads, members)))
-    except ValueError:
-        return None
+def _jsons(members: list[bytes]) -> Column:
+    return numbers_or_list(list(map(json.loads, members)))
 
 
 class ColumnBatches:

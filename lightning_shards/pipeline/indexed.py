@@ -189,7 +189,8 @@ class _Rows:
         bad: dict[int, BadSample] = {}
         rows: list[Sample] = []
         for position, (shard, sample) in enumerate(self._ids(start, stop), start):
-            self.shards.reader(shard)  # outside of the try: a shard that changed is no bad sample
+            with self.clock.on("open"):
+                self.shards.reader(shard)  # not in the try: a shard that changed is no bad sample
             try:
                 rows.append(self._row(position, shard, sample))
             except BAD as error:

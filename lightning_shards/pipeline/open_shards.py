@@ -1,6 +1,7 @@
 """The shards that a process has open, and the fields of one sample read from them."""
 
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -18,6 +19,19 @@ descriptors, of which a process has 1,024 by default."""
 
 FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
 """File descriptors that one iteration over batches may have open."""
+
+
+_OTHER_FILES = 1024
+
+
+def allow_open_files(number: int) -> None:
+    """Let this process have so many open files beside its others, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Members(Mapping[str, Any]):
@@ -54,6 +68,7 @@ class OpenShards:
         limit: int = MAX_OPEN_SHARDS,
     ) -> None:
         self._index, self._limit = index, limit
+        allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._store = TableStore(cache_dir)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
@@ -105,9 +120,11 @@ def read_sample(
     """
     clock = clock or StageClock()
     members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]
-    with clock.on("decode"):
-        decoded: Sample = {field.name: field.decode(members) for field in fields}
-    clock.seconds["decode"] -= clock.seconds["read"] - read_before
+    try:
+        with clock.on("decode"):
+            decoded: Sample = {field.name: field.decode(members) for field in fields}
+    finally:
+        clock.seconds["decode"] -= clock.seconds["read"] - read_before
     for name in ("__key__", "__url__"):
         decoded[name] = members[name]
     decoded["__id__"] = (shard, sample)

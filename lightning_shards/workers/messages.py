@@ -9,8 +9,9 @@ in turn, and they must have equal numbers of batches.
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -66,16 +67,23 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Inline:
-    """A small tensor."""
+    """A small tensor: its bytes, as numpy has not all of torch's types."""
 
-    values: NDArray[Any]
+    values: NDArray[np.uint8]
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 class Message:
-    """Some batches of one worker, in order; the trainer unpacks them, pinned if torch pins them."""
+    """Some batches of one worker, in order; the trainer unpacks them, pinned if torch pins them.
 
-    def __init__(self, produced: list[Produced]) -> None:
+    Attributes:
+        failure: why the worker ended behind them; None: it has not.
+    """
+
+    def __init__(self, produced: list[Produced], failure: Any = None) -> None:
         self._produced = [_with_columns(each, _packed) for each in produced]
+        self.failure = failure
 
     def unpack(self) -> list[Produced]:
         """The batches."""
@@ -88,25 +96,44 @@ class Message:
 
 
 def _with_columns(produced: Produced, change: Callable[[Any], Any]) -> Produced:
-    columns = produced.made.batch
-    batch: Batch = (
-        {name: change(column) for name, column in columns.items()}
-        if isinstance(columns, dict)
-        else tuple(map(change, columns))
-    )
+    batch = cast("Batch", _mapped(produced.made.batch, change))
     return produced._replace(made=produced.made._replace(batch=batch))
 
 
-def _packed(column: Any) -> Any:
-    if isinstance(column, torch.Tensor) and column.nbytes < SHARED_BYTES:
-        return _Inline(column.numpy())
-    return column
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with each tensor in it changed, also in lists, tuples and dicts of tensors."""
+    if isinstance(value, torch.Tensor | _Inline):
+        return change(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {name: _mapped(each, change) for name, each in items}
+    if not isinstance(value, list | tuple):
+        return value
+    values = cast("list[Any] | tuple[Any, ...]", value)
+    if not any(isinstance(each, _MAY_HOLD_TENSORS) for each in values):
+        return values  # keys, texts
+    changed = [_mapped(each, change) for each in values]
+    if isinstance(values, list):
+        return changed
+    return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
+
+
+_MAY_HOLD_TENSORS = (torch.Tensor, _Inline, dict, list, tuple)
+
+
+def _packed(tensor: Any) -> Any:
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if tensor.nbytes >= SHARED_BYTES or not is_plain or tensor.is_conj() or tensor.is_quantized:
+        return tensor
+    values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _Inline(values, tensor.dtype, tensor.shape)
 
 
 def _unpacked(column: Any) -> Any:
-    return torch.as_tensor(column.values) if isinstance(column, _Inline) else column
+    if not isinstance(column, _Inline):
+        return column
+    return torch.as_tensor(column.values).view(column.dtype).reshape(column.shape)
 
 
 def _pinned(column: Any) -> Any:
-    column = _unpacked(column)
-    return column.pin_memory() if isinstance(column, torch.Tensor) else column
+    return _unpacked(column).pin_memory()

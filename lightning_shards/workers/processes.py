@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_shards.errors import ConfigError, ShardError, WorkerError
@@ -118,7 +119,7 @@ class _WorkerShare(IterableDataset[Any]):
         self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
         self._trainer_pid = trainer_pid
 
-    def __iter__(self) -> Iterator[Message | _Failure]:
+    def __iter__(self) -> Iterator[Message]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
         end_with(self._trainer_pid)
@@ -131,12 +132,10 @@ class _WorkerShare(IterableDataset[Any]):
                     ready.append(next(batches))
                 yield Message(ready)
                 ready = []
-        except Exception as error:
-            if ready:
-                yield Message(ready)  # what was made before comes before the error
-            if not isinstance(error, ShardError):
-                raise
-            yield _Failure(error, traceback.format_exc())
+        except ShardError as error:
+            yield Message(ready, _Failure(error, traceback.format_exc()))
+        except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
+            yield Message(ready, ExceptionWrapper(where=f"in worker process {info.id}"))
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
         if self._pool.threads == 1:
@@ -151,16 +150,30 @@ class _ProcessStream:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
+        self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
 
     def __next__(self) -> Produced:
         if self._iterator is None:
             raise StopIteration
-        ready = self._ready[self._turn % len(self._ready)]
-        if not ready:  # then the next message is of this worker
-            ready.extend(self._receive().unpack())
+        worker = self._turn % len(self._ready)
+        ready = self._ready[worker]
+        if not ready and not self._failures[worker]:  # then the next message is of this worker
+            message = self._receive()
+            ready.extend(message.unpack())
+            self._failures[worker] = message.failure
+        if not ready:
+            self._fail(self._failures[worker])
         self._turn += 1
         return ready.popleft()
+
+    def _fail(self, failure: "_Failure | ExceptionWrapper") -> NoReturn:
+        self.close()
+        if isinstance(failure, _Failure):
+            failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
+            raise failure.error
+        failure.reraise()
+        raise AssertionError  # reraise() does not return
 
     def _receive(self) -> Message:
         try:
@@ -176,10 +189,6 @@ class _ProcessStream:
                 "memory (SIGKILL: fewer workers, a smaller prefetch), /dev/shm full (SIGBUS) or a "
                 "crash in a decoder (SIGSEGV); num_workers=0 shows the crash itself"
             ) from error
-        if isinstance(message, _Failure):
-            self.close()
-            message.error.add_note(f"It happened in a worker process:\n{message.stack}")
-            raise message.error
         return cast("Message", message)
 
     def close(self) -> None:
@@ -204,14 +213,16 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
     """
     if not Path(folder).is_dir():
         return  # no Linux: shared memory has no limit of its own there
-    batches = pool.num_workers * (pool.prefetch + 1) + 1  # one in the making, one in training
+    # of each worker: what its threads keep ready, what torch does, one in the making
+    of_worker = pool.prefetch * (1 + (pool.threads if pool.threads > 1 else 0)) + 1
+    batches = pool.num_workers * of_worker + 1  # and the one in training
     needed, free = pool.batch.shared * batches * pool.ranks, shutil.disk_usage(folder).free
     if needed > free:
         mib = 2**20
         raise ConfigError(
             f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
             f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x ({pool.num_workers} workers x "
-            f"({pool.prefetch} + 1) + 1) batches of {pool.batch.shared / mib:,.1f} MiB. Enlarge it "
+            f"{of_worker} + 1) batches of {pool.batch.shared / mib:,.1f} MiB. Enlarge it "
             "(docker run --shm-size), or lower prefetch, num_workers or batch_size; "
             "pool='threads' needs none"
         )

@@ -5,22 +5,23 @@ processes, and nothing has to start. A training loop that is busy with Python of
 processes instead.
 """
 
-import resource
 import threading
+import time
+import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.open_shards import FILES_PER_SOURCE
+from lightning_shards.pipeline.open_shards import FILES_PER_SOURCE, allow_open_files
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 
 _END_S = 10.0
-"""A thread ends after the batch that it makes. One that waits for a server is left to itself."""
+"""A thread ends after the batch that it makes; after this time it is left to itself."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def start_threads(
         ConfigError: see `require_own_randomness`.
     """
     require_own_randomness(source)
-    _allow_open_files(num_threads * FILES_PER_SOURCE)
+    allow_open_files(num_threads * FILES_PER_SOURCE)
     total = place.num_workers * num_threads
     places = [
         place.with_worker(place.worker + place.num_workers * thread, total)
@@ -94,16 +95,6 @@ def require_own_randomness(source: Source) -> None:
             "which threads share: give it a parameter `rng`, or, if it draws none, an attribute "
             "`deterministic = True`; or take pool='processes' and threads_per_worker=1"
         )
-
-
-def _allow_open_files(number: int) -> None:
-    """Let this process open more files, as far as it may: each thread opens shards of its own."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = soft + number
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft not in (resource.RLIM_INFINITY, wanted):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Failed(NamedTuple):
@@ -135,8 +126,8 @@ class _Lane:
         self._is_stopped = True
         self._room.release()
 
-    def join(self) -> None:
-        self._thread.join(_END_S)
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
 
     def _fill(self, batches: Generator[Produced]) -> None:
         try:
@@ -154,6 +145,8 @@ class ThreadStream:
     def __init__(self, sources: Sequence[Generator[Produced]], prefetch: int) -> None:
         self._lanes = [_Lane(batches, prefetch) for batches in sources]
         self._turn = 0
+        # a stream that is dropped, or still there at the end of the program, ends its threads, too
+        self._end = weakref.finalize(self, _end_lanes, self._lanes)
 
     def __next__(self) -> Produced:
         if not self._lanes:
@@ -167,9 +160,14 @@ class ThreadStream:
             raise
 
     def close(self) -> None:
-        """End the threads; they are gone when this returns."""
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.stop()
-        for lane in lanes:
-            lane.join()
+        """End the threads; they are gone when this returns, unless they wait for a server."""
+        self._end()
+        self._lanes = []
+
+
+def _end_lanes(lanes: Sequence[_Lane]) -> None:
+    for lane in lanes:
+        lane.stop()
+    end = time.perf_counter() + _END_S
+    for lane in lanes:
+        lane.join(max(0.0, end - time.perf_counter()))

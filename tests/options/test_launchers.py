@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ddp, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(300)]  # apart from CI: minutes
 
 RANKS = (0, 1)
 STARTING = ("ddp_notebook", "ddp_spawn")

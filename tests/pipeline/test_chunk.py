@@ -139,6 +139,36 @@ def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
         assert made.batch(2, []).batch["__key__"] == ["0-4", "0-5"]
 
 
+def test_a_shard_that_is_written_anew_is_not_read_at_old_places(urls, tmp_path):
+    """It is closed, as few may be open, and opened again with as many samples at other places."""
+    paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
+    for path in paths:
+        path.write_bytes(Path(urls[1]).read_bytes())
+    with open_shards(list(map(str, paths)), tmp_path, limit=1) as shards:
+        made = columns(shards, [(0, 0), (1, 0)], [(0, 1), (1, 2)])
+        pack(paths[0], [20_000], seed=7)
+        with pytest.raises(SampleError):
+            made.batch(0, [])
+        assert made.batch(1, [])
+
+
+def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch):
+    path = tmp_path / "gaps.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(900):
+            for suffix, size in (("txt", 3), ("skip", 2000)):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = size
+                tar.addfile(info, io.BytesIO(bytes(size)))
+    reads = count_reads(monkeypatch)
+    with open_shards([str(path)], tmp_path) as shards:
+        ids = np.array([(0, sample) for sample in range(900)])
+        (texts,) = Chunk(shards, FIELDS[:1], ids, [900]).members(0, 900)
+    assert texts == [bytes(3)] * 900
+    assert len(reads) == 4  # of 3.2 MB
+    assert max(reads) <= 2**20 + 4096
+
+
 def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls, tmp_path):
     path = tmp_path / "cut.tar"
     path.write_bytes(Path(urls[2]).read_bytes())

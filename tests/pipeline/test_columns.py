@@ -122,6 +122,10 @@ BAD = {
     "an array that is cut": ("npy", npy(np.arange(9))[:-1]),
     "an array with a hostile header": ("npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 99),
     "an array of pickled objects": ("npy", npy(np.zeros(3))[:6] + b"\x01\x00"),
+    "an array of which one byte is left": ("npy", npy(np.arange(9))[: 1 - 72]),
+    "JSON without an end": ("json", b"[" * 100_000),
+    "a header of brackets": ("npy", b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118),
+    "a header of no dict": ("npy", b"\x93NUMPY\x01\x00\x06\x00{[]:1}"),
     "half a number": ("uint16", b"123"),
     "no safetensors": ("safetensors", b"123"),
     "no image": ("rgb", b"GIF"),
@@ -134,6 +138,28 @@ def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
     field = Field("x", ("a",), decoder)
     with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|numbers that fit no int64"):
         decode_column(field, [good.get(decoder, b""), member])
+
+
+def test_a_byte_is_not_repeated_to_fill_what_is_missing():
+    field, cut = Field("x", ("npy",)), npy(np.arange(9))[: 1 - 72]
+    with pytest.raises(SampleError, match=r"field 'x' cannot be decoded"):
+        decode_column(field, [cut])
+
+
+def test_big_endian_arrays_are_those_numbers():
+    column = decode_column(Field("x", ("npy",)), [npy(np.arange(3, dtype=">i4"))] * 2)
+    assert column.tolist() == [[0, 1, 2]] * 2
+
+
+def test_a_tensor_with_gradients_is_batched():
+    samples = [{"x": torch.ones(2, requires_grad=True), "__key__": "k"}] * 2
+    assert column_of(samples, "x").tolist() == [[1, 1]] * 2
+
+
+def test_numbers_that_torch_has_not_are_an_error_of_the_field():
+    samples = [{"x": np.ones(2, np.longdouble), "__key__": "k"}] * 2
+    with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
+        column_of(samples, "x")
 
 
 def test_raw_numbers_are_of_the_type_that_is_named():

@@ -43,6 +43,34 @@ def test_a_message_gives_what_was_put_in(batch):
         small.add_(1)  # a tensor that warns when it is written to would be a surprise
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        torch.tensor([1.5, -2]).bfloat16(),
+        torch.tensor([[1, 0], [0, 1]], dtype=torch.bool),
+        torch.tensor(7),
+        torch.empty(0, 3, dtype=torch.float8_e4m3fn),
+        torch.tensor([1 + 2j, 3]),
+        torch.tensor([1.0, 2.0], requires_grad=True),
+        torch.arange(12).reshape(3, 4).T[1:],
+    ],
+    ids=lambda column: f"{column.dtype}{list(column.shape)}",
+)
+def test_tensors_of_every_type_and_shape_come_back(column):
+    nested = [{"boxes": column, "tags": ("a", [column])}] * 2
+    sent = Message([Produced(Made({"x": column, "targets": nested}), 0.0)])
+    assert b"rebuild" not in pickle.dumps(sent)  # torch's own way, which opens a file for each
+    (received,) = pickle.loads(pickle.dumps(sent)).unpack()
+    for each in (
+        received.made.batch["x"],
+        received.made.batch["targets"][1]["boxes"],
+        received.made.batch["targets"][0]["tags"][1][0],
+    ):
+        assert (each.dtype, each.shape) == (column.dtype, column.shape)
+        assert each.tolist() == column.tolist()
+    assert received.made.batch["targets"][0]["tags"][0] == "a"
+
+
 def test_a_message_is_pinned_as_a_whole(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
@@ -75,8 +103,10 @@ def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeyp
     with pytest.raises(ConfigError) as caught:
         ProcessPool(2, **large)
     assert "has 100 MiB free, and the workers need 105 MiB" in str(caught.value)
-    assert "1 ranks x (2 workers x (2 + 1) + 1) batches of 15.0 MiB" in str(caught.value)
+    assert "1 ranks x (2 workers x 3 + 1) batches of 15.0 MiB" in str(caught.value)
     assert "--shm-size" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"need 180 MiB: 1 ranks x \(1 workers x 11 \+ 1\)"):
+        ProcessPool(1, threads=4, **large)
     with pytest.raises(ConfigError, match=r"need 840 MiB: 8 ranks"):
         ProcessPool(2, ranks=8, **large)
     require_shared_memory(fits, str(tmp_path / "none"))  # other systems have no such folder

@@ -1,7 +1,5 @@
 """What every pool owes to a loader, checked on all of them."""
 
-from operator import itemgetter
-
 import psutil
 import pytest
 
@@ -31,13 +29,19 @@ POOLS = [
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Labelled:
-    """A stage that drops samples of class 0, and says that it draws no random numbers."""
+class Raising:
+    """A stage that fails at a sample, and says that it draws no random numbers."""
 
     deterministic = True
 
+    def __init__(self, key, error):
+        self.key, self.error = key, error
+
     def __call__(self, samples):
-        return filter(itemgetter("label"), samples)
+        for sample in samples:
+            if sample["__key__"] == self.key:
+                raise self.error(f"at {self.key}")
+            yield sample
 
 
 PLACE = Place(rank=1, world_size=2)
@@ -126,14 +130,19 @@ def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source
     assert "no member for field 'mask': wanted one of ['seg.png']" in str(caught.value)
 
 
-def test_batches_before_an_error_are_delivered(start, pack_shards, make_source):
-    """The stage drops samples 20 and 30, so the last batch of a worker that reads one is short."""
-    stages = (Labelled(),)
-    source = make_source(pack_shards([40]), sampling="sequential", stages=stages)
-    stream = start(source)
-    assert len(take(stream, 7)) == 7
-    with pytest.raises(SampleError, match=r"only \d of 2 samples are left"):
-        take(stream, 3)
+@pytest.mark.parametrize("error", [SampleError, ArithmeticError])
+@pytest.mark.parametrize("number", [0, 5, 6, 7, 8, 9])
+def test_batches_before_an_error_are_delivered_and_no_others(
+    number, error, pool, start, pack_shards, make_source
+):
+    """Whichever worker it happens in, and wherever in a message."""
+    settings = {"urls": pack_shards([80]), "sampling": "sequential"}
+    expected = plain(expected_batches(make_source(**settings), pool.lanes, 12, Cursor()))
+    (key, *_), _ = expected[number]
+    stream = start(make_source(**settings, stages=(Raising(key, error),)), Cursor())
+    assert plain(take(stream, number)) == expected[:number]
+    with pytest.raises(error):
+        next(stream)
 
 
 def test_closing_ends_the_stream_and_its_processes(start, source):

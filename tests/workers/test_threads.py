@@ -1,5 +1,6 @@
 """Threads of one process: what they share, and what each has of its own."""
 
+import gc
 import resource
 import threading
 
@@ -91,12 +92,22 @@ def test_closing_ends_the_threads(pack_shards, make_source):
         next(stream)
 
 
-def test_a_thread_may_open_as_many_shards_as_a_process(pack_shards, make_source):
+def test_a_stream_that_is_dropped_ends_its_threads(pack_shards, make_source):
+    before = threads_left()
+    stream = ThreadPool(3).start(make_source(pack_shards([9])), Place(), Cursor())
+    next(stream)
+    del stream
+    gc.collect()
+    assert threads_left() == before
+
+
+def test_threads_may_open_as_many_shards_as_processes(pack_shards, make_source):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(2 * FILES_PER_SOURCE + 1024, limits[1])
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
-        ThreadPool(2).start(make_source(pack_shards([9])), Place(), Cursor()).close()
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+        for _again in range(2):
+            ThreadPool(2).start(make_source(pack_shards([9])), Place(), Cursor()).close()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == wanted
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert soft == min(limits[0] - 1 + 2 * FILES_PER_SOURCE, limits[1])
