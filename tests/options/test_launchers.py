@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(300)]  # apart from CI: minutes
+# matrix: each launcher starts ranks of its own, which takes a minute in all
+pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(300)]
 
 RANKS = (0, 1)
 STARTING = ("ddp_notebook", "ddp_spawn")
