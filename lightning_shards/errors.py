@@ -12,7 +12,8 @@ goes on working for who does not know this package::
     ├── IndexMismatchError (ValueError)     two sources of counts, or counts and shard, disagree
     ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
-    │   └── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
+    │   ├── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
+    │   └── TransformError                  a transform raised an error on it
     ├── StateError (ValueError)             a checkpoint of another data set or another run
     ├── DigestError (RuntimeError)          what was served is not what the order says
     ├── WorkerError (RuntimeError)          a worker that could not start or that died
@@ -62,6 +63,10 @@ class SampleError(ShardError, ValueError):
 
 class MissingFieldError(SampleError, KeyError):
     """A sample has none of the suffixes that a field may come from."""
+
+
+class TransformError(SampleError):
+    """A transform raised an error on a sample; that error is the cause of this one."""
 
 
 class StateError(ShardError, ValueError):

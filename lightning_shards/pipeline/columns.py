@@ -2,7 +2,8 @@
 
 Per sample, a dict, a dispatch and an error handler cost more than to decode what is small. Fields
 that have a transform are decoded and transformed one by one, with the randomness of their sample.
-An error here does not say which sample it is about: who gets it makes the batch by samples.
+An error here, but for one of a transform, does not say which sample it is about: who gets it makes
+the batch by samples.
 """
 
 import json
@@ -104,7 +105,7 @@ class ColumnBatches:
         batch_format: BatchFormat,
         clock: StageClock,
     ) -> None:
-        self._fields, self._transforms = fields, transforms
+        self._shards, self._fields, self._transforms = shards, fields, transforms
         self._format: BatchFormat = batch_format
         self._ids, self._digests = ids, id_digests(ids)
         self._first_positions = [start for start, _ in spans]
@@ -123,7 +124,8 @@ class ColumnBatches:
         with self._clock.on("read"):
             members = self._chunk.members(start, stop)
         keys = self._chunk.keys[start:stop]
-        columns = self._columns(keys, members, self._first_positions[number])
+        samples = self._samples(start, stop) if self._transforms.names else []
+        columns = self._columns(samples, members, self._first_positions[number])
         ids = torch.as_tensor(self._ids[start:stop].copy())
         batch = join_columns(keys, columns, ids, weights)
         digests = self._digests[start:stop]
@@ -131,12 +133,17 @@ class ColumnBatches:
         names = [field.name for field in self._fields]
         return Made(as_given(batch, names, self._format), sum_digests(planned))
 
+    def _samples(self, start: int, stop: int) -> list[Sample]:
+        """For the fields that are transformed; a transform that fails says which sample it was."""
+        urls = map(self._shards.url, self._ids[start:stop, 0].tolist())
+        keys = self._chunk.keys[start:stop]
+        return [{"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)]
+
     def _columns(
-        self, keys: list[str], members: list[list[bytes]], position: int
+        self, samples: list[Sample], members: list[list[bytes]], position: int
     ) -> dict[str, Column]:
         pairs = list(zip(self._fields, members, strict=True))
         transformed = self._transforms.names
-        samples: list[Sample] = [{"__key__": key} for key in keys] if transformed else []
         columns: dict[str, Column] = {}
         with self._clock.on("decode"):
             for field, data in pairs:

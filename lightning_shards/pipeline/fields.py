@@ -12,7 +12,13 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from lightning_shards.errors import ConfigError, MissingFieldError, SampleError, UnsafeError
+from lightning_shards.errors import (
+    ConfigError,
+    MissingFieldError,
+    SampleError,
+    TransformError,
+    UnsafeError,
+)
 from lightning_shards.pipeline import images
 from lightning_shards.pipeline.arrays import (
     NUMBER_DECODERS,
@@ -306,7 +312,7 @@ def _transformed(sample: Sample, name: str, transform: Transform, rng: object | 
     try:
         return transform(sample[name]) if rng is None else transform(sample[name], rng=rng)
     except Exception as error:
-        raise SampleError(
+        raise TransformError(
             f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
             f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
         ) from error

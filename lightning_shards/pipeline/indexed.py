@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from lightning_shards.errors import TransformError
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.columns import ColumnBatches, can_decode
@@ -127,7 +128,9 @@ class IndexedSource:
                 with rows.transforms.keeping_globals():
                     try:
                         made = columns and columns.batch(number, self._weights(planned, span))
-                    except BAD:
+                    except BAD as error:
+                        if self.max_bad is None and isinstance(error, TransformError):
+                            raise  # it says which sample is bad; a second try might hide it
                         made = None
                     made = made or self._batch_by_samples(rows, span, planned)
                 yield made._replace(seconds=rows.clock.take())

@@ -90,8 +90,11 @@ class OpenShards:
 
     def members(self, shard: int, sample: int, clock: StageClock | None = None) -> Members:
         """The members of one sample; raises what `reader` does."""
-        url = self._index.urls[shard]
-        return Members(self.reader(shard), sample, url, clock or StageClock())
+        return Members(self.reader(shard), sample, self.url(shard), clock or StageClock())
+
+    def url(self, shard: int) -> str:
+        """Where the shard with this number lies."""
+        return self._index.urls[shard]
 
     def _open(self, shard: int) -> ShardReader:
         assert self._index.counts is not None  # noqa: S101 the data module sees to it

@@ -33,7 +33,7 @@ BAD = {
 REASONS = {
     "image": "SampleError",
     "field": "MissingFieldError",
-    "transform": "SampleError",
+    "transform": "TransformError",
     "crc32": "DamagedShardError",
 }
 STREAM_BAD = {number: "image" if kind == "crc32" else kind for number, kind in BAD.items()}

@@ -27,6 +27,7 @@ from lightning_shards.errors import (
     IndexMismatchError,
     MissingFieldError,
     SampleError,
+    TransformError,
     ShardNotFoundError,
 )
 from lightning_shards.pipeline import indexed
@@ -174,7 +175,11 @@ def test_a_bad_sample_is_an_error_where_none_is_replaced(indexed_data):
     [
         ("image", SampleError, "cannot be decoded as 'gray'"),
         ("field", MissingFieldError, "no member for field 'label'"),
-        ("transform", SampleError, "cannot bear 1"),
+        (
+            "transform",
+            TransformError,
+            r"sample '0001' of .*shard-0\.tar: RuntimeError: cannot bear 1",
+        ),
         ("crc32", DamagedShardError, r"'0001\.cls', sample 1\) is damaged: its crc32"),
     ],
 )

@@ -48,7 +48,7 @@ EXPECTED: dict[str, Expected] = {
         "PlanError", ("the ranks disagree on seed: rank 0 has 0, rank 1 has 1", "same settings")
     ),
     "a transform that fails on rank 1": Expected(
-        "SampleError", ("the transform of field 'label' failed", "does not like this rank"), 1
+        "TransformError", ("the transform of field 'label' failed", "does not like this rank"), 1
     ),
     "another seed than the checkpoint's": Expected(
         "StateError", ("made with seed=0, this run has 3", "set it back to resume")
