@@ -27,8 +27,8 @@ from lightning_shards.errors import (
     IndexMismatchError,
     MissingFieldError,
     SampleError,
-    TransformError,
     ShardNotFoundError,
+    TransformError,
 )
 from lightning_shards.pipeline import indexed
 from lightning_shards.topology import Place
