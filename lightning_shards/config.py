@@ -114,8 +114,8 @@ class LoaderConfig:
         threads_per_worker: Threads in each worker process. Threads need transforms that draw from
             the ``rng`` they are given.
         prefetch: Batches that each worker keeps ready; of small ones, messages of several.
-        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer batches than
-            ``prefetch`` where they are large, but at least one of each worker.
+        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer than ``prefetch``
+            where batches are large, but at least one batch or message (1 MiB) of each worker.
         multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
             threads can deadlock.
         pin_memory: Whether batches are copied into page-locked memory. Default: when the

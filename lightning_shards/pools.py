@@ -5,7 +5,7 @@ from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.source import Source
 from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.messages import BatchBytes, batch_bytes
+from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
@@ -38,24 +38,32 @@ def make_pool(
     if num_workers == 0 or config.pool == "inline":
         return InlinePool()
     sample = sample or source.first_sample(place)
-    batch = batch_bytes(sample.batch, source.epochs.batch_size)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
-    prefetch = _prefetch(config, num_workers * config.threads_per_worker, batch)
     if config.pool == "threads":
-        return ThreadPool(num_workers, prefetch)
+        size = tensor_bytes(sample.batch, source.epochs.batch_size)
+        return ThreadPool(num_workers, _prefetch(config, num_workers, size))
+    batch = batch_bytes(sample.batch, source.epochs.batch_size)
+    return _process_pool(config, num_workers, batch, on_cuda, ranks)
+
+
+def _process_pool(
+    config: LoaderConfig, num_workers: int, batch: BatchBytes, on_cuda: bool, ranks: int
+) -> ProcessPool:
+    threads = config.threads_per_worker
+    # a worker keeps messages ready, and each thread in it batches for them
+    kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))
     return ProcessPool(
         num_workers,
-        prefetch,
+        _prefetch(config, num_workers, kept),
         config.multiprocessing_context,
         on_cuda if config.pin_memory is None else config.pin_memory,
-        config.threads_per_worker,
+        threads,
         batch,
         ranks,
     )
 
 
-def _prefetch(config: LoaderConfig, lanes: int, batch: BatchBytes) -> int:
-    """As many batches as were asked for, or as `prefetch_bytes` allows: one at least."""
-    allowed = config.prefetch_bytes // max(lanes * batch.total, 1)
-    return max(1, min(config.prefetch, allowed))
+def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
+    """What was asked for, or less if workers that keep so many bytes exceed `prefetch_bytes`."""
+    return max(1, min(config.prefetch, config.prefetch_bytes // max(num_workers * kept, 1)))

@@ -80,12 +80,7 @@ def make_source(
         PlanError: the shards hold no sample.
     """
     is_train = split == "train"
-    max_bad = config.max_bad if config.on_bad_sample == "substitute" else None
-    if max_bad is not None and defaults.batch_format == "tuple":
-        raise ConfigError(
-            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
-            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
-        )
+    max_bad = _max_bad(split, config, defaults)
     sampling = config.sampling or ("resampled" if is_train else "sequential")
     epochs = Epochs(
         samples=epoch_samples(split, config.dataset_size, sampling, index),
@@ -112,6 +107,18 @@ def make_source(
         batch_format=defaults.batch_format,
         max_bad=max_bad,
     )
+
+
+def _max_bad(split: Split, config: SplitConfig, defaults: Defaults) -> int | None:
+    """How many bad samples of an epoch are replaced; None: the first raises."""
+    if config.on_bad_sample != "substitute":
+        return None
+    if defaults.batch_format == "tuple":
+        raise ConfigError(
+            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
+            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
+        )
+    return config.max_bad
 
 
 def source_identity(source: StreamSource | IndexedSource) -> dict[str, int | str]:

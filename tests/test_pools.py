@@ -1,5 +1,7 @@
 """Which pool a configuration gives, and how much it keeps ready."""
 
+import threading
+
 import pytest
 
 from lightning_shards.config import LoaderConfig
@@ -7,7 +9,7 @@ from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.pools import make_pool
 from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.messages import batch_bytes
+from lightning_shards.workers.messages import batch_bytes, tensor_bytes
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 
@@ -15,6 +17,10 @@ from lightning_shards.workers.threads import ThreadPool
 @pytest.fixture
 def source(pack_shards, make_source):
     return make_source(pack_shards([9]), batch_size=4)
+
+
+def total_bytes(sample, batch_size):
+    return batch_bytes(sample, batch_size).total
 
 
 def made(source, num_workers=2, **config):
@@ -37,13 +43,27 @@ def test_processes_know_their_threads_and_what_a_batch_takes(source):
     assert pool.lanes == 6
 
 
-@pytest.mark.parametrize("config", [{"pool": "threads"}, {"threads_per_worker": 2}])
-def test_the_bytes_kept_ready_are_bounded(source, config):
-    lanes = made(source, 2, **config).lanes
-    size = batch_bytes(source.first_sample(Place()).batch, 4).total
-    for batches, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
-        allowed = int(lanes * size * batches)
+@pytest.mark.parametrize(
+    ("config", "size", "kept"),
+    [
+        ({"pool": "threads"}, tensor_bytes, 1),
+        ({}, total_bytes, 16),  # batches of a message
+        ({"threads_per_worker": 3}, total_bytes, 16 + 3),
+    ],
+)
+def test_the_bytes_kept_ready_are_bounded(source, config, size, kept):
+    of_worker = kept * size(source.first_sample(Place()).batch, 4)
+    for times, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
+        allowed = int(2 * of_worker * times)
         assert made(source, 2, prefetch=7, prefetch_bytes=allowed, **config).prefetch == expected
+
+
+def test_a_value_that_cannot_be_pickled_is_refused_by_name_unless_it_stays_in_the_process(source):
+    alone = source.first_sample(Place())._replace(batch={"label": [threading.Lock()]})
+    for pool in ("threads", "inline"):
+        make_pool(LoaderConfig(pool=pool), 2, source, Place(), sample=alone)
+    with pytest.raises(ConfigError, match=r"field 'label' cannot travel .*_thread\.lock.*threads"):
+        make_pool(LoaderConfig(), 2, source, Place(), sample=alone)
 
 
 @pytest.mark.parametrize("config", [{"pool": "threads"}, {"threads_per_worker": 2}])

@@ -16,8 +16,8 @@ def test_the_module_map_names_every_module():
 
 def test_ci_runs_the_test_command_of_the_readme():
     commands = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert 'pip install -c constraints.txt -e ".[test]" && pytest' in README
-    assert commands[-1] == "pytest"
+    assert 'pip install -c constraints.txt -e ".[test]" && pytest -n 2 --dist loadfile' in README
+    assert commands[-1] == "pytest -n 2 --dist loadfile"
     assert 'python -m pip install --quiet -c constraints.txt -e ".[test]"' in commands
 
 

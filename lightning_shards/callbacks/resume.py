@@ -120,9 +120,8 @@ class ExactResume(pl.Callback):
             return
         _require_same_data(loader, state)
         self._loader = loader
-        standing = stand(
-            state, loader.epochs, loader.place.world_size, limit_of(trainer, len(loader))
-        )
+        limit = limit_of(trainer, len(loader))
+        standing = stand(state, loader.epochs, loader.place.world_size, limit)
         cursor = Cursor(int(state["epoch"]), int(state["samples"]))
         is_open = cursor.epoch == standing.epoch
         progress.anchor = Anchor(cursor, standing.batches if is_open else 0)

@@ -26,6 +26,11 @@ class DataShape:
     size_bytes: int | None
     is_streamed: bool
 
+    @property
+    def sample_bytes(self) -> float | None:
+        """Mean bytes of one sample in its shard."""
+        return None if self.size_bytes is None else self.size_bytes / max(self.samples, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
@@ -83,9 +88,8 @@ def footprint(
     """What an epoch asks of one node.
 
     >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
-    >>> needs = footprint(
-    ...     plan, DataShape(10, 1000, 50_000, True), Workers(2, 3, 2), "shuffled", batch_bytes=100
-    ... )
+    >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
+    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", batch_bytes=100)
     >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
     (2, 500.0, 25000, 1800)
 
@@ -97,25 +101,22 @@ def footprint(
         batch_bytes: of one batch, decoded.
         run: samples that the indexed reader keeps together.
     """
-    nodes = -(-plan.world_size // workers.ranks)
-    places = plan.served + plan.padded
-    per_node = places * min(workers.ranks, plan.world_size) / plan.world_size
-    sample_bytes = None
-    if data.size_bytes is not None:
-        sample_bytes = data.size_bytes / max(data.samples, 1)
+    places, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
+    per_node = places * ranks / plan.world_size
     touched = _shards_touched(places, per_node / max(places, 1), data, workers, sampling, run)
-    num_workers = min(workers.ranks, plan.world_size) * max(workers.per_rank, 1)
-    in_shm = num_workers * (workers.prefetch + 1) if workers.per_rank else 0
+    num_workers = ranks * max(workers.per_rank, 1)
     return Footprint(
-        nodes=nodes,
+        nodes=-(-plan.world_size // workers.ranks),
         shards_per_rank=data.shards / plan.world_size,
         shards_per_worker=data.shards / (plan.world_size * max(workers.per_rank, 1)),
         samples_per_node=per_node,
-        bytes_read=None if sample_bytes is None else round(per_node * sample_bytes),
+        bytes_read=_times(data.sample_bytes, per_node),
         shards_touched=touched,
         cache_bytes=_times(data.size_bytes, touched / max(data.shards, 1)),
-        shm_bytes=_times(batch_bytes, in_shm),
-        buffer_bytes=_times(sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)),
+        shm_bytes=_times(batch_bytes, ranks * workers.per_rank * (workers.prefetch + 1)),
+        buffer_bytes=_times(
+            data.sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)
+        ),
     )
 
 

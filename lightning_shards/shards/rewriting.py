@@ -6,7 +6,7 @@ last: a folder that has one is whole.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,20 +141,10 @@ def rewrite(
     """
     catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
     prefixes = _prefixes(split_names(catalog, packing), output.prefix)
-    settings = {
-        "samples": len(catalog),
-        "digest of the input files": catalog.fingerprint(),
-        **asdict(packing),
-        **edit.settings,
-    }
-    with Journal(output.folder, settings, prefixes) as journal:
+    with Journal(output.folder, _settings(catalog, packing, edit), prefixes) as journal:
         is_kept = None if edit.keeps is None else _filtered(catalog, edit, output, journal)
         plan = assign(catalog, packing, is_kept)
-        named = {
-            (split, shard_name(prefixes[split], number)): numbers
-            for split, shards in plan.items()
-            for number, numbers in enumerate(shards)
-        }
+        named = _named(plan, prefixes)
         done = {place: journal.written(*place) for place in named}
         kept_shards = sum(shard is not None for shard in done.values())
         missing = {place: named[place] for place, shard in done.items() if shard is None}
@@ -166,6 +156,27 @@ def rewrite(
             for split, prefix in prefixes.items()
         }
     return Rewritten(data_sets, kept_shards)
+
+
+def _settings(catalog: Catalog, packing: Packing, edit: Edit) -> dict[str, Any]:
+    """What a run that goes on must agree with."""
+    return {
+        "samples": len(catalog),
+        "digest of the input files": catalog.fingerprint(),
+        **asdict(packing),
+        **edit.settings,
+    }
+
+
+def _named(
+    plan: Mapping[str, Sequence[NDArray[np.int64]]], prefixes: Mapping[str, str]
+) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """The numbers of the samples of each shard, by split and name."""
+    return {
+        (split, shard_name(prefixes[split], number)): numbers
+        for split, shards in plan.items()
+        for number, numbers in enumerate(shards)
+    }
 
 
 def call(function: Callable[[Sample], Any], sample: Sample, key: str) -> Any:

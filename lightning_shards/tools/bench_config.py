@@ -74,7 +74,7 @@ def configured_fit(
     model_class: str | None = None,
     data_class: str | None = None,
 ) -> Fit:
-    """What `fit` would train with these files and options.
+    """What `fit` would train with these files and options, the models of this folder among them.
 
     Args:
         configs: files of LightningCLI, laid over each other.
@@ -86,16 +86,14 @@ def configured_fit(
     Raises:
         ConfigError: it is not the fit of one rank.
     """
-    sys.path.insert(0, str(Path.cwd()))  # models and transforms of this folder, as in `fit`
-    model = None if model_class is None else _load_class(model_class, "--model-class")
-    names_class = data_class is None and _names_data_class(configs)
-    data: Any = pl.LightningDataModule if names_class else ShardDataModule
-    if data_class is not None:
-        data = _load_class(data_class, "--data-class")
+    sys.path.insert(0, str(Path.cwd()))
+    model = model_class and _load_class(model_class, "--model-class")
+    data = data_class and _load_class(data_class, "--data-class")
+    names_class = not data and _names_data_class(configs)
     try:
         cli = _FitAsConfigured(
             model,
-            data,
+            data or (pl.LightningDataModule if names_class else ShardDataModule),
             subclass_mode_data=names_class,
             save_config_callback=None,
             parser_class=_OneLineParser,
@@ -103,17 +101,21 @@ def configured_fit(
         )
     except _RefusedError as error:
         raise ConfigError(str(error)) from error
-    if cli.trainer.world_size != 1:
-        raise ConfigError(
-            f"bench measures one rank, not {cli.trainer.world_size}; leave out --trainer.devices "
-            "and --trainer.num_nodes"
-        )
+    _require_one_rank(cli.trainer.world_size)
     return Fit(
         cli.model,
         cli.datamodule,
         lambda callbacks: cli.instantiate_trainer(callbacks=callbacks),
         str(cli.trainer.strategy.root_device),
     )
+
+
+def _require_one_rank(world_size: int) -> None:
+    if world_size != 1:
+        raise ConfigError(
+            f"bench measures one rank, not {world_size}; leave out --trainer.devices and "
+            "--trainer.num_nodes"
+        )
 
 
 def _arguments(configs: Sequence[Path], options: Sequence[str], folder: str) -> list[str]:

@@ -186,12 +186,9 @@ def _epoch(
     source = found.source
     plan = source.epochs.plan(world_size)
     is_streamed = source.reader["reader"] == "stream"
-    workers = Workers(
-        ranks=min(ranks_per_node, world_size),
-        per_rank=0 if module.loader_config.pool == "inline" else module.num_workers,
-        prefetch=module.loader_config.prefetch,
-        shuffle_buffer=getattr(source, "shuffle_buffer", 0) if is_streamed else 0,
-    )
+    workers = _workers(module, min(ranks_per_node, world_size))
+    if is_streamed:
+        workers = replace(workers, shuffle_buffer=getattr(source, "shuffle_buffer", 0))
     samples = source.index.samples
     data = DataShape(
         source.index.num_shards,
@@ -222,6 +219,13 @@ def _epoch(
         "shm_bytes": in_shm,
         "bytes_to_fetch": fetched,
     }
+
+
+def _workers(module: "ShardDataModule", ranks: int) -> "Workers":
+    """Of one node."""
+    config = module.loader_config
+    per_rank = 0 if config.pool == "inline" else module.num_workers
+    return Workers(ranks, per_rank, config.prefetch)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import SHARED_BYTES, Batch
 from lightning_shards.workers.pool import Produced
 
@@ -44,11 +45,16 @@ UNKNOWN_BYTES = BatchBytes()
 
 
 def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
-    """What a batch of this size takes, judged by a batch of one sample."""
+    """What a batch of this size takes, judged by a batch of one sample.
+
+    Raises:
+        ConfigError: a value cannot leave the process that made it.
+    """
     inline = shared = 0
-    for column in sample.values() if isinstance(sample, dict) else sample:
+    columns = sample.items() if isinstance(sample, dict) else enumerate(sample)
+    for name, column in columns:
         is_tensor = isinstance(column, torch.Tensor)
-        size = batch_size * (column.nbytes if is_tensor else len(pickle.dumps(column)))
+        size = batch_size * (column.nbytes if is_tensor else _pickled_bytes(name, column))
         if is_tensor and size >= SHARED_BYTES:
             shared += size
         else:
@@ -56,9 +62,31 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     return BatchBytes(inline, shared)
 
 
+def tensor_bytes(sample: Batch, batch_size: int) -> int:
+    """What the tensors of a batch of this size take, judged by a batch of one sample."""
+    columns = sample.values() if isinstance(sample, dict) else sample
+    return batch_size * sum(each.nbytes for each in columns if isinstance(each, torch.Tensor))
+
+
+def _pickled_bytes(name: str | int, column: object) -> int:
+    try:
+        return len(pickle.dumps(column))
+    except Exception as error:
+        raise ConfigError(
+            f"field {name!r} cannot travel from a worker process to the trainer "
+            f"({type(error).__name__}: {error}); make it a tensor, a number or a text, or take "
+            "pool='threads' or 'inline'"
+        ) from error
+
+
+def most_batches(batch: BatchBytes) -> int:
+    """How many batches one message holds at most."""
+    return max(1, min(_MAX_BATCHES, _MESSAGE_BYTES // batch.total)) if batch.total else 1
+
+
 def message_sizes(batch: BatchBytes) -> Iterator[int]:
     """How many batches each message of a worker holds, growing so that the first comes soon."""
-    most = max(1, min(_MAX_BATCHES, _MESSAGE_BYTES // batch.total)) if batch.total else 1
+    most = most_batches(batch)
     size = 1
     while True:
         yield size
