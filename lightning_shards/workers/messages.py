@@ -8,12 +8,9 @@ in turn, and they must have equal numbers of batches.
 
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import SHARED_BYTES, Batch
@@ -93,13 +90,12 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
         size = min(2 * size, most)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inline:
+class _Inline(NamedTuple):
     """A small tensor: its bytes, as numpy has not all of torch's types."""
 
-    values: NDArray[np.uint8]
+    data: bytes
     dtype: torch.dtype
-    shape: torch.Size
+    shape: tuple[int, ...]
 
 
 class Message:
@@ -130,7 +126,7 @@ def _with_columns(produced: Produced, change: Callable[[Any], Any]) -> Produced:
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with each tensor in it changed, also in lists, tuples and dicts of tensors."""
-    if isinstance(value, torch.Tensor | _Inline):
+    if isinstance(value, _TENSORS):
         return change(value)
     if isinstance(value, dict):
         items = cast("dict[Any, Any]", value).items()
@@ -138,7 +134,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(value, list | tuple):
         return value
     values = cast("list[Any] | tuple[Any, ...]", value)
-    if not any(isinstance(each, _MAY_HOLD_TENSORS) for each in values):
+    if not any(issubclass(kind, _MAY_HOLD_TENSORS) for kind in set(map(type, values))):
         return values  # keys, texts
     changed = [_mapped(each, change) for each in values]
     if isinstance(values, list):
@@ -146,7 +142,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
 
 
-_MAY_HOLD_TENSORS = (torch.Tensor, _Inline, dict, list, tuple)
+_TENSORS = (torch.Tensor, _Inline)
+_MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
 
 
 def _packed(tensor: Any) -> Any:
@@ -154,13 +151,16 @@ def _packed(tensor: Any) -> Any:
     if tensor.nbytes >= SHARED_BYTES or not is_plain or tensor.is_conj() or tensor.is_quantized:
         return tensor
     values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _Inline(values, tensor.dtype, tensor.shape)
+    return _Inline(values.tobytes(), tensor.dtype, tuple(tensor.shape))
 
 
 def _unpacked(column: Any) -> Any:
     if not isinstance(column, _Inline):
         return column
-    return torch.as_tensor(column.values).view(column.dtype).reshape(column.shape)
+    if not column.data:
+        return torch.empty(column.shape, dtype=column.dtype)
+    data = bytearray(column.data)  # torch wants to be able to write
+    return torch.frombuffer(data, dtype=column.dtype).reshape(column.shape)
 
 
 def _pinned(column: Any) -> Any:
