@@ -1,4 +1,4 @@
-"""The stream reader, and the only door to webdataset: whole shards, read forward, from any URL.
+"""The stream reader, and the door to webdataset: whole shards, read forward, from any URL.
 
 One epoch of one worker is a `webdataset.pipeline.DataPipeline`::
 
@@ -11,16 +11,13 @@ node and worker splits are not used: they ask the environment for the rank, repe
 workers, and give ranks unequal shares.
 """
 
-import re
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import quote
+from typing import Any, Literal, TypeAlias
 
 from webdataset.filters import shuffle
-from webdataset.gopen import Pipe, gopen
 from webdataset.pipeline import DataPipeline
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -52,6 +49,7 @@ from lightning_shards.pipeline.substitute import (
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder
+from lightning_shards.shards.fetching import fetch_problem, opened
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.tar import read_samples
 from lightning_shards.shards.urls import is_local, redact, require_hosts
@@ -67,9 +65,6 @@ _STAGE_POSITIONS = 1 << 48
 
 _SHUFFLE_POSITIONS = 1 << 49
 """Likewise for the shuffle buffers."""
-
-_EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
-"""How webdataset's `Pipe` says, behind the whole command, that its program failed."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +321,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
     """
     number = 0
     try:
-        with _opened(url) as stream:
+        with opened(url) as stream:
             files = tar_file_expander(iter([{"url": url, "stream": stream}]))
             for sample in group_by_keys(files):
                 yield sample
@@ -335,7 +330,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
         # the cause holds the whole URL, and a traceback would show it
         raise DamagedShardError(
             f"{redact(url)} cannot be read on after {number} samples: {type(error).__name__}: "
-            f"{_reason(error)}; check that it can be fetched, then fetch or write it again"
+            f"{fetch_problem(error)}; check that it can be fetched, then fetch or write it again"
         ) from None
 
 
@@ -351,38 +346,3 @@ def _require_count(is_right: bool, url: str, found: str, expected: int | None) -
             f"{redact(url)} gave {found} samples where its index says {expected}: it is damaged "
             "or was changed after it was counted; write it again, or bring the index up to date"
         )
-
-
-@contextmanager
-def _opened(url: str) -> Generator[Any]:
-    """A remote shard's bytes; the program behind them is checked, or killed if left early."""
-    # curl expands [1-2] and {a,b} in a URL on its own: two shards would be read as one
-    plain = quote(url, safe="%/:=&?~#+!$,;'@()*") if url.startswith("http") else url
-    stream = cast("Any", gopen(plain))
-    try:
-        yield stream
-    except BaseException:
-        _kill(stream)
-        raise
-    while stream.read(1 << 16):
-        pass  # what follows the archive, so that the program can end by itself
-    stream.close()  # a Pipe raises here when its program failed
-
-
-def _kill(stream: Any) -> None:
-    if isinstance(stream, Pipe):
-        process, output = cast("Any", stream).proc, cast("Any", stream).stream
-        process.kill()
-        process.wait()
-        output.close()
-    else:
-        stream.close()
-
-
-def _reason(error: Exception) -> str:
-    """The message without streams, URLs and commands, which webdataset puts in: secrets."""
-    text = str(error.args[0]) if error.args else ""
-    status = _EXIT_STATUS.search(text)
-    if status:
-        return f"the program that fetches it ended with status {status[1]}"
-    return text.partition(" @ ")[0]

@@ -5,6 +5,7 @@ index (whose crc32s tell which member changed), and what the JSON files beside i
 is found is written anywhere, so that the table of a sound shard outlives the damage.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,14 @@ from zlib import crc32
 
 import numpy as np
 
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
-from lightning_shards.shards.count_files import read_json
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    IndexMismatchError,
+    ShardNotFoundError,
+)
+from lightning_shards.shards.count_files import http_claims, read_json
+from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.findings import Finding, find_repeats_between
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
@@ -29,9 +36,17 @@ from lightning_shards.shards.salvage import (
     salvage,
     walk_around_damage,
 )
-from lightning_shards.shards.survey import ShardSurvey, damaged_byte, describe_shard, file_md5
+from lightning_shards.shards.survey import (
+    ShardSurvey,
+    damaged_byte,
+    describe_shard,
+    file_md5,
+    under_url,
+    unfetched,
+)
 from lightning_shards.shards.tables import TableStore, open_table
 from lightning_shards.shards.tar import map_tar
+from lightning_shards.shards.urls import is_local, redact, split_url
 
 _MAX_NAMED = 1000
 """Findings of one kind in one shard; the rest are counted in the last one."""
@@ -49,7 +64,7 @@ class Checked:
     Attributes:
         samples: in the shards that could be read.
         findings: what is wrong, and what is worth knowing.
-        repairs: by path of the bad shard; empty if no repair was asked for.
+        repairs: by path or redacted URL of the bad shard; empty if no repair was asked for.
     """
 
     samples: int
@@ -63,7 +78,7 @@ class Checked:
 
 
 def check_shards(
-    paths: Sequence[str],
+    urls: Sequence[str],
     *,
     cache_dir: str | PathLike[str] | None = None,
     decoder_of: DecoderOf | None = None,
@@ -71,41 +86,36 @@ def check_shards(
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Checked:
-    """Check local shards, and save what can be saved of the bad ones.
+    """Check shards, and save what can be saved of the bad ones.
 
     Args:
-        paths: of the shards.
+        urls: of the shards, each once.
         cache_dir: where earlier indexes kept the member tables.
         decoder_of: what decodes the members of a suffix, for those that are to be decoded.
         repair_to: a folder for repaired copies of bad shards; None for no repair.
         processes: how many check.
         show_progress: whether to draw a line on stderr; None does so on a terminal.
+
+    Raises:
+        ConfigError: Two shards to repair have the same name.
     """
-    folders = dict.fromkeys(Path(path).parent for path in paths)
-    indexed = {str(folder / name): entry for folder in folders for name, entry in _wids(folder)}
-    tasks = [(path, indexed.get(str(Path(path)))) for path in paths]
+    indexed = _local_entries(urls)
+    entries, findings = _remote_entries(urls)
+    tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
     check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
     surveys: list[ShardSurvey] = []
-    with progress_line(
-        "checked", len(paths), str(Path(paths[0]).parent), show=show_progress
-    ) as step:
+    with progress_line("checked", len(urls), split_url(urls[0])[0], show=show_progress) as step:
         for found in map_parallel(check, tasks, processes):
             surveys.append(found)
             step()
-    findings = [finding for found in surveys for finding in found.findings]
-    findings += _missing(paths, indexed)
-    sound = [found for found in surveys if not found.is_damaged]
-    findings += find_repeats_between(
-        [found.hashes for found in sound],
-        [found.path for found in sound],
-        lambda shard, sample: scan_members(sound[shard].path).key(sample),
-    )
+    findings += [finding for found in surveys for finding in found.findings]
+    findings += _missing(urls, indexed) + _repeats_between(urls, surveys)
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
-        bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
-        wanted = [path for path in paths if path in bad]
         save = partial(repair_shard, folder=repair_to, cache_dir=cache_dir, decoder_of=decoder_of)
-        repairs = dict(zip(wanted, map_parallel(save, wanted, processes), strict=True))
+        wanted = _to_repair(urls, findings)
+        saved = map_parallel(save, wanted, processes)
+        repairs = dict(zip(map(redact, wanted), saved, strict=True))
     return Checked(sum(found.samples for found in surveys), findings, repairs)
 
 
@@ -115,9 +125,34 @@ def check_shard(
     cache_dir: str | PathLike[str] | None = None,
     decoder_of: DecoderOf | None = None,
 ) -> ShardSurvey:
-    """Check one shard: its path, and its entry in a wids JSON where there is one."""
-    path, entry = task
-    known = _known_table(path, cache_dir)
+    """Check one shard: its path or URL, and its entry in a wids JSON where there is one."""
+    url, entry = task
+    try:
+        with local_copy(url, cache_dir) as shard:
+            return under_url(_check_file(shard, entry, decoder_of), url)
+    except DamagedShardError as error:
+        return unfetched(url, error)
+
+
+def repair_shard(
+    url: str,
+    *,
+    folder: Path,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> Salvage:
+    """Save what can be saved of one shard to a folder; see `salvage`."""
+    try:
+        with local_copy(url, cache_dir) as shard:
+            return salvage(shard.path, folder, _known_table(*shard), decoder_of)
+    except DamagedShardError as error:  # it is empty, or cannot be fetched
+        return Salvage(None, 0, {"": str(error)})
+
+
+def _check_file(
+    shard: LocalShard, entry: Mapping[str, Any] | None, decoder_of: DecoderOf | None
+) -> ShardSurvey:
+    path, known = shard.path, _known_table(*shard)
     try:
         table = scan_members(path, with_crc32=True)
     except (DamagedShardError, ShardNotFoundError) as error:
@@ -131,18 +166,34 @@ def check_shard(
     return found
 
 
-def repair_shard(
-    path: str,
-    *,
-    folder: Path,
-    cache_dir: str | PathLike[str] | None = None,
-    decoder_of: DecoderOf | None = None,
-) -> Salvage:
-    """Save what can be saved of one shard to a folder; see `salvage`."""
-    try:
-        return salvage(path, folder, _known_table(path, cache_dir), decoder_of)
-    except DamagedShardError as error:  # it is empty
-        return Salvage(None, 0, {"": str(error)})
+def _repeats_between(urls: Sequence[str], surveys: Sequence[ShardSurvey]) -> list[Finding]:
+    """Keys that several shards have."""
+    sound = [pair for pair in zip(urls, surveys, strict=True) if not pair[1].is_damaged]
+
+    def key_of(number: int, sample: int) -> str:
+        with local_copy(sound[number][0]) as shard:
+            return scan_members(shard.path).key(sample)
+
+    return find_repeats_between(
+        [found.hashes for _, found in sound], [found.path for _, found in sound], key_of
+    )
+
+
+def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
+    """The shards that can be saved from something.
+
+    Raises:
+        ConfigError: Their repaired copies would have the same name.
+    """
+    bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
+    wanted = [url for url in urls if redact(url) in bad]
+    name, times = Counter(map(file_name, wanted)).most_common(1)[0] if wanted else ("", 0)
+    if times > 1:
+        raise ConfigError(
+            f"{times} of the shards to repair are named {name!r}, and their copies would overwrite "
+            "each other; verify the shards of one folder at a time"
+        )
+    return wanted
 
 
 def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
@@ -255,6 +306,33 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
     return findings
 
 
+def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the JSON files beside local shards say of all shards there, by path."""
+    folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
+    return {str(folder / name): entry for folder in folders for name, entry in _wids(folder)}
+
+
+def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
+    """What the JSON files on a web server say of shards there, by URL, and where they disagree."""
+    folders: dict[str, dict[str, str]] = {}
+    for url in urls:
+        folder, name = split_url(url)
+        if folder.lower().startswith(("http://", "https://")):
+            folders.setdefault(folder, {})[name] = url
+    entries: dict[str, dict[str, Any]] = {}
+    findings: list[Finding] = []
+    for folder, named in folders.items():
+        try:
+            claims = http_claims(folder, named)
+        except IndexMismatchError as error:
+            findings.append(Finding("stale count", str(error), folder))
+            continue
+        for name, claim in claims.items():
+            size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
+            entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
+    return entries, findings
+
+
 def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Name and entry of each shard of this folder that a wids JSON in it lists."""
     found: list[tuple[str, dict[str, Any]]] = []
@@ -271,9 +349,9 @@ def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _missing(paths: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Shards that an index lists which also lists one of these, and that are not there."""
-    sources = {indexed[str(Path(path))]["source"] for path in paths if str(Path(path)) in indexed}
+    sources = {indexed[str(Path(url))]["source"] for url in urls if str(Path(url)) in indexed}
     return [
         Finding(
             "missing shard",

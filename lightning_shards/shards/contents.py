@@ -1,7 +1,8 @@
 """What members hold: which class, which kind of file, and whether they are compressed."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -10,6 +11,7 @@ from zlib import compress
 
 import numpy as np
 
+from lightning_shards.shards.fetching import local_copy
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore
@@ -52,12 +54,12 @@ class Content:
 
 
 def contents_of(
-    path: str, suffixes: Sequence[str], cache_dir: str | PathLike[str] | None = None
+    url: str, suffixes: Sequence[str], cache_dir: str | PathLike[str] | None = None
 ) -> dict[str, Content]:
     """Look into the first members of each of these fields in one shard."""
-    table = TableStore(cache_dir).table_of(path)
     found: dict[str, Content] = {}
-    with ShardReader(path, table) as reader:
+    with _open_shard(url, cache_dir) as reader:
+        table = reader.table
         for suffix in suffixes:
             data = [
                 reader.read(sample, suffix)[:_MAX_BYTES]
@@ -83,7 +85,7 @@ def content_of(members: Sequence[bytes]) -> Content:
 
 
 def class_counts(
-    paths: Sequence[str],
+    urls: Sequence[str],
     suffix: str,
     *,
     cache_dir: str | PathLike[str] | None = None,
@@ -92,24 +94,34 @@ def class_counts(
     """How many samples have each value of a small text field, over all shards."""
     total: Counter[str] = Counter()
     count = partial(_classes_of, suffix=suffix, cache_dir=cache_dir)
-    for classes in map_parallel(count, paths, processes):
+    for classes in map_parallel(count, urls, processes):
         total.update(classes)
     return total
 
 
 def _classes_of(
-    path: str, suffix: str, cache_dir: str | PathLike[str] | None = None
+    url: str, suffix: str, cache_dir: str | PathLike[str] | None = None
 ) -> Counter[str]:
-    table = TableStore(cache_dir).table_of(path)
-    if suffix not in table.suffixes:
-        return Counter()
-    number = table.suffixes.index(suffix)
-    owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
-    with ShardReader(path, table) as reader:
+    with _open_shard(url, cache_dir) as reader:
+        table = reader.table
+        if suffix not in table.suffixes:
+            return Counter()
+        number = table.suffixes.index(suffix)
+        owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
         return Counter(
             reader.read(sample, suffix).strip().decode("utf-8", "replace")
             for sample in owners[table.suffix_ids == number].tolist()
         )
+
+
+@contextmanager
+def _open_shard(
+    url: str, cache_dir: str | PathLike[str] | None
+) -> Generator[ShardReader, None, None]:
+    with local_copy(url, cache_dir) as shard:
+        table = TableStore(shard.cache_dir).table_of(shard.path)
+        with ShardReader(shard.path, table) as reader:
+            yield reader
 
 
 def _kind(data: bytes) -> tuple[str, bool]:

@@ -3,13 +3,17 @@
 The wids JSON is this package's own index and has a name for each split that lives in a folder;
 member tables are kept in the cache folder as the shards are scanned. The rest is on request. All
 files are functions of the shards alone: whoever is killed and run again writes the same bytes.
+
+The files of remote shards go to a folder of this machine, as it is to be uploaded beside them: it
+has the folders that the shards have below the one that holds them all.
 """
 
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -30,6 +34,7 @@ from lightning_shards.shards.idx_files import (
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.survey import ShardSurvey, Survey
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local, redact, split_url
 
 Format = Literal["wids", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)
@@ -51,12 +56,14 @@ class IndexFiles:
         wids_name: file name of the wids JSON, in each folder that holds shards.
         processes: how many write the files of single shards.
         cache_dir: where member tables are kept.
+        output: the folder to write for remote shards; None for local ones.
     """
 
     formats: tuple[Format, ...] = ("wids",)
     wids_name: str = WIDS_NAME
     processes: int = 1
     cache_dir: str | PathLike[str] | None = None
+    output: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that lead out of the folder of the shards, and unknown formats.
@@ -70,6 +77,38 @@ class IndexFiles:
         if unknown:
             raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
 
+    def require_fit(self, urls: Sequence[str]) -> None:
+        """Check, before shards are fetched, that these files can be written for them.
+
+        Raises:
+            ConfigError: They cannot, and what to do.
+        """
+        remote = [url for url in urls if not is_local(url)]
+        if not remote:
+            if self.output is not None:
+                raise ConfigError(
+                    f"--output {self.output} is for remote shards; the indexes of local ones lie "
+                    "beside them: leave it out"
+                )
+            return
+        if len(remote) < len(urls):
+            raise ConfigError(
+                f"{len(remote)} of {len(urls)} shards are remote; index them and the local ones "
+                "each by themselves"
+            )
+        if self.output is None:
+            raise ConfigError(
+                f"{redact(remote[0])} is remote, and nothing is written there: name a folder for "
+                "the indexes by --output DIR, and upload what is in it beside the shards"
+            )
+        at_hand = [name for name in ("dali", "energon") if name in self.formats]
+        if at_hand:
+            raise ConfigError(
+                f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
+                "index a local copy of them, or leave it out"
+            )
+        _places_of([redact(url) for url in remote], self.output)
+
 
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     """Write the files of a data set whose shards were all read; the wids JSON comes last.
@@ -78,15 +117,16 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
         ConfigError: A file would lose what it says of other shards, or cannot say what it has to.
         OSError: A file cannot be written.
     """
-    folders = _by_folder(survey.shards)
-    wids = {folder: _wids_text(folder, shards, files) for folder, shards in folders.items()}
+    shards = _placed(survey.shards, files.output)
+    folders = _by_folder(shards)
+    wids = {folder: _wids_text(folder, each, files) for folder, each in folders.items()}
     written: list[Path] = []
-    paths = [shard.path for shard in survey.shards]
+    paths = [shard.path for shard in shards]
     for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
         if name in files.formats:
             task = partial(write, cache_dir=files.cache_dir)
             written += map_parallel(task, paths, files.processes)
-    root, counts = _below_root(survey.shards)
+    root, counts = _below_root(shards)
     if "energon" in files.formats:
         store = TableStore(files.cache_dir)
         written += write_energon(root, counts, split_shards(list(counts)), store)
@@ -94,7 +134,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
         splits = split_shards(list(counts))
         written.append(write_card(root, splits, counts))
     if "sizes" in files.formats:
-        written += [_write_sizes(folder, shards) for folder, shards in folders.items()]
+        written += [_write_sizes(folder, each, files) for folder, each in folders.items()]
     if "wids" in files.formats:
         for folder, text in wids.items():
             replace_file(folder / files.wids_name, text)
@@ -103,7 +143,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
 
 
 def find_stale_counts(survey: Survey) -> list[Finding]:
-    """Files beside the shards that count them, and are wrong."""
+    """Files beside local shards that count them, and are wrong."""
     found: list[Finding] = []
     for folder, shards in _by_folder(survey.shards).items():
         try:
@@ -136,6 +176,48 @@ def split_shards(names: Sequence[str]) -> dict[str, list[str]]:
     return {split: shards for split, shards in splits.items() if shards}
 
 
+def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[ShardSurvey]:
+    """Remote shards as if they lay in the output folder, in folders that are there now."""
+    if output is None:
+        return shards
+    places = _places_of([shard.path for shard in shards], output)
+    for folder in dict.fromkeys(place.parent for place in places):
+        folder.mkdir(parents=True, exist_ok=True)
+    return [replace(shard, path=str(place)) for shard, place in zip(shards, places, strict=True)]
+
+
+def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
+    """Where in the output folder these shards would lie.
+
+    Raises:
+        ConfigError: They have no such places.
+    """
+    parts = [(folder.split("/"), name) for folder, name in map(split_url, urls)]
+    for url, (folder, name) in zip(urls, parts, strict=True):
+        if folder == ["pipe:"] or ".." in folder or name in ("", ".", ".."):
+            raise ConfigError(
+                f"an index lists shards by file name in their folder, and {url} has none; name it "
+                "by a URL like https://HOST/FOLDER/NAME.tar"
+            )
+    shared = os.path.commonprefix([folder for folder, _ in parts])  # noqa: RUF071 whole names
+    if len(shared) < _LEAST_PARTS:
+        raise ConfigError(
+            f"{urls[0]} and other shards are on different hosts; index those of one at a time"
+        )
+    places = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
+    if len(set(places)) < len(places):
+        twice = Counter(places).most_common(1)[0][0]
+        raise ConfigError(
+            f"several of the URLs name {twice.name!r} in one folder, and an index tells shards by "
+            "their names; index one of them"
+        )
+    return places
+
+
+_LEAST_PARTS = 3
+"""`https:`, nothing, host: what all shards of one index have in common."""
+
+
 def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
     folders: dict[Path, list[ShardSurvey]] = {}
     for shard in shards:
@@ -158,7 +240,7 @@ def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -
     names = {Path(shard.path).name for shard in shards}
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats and path.is_file() else None
-    others = sorted(name for name in _shards_in(old) - names if (folder / name).is_file())
+    others = sorted(name for name in _shards_in(old) - names if _may_exist(folder / name, files))
     if others:
         raise ConfigError(
             f"{path} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
@@ -171,6 +253,11 @@ def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -
         "shardlist": [_wids_entry(shard) for shard in shards],
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+def _may_exist(shard: Path, files: IndexFiles) -> bool:
+    """Whether an old index may be right that there is this shard; nobody asks for remote ones."""
+    return files.output is not None or shard.is_file()
 
 
 def _wids_entry(shard: ShardSurvey) -> dict[str, str | int]:
@@ -189,12 +276,12 @@ def _shards_in(content: object) -> set[str]:
     return {url for url in urls if isinstance(url, str) and "/" not in url}
 
 
-def _write_sizes(folder: Path, shards: Sequence[ShardSurvey]) -> Path:
+def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
     """Put the counts into `sizes.json`, beside those of other shards that are still there."""
     path = folder / SIZES_NAME
     old = read_json(path) if path.is_file() else None
     sizes = dict(cast("Mapping[str, Any]", old)) if isinstance(old, dict) else {}
-    sizes = {name: count for name, count in sizes.items() if (folder / name).is_file()}
+    sizes = {name: count for name, count in sizes.items() if _may_exist(folder / name, files)}
     sizes |= {Path(shard.path).name: shard.samples for shard in shards}
     replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path

@@ -2,12 +2,13 @@
 
 Each shard is looked at by itself (`survey_shard`, any number of processes), from its member table
 and the few headers that the table says nothing of; `survey` adds the shards up. No member's data is
-read, but for checksums if they are asked for.
+read, but for checksums if they are asked for. A remote shard is fetched whole for it, and goes by
+its URL without secrets.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.fetching import LocalShard, local_copy
 from lightning_shards.shards.findings import (
     Finding,
     find_dotted_keys,
@@ -31,7 +33,7 @@ from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, require_local_shards
+from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
 
 NUM_BINS = 64
 """Bin b of a histogram of sizes counts those from 2**(b - 1) up to, not 2**b; bin 0 zeros."""
@@ -74,7 +76,7 @@ class ShardSurvey:
     """What one shard holds.
 
     Attributes:
-        path: of the shard.
+        path: of the shard, or its redacted URL.
         samples: in it.
         size_bytes: of the file.
         md5: of the file, where checksums were asked for.
@@ -149,20 +151,18 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
 
 
 def survey(
-    paths: Sequence[str],
+    urls: Sequence[str],
     *,
     cache_dir: str | PathLike[str] | None = None,
     with_checksums: bool = False,
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Survey:
-    """Look at all shards; their member tables are made on the way and kept in `cache_dir`."""
+    """Look at all shards; the member tables of local ones are made and kept in `cache_dir`."""
     look = partial(survey_shard, cache_dir=cache_dir, with_checksums=with_checksums)
     shards: list[ShardSurvey] = []
-    with progress_line(
-        "scanned", len(paths), str(Path(paths[0]).parent), show=show_progress
-    ) as step:
-        for shard in map_parallel(look, paths, processes):
+    with progress_line("scanned", len(urls), split_url(urls[0])[0], show=show_progress) as step:
+        for shard in map_parallel(look, urls, processes):
             shards.append(shard)
             step()
     fields: dict[str, FieldSizes] = {}
@@ -171,19 +171,45 @@ def survey(
             fields.setdefault(suffix, FieldSizes()).add(sizes)
     findings = [finding for shard in shards for finding in shard.findings]
     whole = Survey(shards, fields, findings)
-    whole.findings += _findings_of_all(whole, cache_dir)
+    whole.findings += _findings_of_all(whole, urls, cache_dir)
     return whole
 
 
 def survey_shard(
-    path: str,
+    url: str,
     *,
     cache_dir: str | PathLike[str] | None = None,
     with_checksums: bool = False,
 ) -> ShardSurvey:
-    """Look at one shard; one that is damaged is a finding, and no error."""
+    """Look at one shard; one that is damaged or cannot be fetched is a finding, and no error."""
     try:
-        table = TableStore(cache_dir, with_crc32=with_checksums).table_of(path)
+        with local_copy(url, cache_dir) as shard:
+            return under_url(_survey_file(shard, with_checksums=with_checksums), url)
+    except DamagedShardError as error:
+        return unfetched(url, error)
+
+
+def unfetched(url: str, error: DamagedShardError) -> ShardSurvey:
+    """What there is to say of a remote shard that could not be fetched."""
+    name = redact(url)
+    return ShardSurvey(name, findings=[Finding("damaged shard", str(error), name)])
+
+
+def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
+    """What was found in the copy of a remote shard, said of its redacted URL."""
+    copy, name = found.path, redact(url)
+    found.path = name
+    found.findings = [
+        replace(each, shard=name, message=each.message.replace(copy, name))
+        for each in found.findings
+    ]
+    return found
+
+
+def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
+    path = shard.path
+    try:
+        table = TableStore(shard.cache_dir, with_crc32=with_checksums).table_of(path)
         found = ShardSurvey(path, table.num_samples, table.file_size)
         found.md5 = file_md5(path) if with_checksums else None
         describe_shard(found, table)
@@ -239,12 +265,15 @@ def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
     return FieldSizes(len(sizes), int(sizes.sum()), int(sizes.min()), int(sizes.max()), bins)
 
 
-def _findings_of_all(whole: Survey, cache_dir: str | PathLike[str] | None) -> list[Finding]:
+def _findings_of_all(
+    whole: Survey, urls: Sequence[str], cache_dir: str | PathLike[str] | None
+) -> list[Finding]:
     """What no shard can know by itself."""
-    sound = [shard for shard in whole.shards if not shard.is_damaged]
+    pairs = zip(urls, whole.shards, strict=True)
+    sound = [(url, shard) for url, shard in pairs if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
     lacking: dict[str, tuple[str, str]] = {}
-    for shard in sound:
+    for _, shard in sound:
         if shard.samples:
             absent = {
                 suffix: shard.example_keys[0]
@@ -256,10 +285,14 @@ def _findings_of_all(whole: Survey, cache_dir: str | PathLike[str] | None) -> li
     found = find_missing_fields(samples_with, whole.samples, lacking)
     found += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:
-        store = TableStore(cache_dir)
         found += find_repeats_between(
-            [shard.hashes for shard in sound],
-            [shard.path for shard in sound],
-            lambda number, sample: store.table_of(sound[number].path).key(sample),
+            [shard.hashes for _, shard in sound],
+            [shard.path for _, shard in sound],
+            lambda number, sample: _key_of(sound[number][0], sample, cache_dir),
         )
     return found
+
+
+def _key_of(url: str, sample: int, cache_dir: str | PathLike[str] | None) -> str:
+    with local_copy(url, cache_dir) as shard:
+        return TableStore(shard.cache_dir).table_of(shard.path).key(sample)

@@ -3,6 +3,8 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from lightning_shards.shards.indexing import (
     FORMATS,
@@ -11,13 +13,15 @@ from lightning_shards.shards.indexing import (
     find_stale_counts,
     write_index,
 )
-from lightning_shards.shards.survey import require_local, survey
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.survey import Survey, survey
 from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
+from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
 _EPILOG = """Formats: wids (the index of this package and of webdataset's wids), sizes (sizes.json
 of open_clip), dali (NAME.idx of wds2idx beside each shard), energon (NAME.tar.idx and .nv-meta),
-card (a README.md for the Hugging Face Hub). Exit status: 0 written, 1 something is wrong with the
+card (a README.md for the Hugging Face Hub). Remote shards are fetched whole, one at a time for each
+process, into the folder of temporary files (TMPDIR); training finds their counts in a wids.json or
+sizes.json that was uploaded from --output. Exit status: 0 written, 1 something is wrong with the
 shards, 2 not done."""
 
 
@@ -38,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--allow-problems", action="store_true", help="write the indexes whatever is found"
     )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="of remote shards: where the indexes are written"
+    )
+    add_shard_options(parser)
     run_tool("index", _index, parser.parse_args(arguments))
 
 
@@ -47,10 +55,12 @@ def _index(options: Namespace) -> int:
         options.wids,
         options.processes,
         options.cache_dir,
+        options.output,
     )
-    paths = require_local(expand_urls(options.urls), "index")
+    urls = shards_of(options)
+    files.require_fit(urls)
     found = survey(
-        paths,
+        urls,
         cache_dir=options.cache_dir,
         with_checksums=options.checksums,
         processes=options.processes,
@@ -58,31 +68,37 @@ def _index(options: Namespace) -> int:
     is_damaged = any(shard.is_damaged for shard in found.shards)
     may_write = not found.failures or (options.allow_problems and not is_damaged)
     written = write_index(found, files) if may_write else []
-    if written:
+    if written and options.output is None:
         found.findings += find_stale_counts(found)
     if options.json:
-        document = {
-            "shards": len(found.shards),
-            "samples": found.samples,
-            "bytes": found.size_bytes,
-            "fields": {suffix: sizes.samples for suffix, sizes in found.fields.items()},
-            "findings": [finding.as_json() for finding in found.findings],
-            "written": [str(path) for path in written],
-        }
-        print(json.dumps(document))
+        print(json.dumps(_document(found, written)))
     else:
-        print_findings(found.findings)
-        print(
-            f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}"
-        )
-        for path in written[-_MAX_NAMED:]:
-            print(f"wrote {path}")
-        if len(written) > _MAX_NAMED:
-            print(f"and {len(written) - _MAX_NAMED:,} more")
-        if not written:
-            print("nothing was written: repair the shards, or give --allow-problems")
+        _print(found, written)
     stale = [finding for finding in found.failures if finding.rule == "stale count"]
     return FAILED if stale or not written else 0
+
+
+def _document(found: Survey, written: Sequence[Path]) -> dict[str, Any]:
+    """Everything, in plain values."""
+    return {
+        "shards": len(found.shards),
+        "samples": found.samples,
+        "bytes": found.size_bytes,
+        "fields": {suffix: sizes.samples for suffix, sizes in found.fields.items()},
+        "findings": [finding.as_json() for finding in found.findings],
+        "written": [str(path) for path in written],
+    }
+
+
+def _print(found: Survey, written: Sequence[Path]) -> None:
+    print_findings(found.findings)
+    print(f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}")
+    for path in written[-_MAX_NAMED:]:
+        print(f"wrote {path}")
+    if len(written) > _MAX_NAMED:
+        print(f"and {len(written) - _MAX_NAMED:,} more")
+    if not written:
+        print("nothing was written: repair the shards, or give --allow-problems")
 
 
 _MAX_NAMED = 8

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_shards.shards.contents import Content, class_counts, contents_of
-from lightning_shards.shards.survey import FieldSizes, Survey, require_local, survey
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.survey import FieldSizes, Survey, survey
 from lightning_shards.tools.console import (
     FAILED,
     human,
@@ -21,9 +20,12 @@ from lightning_shards.tools.console import (
     shard_parser,
     table,
 )
+from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
 _EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
-first ones. Exit status: 0, or 1 if something is wrong with the shards, 2 not done."""
+first ones. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and a
+second time for --classes. Exit status: 0, or 1 if something is wrong with the shards, 2 not
+done."""
 _MAX_FIELDS = 30
 _MAX_CLASSES = 20
 _BAR = 40
@@ -40,18 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FIELD",
         help="also read this field (default: cls) of every sample, and count its values",
     )
+    add_shard_options(parser)
     run_tool("info", _info, parser.parse_args(arguments))
 
 
 def _info(options: Namespace) -> int:
-    paths = require_local(expand_urls(options.urls), "info")
-    found = survey(paths, cache_dir=options.cache_dir, processes=options.processes)
-    sound = [shard.path for shard in found.shards if not shard.is_damaged]
+    urls = shards_of(options)
+    found = survey(urls, cache_dir=options.cache_dir, processes=options.processes)
+    sound: list[str] = []
     contents: dict[str, Content] = {}
-    for shard in found.shards:
+    for url, shard in zip(urls, found.shards, strict=True):
+        if shard.is_damaged:
+            continue
+        sound.append(url)
         wanted = [suffix for suffix in shard.fields if suffix not in contents]
         if wanted and len(contents) < _MAX_FIELDS:
-            contents |= contents_of(shard.path, wanted[:_MAX_FIELDS], options.cache_dir)
+            contents |= contents_of(url, wanted[:_MAX_FIELDS], options.cache_dir)
     classes: Counter[str] = Counter()
     if options.classes:
         classes = class_counts(

@@ -9,8 +9,6 @@ from pathlib import Path
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.check import Checked, check_shards
 from lightning_shards.shards.salvage import Decode
-from lightning_shards.shards.survey import require_local
-from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import (
     FAILED,
     print_findings,
@@ -18,13 +16,16 @@ from lightning_shards.tools.console import (
     run_tool,
     shard_parser,
 )
+from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
 REPORT = "repair.json"
 
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
 another folder, and repair.json beside it, which lists what was lost; the originals stay as
-they are. Exit status: 0 all is well, 1 something is wrong, 2 not done."""
+they are. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and held
+against the wids.json or sizes.json beside them. Exit status: 0 all is well, 1 something is wrong,
+2 not done."""
 _MAX_LOST = 10
 
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="what to decode, to see that it can be; default: images",
     )
     parser.add_argument("--repair", type=Path, metavar="DIR", help="write repaired copies there")
+    add_shard_options(parser)
     run_tool("verify", _verify, parser.parse_args(arguments))
 
 
@@ -50,20 +52,20 @@ def image_decoder(suffix: str) -> Decode | None:
 
 
 def _verify(options: Namespace) -> int:
-    paths = require_local(expand_urls(options.urls), "verify")
+    urls = shards_of(options)
     if options.decode == "images":
         from lightning_shards.pipeline.images import require_backend  # noqa: PLC0415
 
         require_backend("pillow")
     checked = check_shards(
-        paths,
+        urls,
         cache_dir=options.cache_dir,
         decoder_of=image_decoder if options.decode == "images" else None,
         repair_to=options.repair,
         processes=options.processes,
     )
     document = {
-        "shards": len(paths),
+        "shards": len(urls),
         "samples": checked.samples,
         "findings": [finding.as_json() for finding in checked.findings],
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
@@ -75,7 +77,7 @@ def _verify(options: Namespace) -> int:
     if options.json:
         print(json.dumps(document))
     else:
-        _print(checked, len(paths))
+        _print(checked, len(urls))
     return FAILED if checked.failures else 0
 
 

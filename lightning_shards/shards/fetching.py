@@ -1,0 +1,155 @@
+"""Remote shards: their bytes as a stream, or as a file of this machine while they are looked at.
+
+webdataset's openers fetch them (curl, gsutil and others), and nothing else of it is used here: it
+is imported with the first remote shard, for it imports torch.
+"""
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
+from typing import IO, Any, Final, NamedTuple, cast
+from urllib.parse import quote
+
+from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
+from lightning_shards.shards.urls import (
+    is_local,
+    redact,
+    require_hosts,
+    require_local_shards,
+    split_url,
+)
+
+_CHUNK: Final = 1 << 20
+
+_EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
+"""How webdataset's `Pipe` says, behind the whole command, that its program failed."""
+
+
+class LocalShard(NamedTuple):
+    """A shard that can be read as a file.
+
+    Attributes:
+        path: of the shard, or of the copy of a remote one.
+        cache_dir: where its member table is kept; the table of a copy goes with the copy.
+    """
+
+    path: str
+    cache_dir: str | PathLike[str] | None
+
+
+def require_shards(urls: Sequence[str]) -> list[str]:
+    """The shards, each once, if those of this machine exist and the hosts of others are known.
+
+    Raises:
+        ShardNotFoundError: One is not there, or a host has no address.
+    """
+    require_local_shards(urls)
+    require_hosts(urls)
+    return list(dict.fromkeys(urls))
+
+
+@contextmanager
+def local_copy(
+    url: str, cache_dir: str | PathLike[str] | None = None
+) -> Generator[LocalShard, None, None]:
+    """A local shard as it is; a remote one fetched whole, into a copy that ends with the block.
+
+    Errors that the block raises name the URL, and not the copy.
+
+    Raises:
+        DamagedShardError: The shard cannot be fetched to its end.
+        ConfigError: There is no room for the copy.
+    """
+    if is_local(url):
+        yield LocalShard(url, cache_dir)
+        return
+    with TemporaryDirectory(prefix="lightning-shards-") as folder, TemporaryFile() as file:
+        _fetch(url, file)
+        # the data has no name but this link, so that whoever is killed leaves none of it behind
+        path = Path(folder, file_name(url))
+        path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        try:
+            yield LocalShard(str(path), folder)
+        except ShardError as error:
+            raise type(error)(str(error).replace(str(path), redact(url))) from None
+
+
+def file_name(url: str) -> str:
+    """The name of a shard, with a stand-in where a URL has none.
+
+    >>> file_name("https://user:secret@host/data/000.tar?signature=secret")
+    '000.tar'
+    >>> file_name("pipe:aws s3 cp s3://bucket/000.tar -")
+    'shard.tar'
+    """
+    folder, name = split_url(url)
+    return "shard.tar" if folder == "pipe:" or name in ("", ".", "..") else name
+
+
+@contextmanager
+def opened(url: str) -> Generator[Any, None, None]:
+    """A remote shard's bytes; the program behind them is checked, or killed if left early."""
+    from webdataset.gopen import Pipe, gopen  # noqa: PLC0415 imports torch
+
+    # curl expands [1-2] and {a,b} in a URL on its own: two shards would be read as one
+    plain = quote(url, safe="%/:=&?~#+!$,;'@()*") if url.startswith("http") else url
+    stream = cast("Any", gopen(plain))
+    try:
+        yield stream
+    except BaseException:
+        if isinstance(stream, Pipe):
+            _kill(stream)
+        else:
+            stream.close()
+        raise
+    while stream.read(1 << 16):
+        pass  # what follows the archive, so that the program can end by itself
+    stream.close()  # a Pipe raises here when its program failed
+
+
+def fetch_problem(error: Exception) -> str:
+    """The message without streams, URLs and commands, which webdataset puts in: secrets."""
+    text = str(error.args[0]) if error.args else ""
+    status = _EXIT_STATUS.search(text)
+    if status:
+        return f"the program that fetches it ended with status {status[1]}"
+    return text.partition(" @ ")[0]
+
+
+def _kill(stream: Any) -> None:
+    """End the program of a Pipe; closing it would wait for a program that waits for its server."""
+    stream.proc.kill()
+    stream.proc.wait()
+    stream.stream.close()
+
+
+def _fetch(url: str, file: IO[bytes]) -> None:
+    """Put all bytes of a remote shard into a file."""
+    size = 0
+    try:
+        with opened(url) as stream:
+            while chunk := cast("bytes", stream.read(_CHUNK)):
+                _write(file, chunk, url)
+                size += len(chunk)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 whatever webdataset or its programs raise
+        # the cause holds the whole URL, and a traceback would show it
+        raise DamagedShardError(
+            f"{redact(url)} cannot be fetched: after {size:,} bytes {type(error).__name__}: "
+            f"{fetch_problem(error)}; check the URL, the network, and who may read it"
+        ) from None
+
+
+def _write(file: IO[bytes], chunk: bytes, url: str) -> None:
+    try:
+        file.write(chunk)
+        file.flush()
+    except OSError as error:
+        raise ConfigError(
+            f"the copy of {redact(url)} cannot be written to {gettempdir()}: {error.strerror}; set "
+            "TMPDIR to a folder with room for one shard of each process, or give fewer --processes"
+        ) from error
