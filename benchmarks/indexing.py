@@ -20,8 +20,8 @@ from pathlib import Path
 from time import perf_counter
 
 from lightning_shards.shards.indexing import IndexFiles, write_index
+from lightning_shards.shards.inspection.survey import survey
 from lightning_shards.shards.members import scan_members
-from lightning_shards.shards.survey import survey
 
 SHARDS, SAMPLES, SUFFIXES = 8, 5_000, ("jpg", "cls")
 

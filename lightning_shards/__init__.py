@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_shards.plan.order import SampleOrder
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
-    from lightning_shards.shards.writer import ShardWriter
+    from lightning_shards.shards.writing.writer import ShardWriter
     from lightning_shards.topology import Place
 
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
-    "ShardWriter": "shards.writer",
+    "ShardWriter": "shards.writing.writer",
     "SplitConfig": "config",
     "expand_urls": "shards.urls",
     "plan_epoch": "plan.epoch",

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Final, TypeGuard, cast
 
-from lightning_shards.shards.count_files import is_count, read_json
+from lightning_shards.shards.formats.count_files import is_count, read_json
 
 DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
 

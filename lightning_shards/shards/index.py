@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.count_files import CountClaim, http_claims, local_claims
 from lightning_shards.shards.counts_cache import CountsCache, stamp_of
+from lightning_shards.shards.formats.count_files import CountClaim, http_claims, local_claims
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar import count_samples
 from lightning_shards.shards.urls import is_local, require_local_shards, split_url

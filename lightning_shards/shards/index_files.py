@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.count_files import is_count, read_json
+from lightning_shards.shards.formats.count_files import is_count, read_json
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.urls import is_local
 

@@ -21,18 +21,18 @@ from typing import Any, Final, Literal, cast, get_args
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.cards import write_card
-from lightning_shards.shards.count_files import local_claims, read_json
-from lightning_shards.shards.energon import write_energon
-from lightning_shards.shards.findings import Finding
-from lightning_shards.shards.idx_files import (
+from lightning_shards.shards.formats.cards import write_card
+from lightning_shards.shards.formats.count_files import local_claims, read_json
+from lightning_shards.shards.formats.energon import write_energon
+from lightning_shards.shards.formats.idx_files import (
     dali_index,
     dali_path,
     energon_index,
     energon_path,
 )
+from lightning_shards.shards.inspection.findings import Finding
+from lightning_shards.shards.inspection.survey import ShardSurvey, Survey
 from lightning_shards.shards.processes import map_parallel
-from lightning_shards.shards.survey import ShardSurvey, Survey
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lightning_shards.errors import ShardError
-from lightning_shards.shards.findings import Finding
+from lightning_shards.shards.inspection.findings import Finding
 from lightning_shards.shards.processes import num_cpus
 
 FAILED: Final = 1

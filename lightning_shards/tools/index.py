@@ -13,7 +13,7 @@ from lightning_shards.shards.indexing import (
     find_stale_counts,
     write_index,
 )
-from lightning_shards.shards.survey import Survey, survey
+from lightning_shards.shards.inspection.survey import Survey, survey
 from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
 from lightning_shards.tools.shard_options import add_shard_options, shards_of
 

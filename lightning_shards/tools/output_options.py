@@ -13,10 +13,10 @@ from pkgutil import resolve_name
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.listing import Listing
-from lightning_shards.shards.packing import Packing
 from lightning_shards.shards.processes import num_cpus
-from lightning_shards.shards.rewriting import Output, Rewritten
+from lightning_shards.shards.writing.listing import Listing
+from lightning_shards.shards.writing.packing import Packing
+from lightning_shards.shards.writing.rewriting import Output, Rewritten
 from lightning_shards.tools.console import human, printable
 
 RESUMING: Final = """\

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.listing import Listing, list_folder, list_tars
-from lightning_shards.shards.rewriting import Edit, rewrite
-from lightning_shards.shards.rows import TABLE_SUFFIXES, Columns, list_table
-from lightning_shards.shards.survey import require_local
+from lightning_shards.shards.inspection.survey import require_local
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.writing.listing import Listing, list_folder, list_tars
+from lightning_shards.shards.writing.rewriting import Edit, rewrite
+from lightning_shards.shards.writing.rows import TABLE_SUFFIXES, Columns, list_table
 from lightning_shards.tools.console import run_tool
 from lightning_shards.tools.output_options import (
     RESUMING,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.listing import list_tars
-from lightning_shards.shards.rewriting import Edit, rewrite
-from lightning_shards.shards.survey import require_local
+from lightning_shards.shards.inspection.survey import require_local
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.writing.listing import list_tars
+from lightning_shards.shards.writing.rewriting import Edit, rewrite
 from lightning_shards.tools.console import run_tool
 from lightning_shards.tools.output_options import (
     RESUMING,

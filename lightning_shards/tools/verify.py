@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.check import Checked, check_shards
-from lightning_shards.shards.salvage import Decode
+from lightning_shards.shards.inspection.check import Checked, check_shards
+from lightning_shards.shards.inspection.salvage import Decode
 from lightning_shards.tools.console import (
     FAILED,
     print_findings,

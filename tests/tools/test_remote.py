@@ -15,10 +15,10 @@ import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.shards import fetching
-from lightning_shards.shards.check import check_shards
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.index_files import index_from_file
-from lightning_shards.shards.survey import survey
+from lightning_shards.shards.inspection.check import check_shards
+from lightning_shards.shards.inspection.survey import survey
 from lightning_shards.tools import index, info, verify
 from tests.pipeline.test_stream_http import FaultyHandler
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from lightning_shards.shards.parquet import parquet_rows
+from lightning_shards.shards.writing.parquet import parquet_rows
 
 # --- tables
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeGuard, cast
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.count_formats import REMOTE_NAMES, counts_in, other_counts
+from lightning_shards.shards.formats.count_formats import REMOTE_NAMES, counts_in, other_counts
 
 MAX_JSON_BYTES: Final = 256 << 20
 MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file

@@ -10,11 +10,11 @@ from typing import Self
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.atomic import new_file
-from lightning_shards.shards.journal import Journal, shard_name, shard_pattern
-from lightning_shards.shards.keys import check_field, check_key
-from lightning_shards.shards.packing import DEFAULT_MAX_BYTES
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar_writer import (
+from lightning_shards.shards.writing.journal import Journal, shard_name, shard_pattern
+from lightning_shards.shards.writing.keys import check_field, check_key
+from lightning_shards.shards.writing.packing import DEFAULT_MAX_BYTES
+from lightning_shards.shards.writing.tar_writer import (
     TarWriter,
     WrittenShard,
     as_bytes,

@@ -15,8 +15,8 @@ from typing import BinaryIO, Final
 
 from lightning_shards.errors import SampleError
 from lightning_shards.shards.atomic import new_file, replace_file
-from lightning_shards.shards.keys import check_field, check_key
 from lightning_shards.shards.tar import BLOCK
+from lightning_shards.shards.writing.keys import check_field, check_key
 
 INDEX_NAME: Final = "wids.json"
 

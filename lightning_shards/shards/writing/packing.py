@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.catalog import Catalog
 from lightning_shards.shards.tar import BLOCK
+from lightning_shards.shards.writing.catalog import Catalog
 
 SampleOrder = Literal["source", "shuffled", "sorted"]
 """As they were listed, in a uniform order by the seed, or by the bytes of their keys."""

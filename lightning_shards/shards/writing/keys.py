@@ -44,7 +44,7 @@ def check_key(key: str) -> None:
     if fault:
         raise SampleError(
             f"{key!r} cannot be a key: {fault}; keys are like class/0001, and "
-            "lightning_shards.shards.keys.escape_key makes one of any name"
+            "lightning_shards.shards.writing.keys.escape_key makes one of any name"
         )
 
 

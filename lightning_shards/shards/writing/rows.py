@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.catalog import CatalogBuilder
-from lightning_shards.shards.keys import escape_key
-from lightning_shards.shards.listing import Listing
-from lightning_shards.shards.parquet import parquet_rows
+from lightning_shards.shards.writing.catalog import CatalogBuilder
+from lightning_shards.shards.writing.keys import escape_key
+from lightning_shards.shards.writing.listing import Listing
+from lightning_shards.shards.writing.parquet import parquet_rows
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 

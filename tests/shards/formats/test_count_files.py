@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards import count_files
+from lightning_shards.shards.formats import count_files
 from lightning_shards.shards.urls import expand_urls
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
-from lightning_shards.shards.catalog import CatalogBuilder, SourceFiles, join_catalogs
-from lightning_shards.shards.packing import Packing, assign, with_unique_keys
+from lightning_shards.shards.writing.catalog import CatalogBuilder, SourceFiles, join_catalogs
+from lightning_shards.shards.writing.packing import Packing, assign, with_unique_keys
 
 
 def catalog_of(keys, sizes=None, split=None):

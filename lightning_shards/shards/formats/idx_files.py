@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.count_formats import DALI_VERSIONS
+from lightning_shards.shards.formats.count_formats import DALI_VERSIONS
 from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar import group_members, map_tar, walk_members

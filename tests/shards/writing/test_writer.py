@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.keys import check_field, check_key, escape_key
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar import read_samples, split_name, walk_members
-from lightning_shards.shards.tar_writer import member_header
-from lightning_shards.shards.writer import ShardWriter
+from lightning_shards.shards.writing.keys import check_field, check_key, escape_key
+from lightning_shards.shards.writing.tar_writer import member_header
+from lightning_shards.shards.writing.writer import ShardWriter
 
 SAMPLES = [
     {"__key__": f"class.{number % 3}/{number:04d}", "jpg": bytes([number]) * number, "cls": "ä"}

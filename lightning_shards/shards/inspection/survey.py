@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardNotFoundError
 from lightning_shards.shards.fetching import LocalShard, local_copy
-from lightning_shards.shards.findings import (
+from lightning_shards.shards.inspection.findings import (
     Finding,
     find_dotted_keys,
     find_missing_fields,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
-from lightning_shards.shards.keys import check_field, check_key
+from lightning_shards.shards.writing.keys import check_field, check_key
 
 INLINE: Final = 0
 """The number of the blob among the sources."""

@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.catalog import Catalog, Extent, SourceFiles
-from lightning_shards.shards.journal import Journal, shard_name, shard_pattern
-from lightning_shards.shards.packing import Packing, assign, split_names, with_unique_keys
 from lightning_shards.shards.processes import run_in_processes
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar_writer import WrittenShard, as_bytes, write_index, write_shard
+from lightning_shards.shards.writing.catalog import Catalog, Extent, SourceFiles
+from lightning_shards.shards.writing.journal import Journal, shard_name, shard_pattern
+from lightning_shards.shards.writing.packing import Packing, assign, split_names, with_unique_keys
+from lightning_shards.shards.writing.tar_writer import (
+    WrittenShard,
+    as_bytes,
+    write_index,
+    write_shard,
+)
 
 Sample = dict[str, Any]
 """`__key__`, and the contents of each member by field."""

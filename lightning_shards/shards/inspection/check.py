@@ -22,13 +22,10 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
 )
-from lightning_shards.shards.count_files import http_claims, read_json
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
-from lightning_shards.shards.findings import Finding, find_repeats_between
-from lightning_shards.shards.members import MemberTable, scan_members
-from lightning_shards.shards.processes import map_parallel
-from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.salvage import (
+from lightning_shards.shards.formats.count_files import http_claims, read_json
+from lightning_shards.shards.inspection.findings import Finding, find_repeats_between
+from lightning_shards.shards.inspection.salvage import (
     Damage,
     DecoderOf,
     Salvage,
@@ -36,7 +33,7 @@ from lightning_shards.shards.salvage import (
     salvage,
     walk_around_damage,
 )
-from lightning_shards.shards.survey import (
+from lightning_shards.shards.inspection.survey import (
     ShardSurvey,
     damaged_byte,
     describe_shard,
@@ -44,6 +41,9 @@ from lightning_shards.shards.survey import (
     under_url,
     unfetched,
 )
+from lightning_shards.shards.members import MemberTable, scan_members
+from lightning_shards.shards.processes import map_parallel
+from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore, open_table
 from lightning_shards.shards.tar import map_tar
 from lightning_shards.shards.urls import is_local, redact, split_url

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.tar_writer import INDEX_NAME, WrittenShard
+from lightning_shards.shards.writing.tar_writer import INDEX_NAME, WrittenShard
 
 JOURNAL_NAME: Final = ".lightning-shards.journal"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
-from lightning_shards.shards.catalog import Catalog, CatalogBuilder, join_catalogs
-from lightning_shards.shards.keys import escape_key
 from lightning_shards.shards.processes import run_in_processes
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar import Member, group_members, map_tar, split_name, walk_members
+from lightning_shards.shards.writing.catalog import Catalog, CatalogBuilder, join_catalogs
+from lightning_shards.shards.writing.keys import escape_key
 
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
