@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.errors import ShardError
     from lightning_shards.loader import ShardLoader
+    from lightning_shards.pipeline.crops import CenterCrop, RandomResizedCrop, Resize
     from lightning_shards.pipeline.dataset import ShardDataset
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_shards.topology import Place
 
 _HOMES = {
+    "CenterCrop": "pipeline.crops",
     "Cursor": "plan.cursor",
     "DataThroughputMonitor": "callbacks.throughput",
     "EpochDigest": "callbacks.digest",
@@ -34,6 +36,8 @@ _HOMES = {
     "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
     "Place": "topology",
+    "RandomResizedCrop": "pipeline.crops",
+    "Resize": "pipeline.crops",
     "SampleOrder": "plan.order",
     "SetEpoch": "callbacks.epoch",
     "ShardCLI": "cli",
@@ -49,6 +53,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CenterCrop",
     "Cursor",
     "DataThroughputMonitor",
     "EpochDigest",
@@ -56,6 +61,8 @@ __all__ = [
     "ExactResume",
     "LoaderConfig",
     "Place",
+    "RandomResizedCrop",
+    "Resize",
     "SampleOrder",
     "SetEpoch",
     "ShardCLI",

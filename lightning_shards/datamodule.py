@@ -241,6 +241,8 @@ class ShardDataModule(pl.LightningDataModule):
     def loader(self, split: Split, *, rank: int = 0, world_size: int = 1) -> ShardLoader:
         """A loader of any rank without a Trainer; what is missing is prepared here.
 
+        It gives batches on the CPU: to move them, and `device_transforms`, is for the loop.
+
         Args:
             split: ``train``, ``val``, ``test`` or ``predict``.
             rank: data-parallel rank.

@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, StateError
 from lightning_shards.pipeline.clock import STAGES
@@ -229,6 +229,13 @@ class ShardLoader:
         require_same({"version": STATE_VERSION, **self.identity}, state)
         self._resumed = self._trained = Cursor(int(state["epoch"]), int(state["samples"]))
         self.epoch = self._resumed.epoch
+
+    def __enter__(self) -> Self:
+        """Around a plain loop: the workers end with it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the workers; the next iteration starts them again."""

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 RUN_HERE = {"quickstart.py"}
+RUN_TOGETHER = {"tasks": {"image_text.py", "imagenet.py", "tokens.py"}}
 PROMISED_S = 120  # two minutes, on two cores
 
 
@@ -41,10 +42,11 @@ def quickstart(
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    """Here, or in a file that has its name, or the name that it begins with."""
+    """Here, in the file of several, or in one that has its name, or the name it begins with."""
     tests = [path.stem.removeprefix("test_examples_") for path in
              Path(__file__).parent.glob("test_examples_*.py")]  # fmt: skip
     run = {test: {name for name in EXAMPLES if name.startswith(test)} for test in tests}
+    run |= RUN_TOGETHER
     assert all(run.values())
     assert RUN_HERE.union(*run.values()) == set(EXAMPLES)
 

@@ -18,7 +18,19 @@ IMBALANCE = 0.05
 BALANCED = 1.1
 """Loader and trainer count as equally fast when neither could do so many times the other's rate."""
 
+_WHOLE = 100
+"""Rates from here on are shown without decimals."""
+
 Side: TypeAlias = Literal["loader-bound", "trainer-bound", "balanced"]
+
+
+def rate_text(rate: float) -> str:
+    """A rate for people: a large language model trains on less than one sample in a second.
+
+    >>> rate_text(12_345.6), rate_text(0.517)
+    ('12,346', '0.517')
+    """
+    return f"{rate:,.0f}" if rate >= _WHOLE else f"{rate:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +180,9 @@ class Throughput:
             "balanced": "loader and trainer are within 10% of each other",
         }
         return (
-            f"data throughput: {self.side}: {said[self.side]} (trained {self.trained:,.0f} "
-            f"samples/s, loader alone {self.loader:,.0f}, trainer alone {self.trainer:,.0f}, "
+            f"data throughput: {self.side}: {said[self.side]} "
+            f"(trained {rate_text(self.trained)} samples/s, loader alone {rate_text(self.loader)}, "
+            f"trainer alone {rate_text(self.trainer)}, "
             f"waited for data {self.wait_fraction:.1%} of the time)"
         )
 

@@ -11,6 +11,7 @@ from lightning_shards.callbacks.rates import (
     Throughput,
     find_slow_rank,
     in_lockstep,
+    rate_text,
 )
 
 WORTH_A_CHANGE = 0.1
@@ -148,9 +149,9 @@ def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
     waited = "waited for data" + ("" if around.device in ("cpu", "cuda") else ", at most")
     rows: dict[str, list[str]] = {
         "": list(columns),
-        "trained, samples/s": [f"{each.trained:,.0f}" for each in rates],
-        "loader alone, samples/s": [f"{each.loader:,.0f}" for each in rates],
-        "trainer alone, samples/s": [f"{each.trainer:,.0f}" for each in rates],
+        "trained, samples/s": [rate_text(each.trained) for each in rates],
+        "loader alone, samples/s": [rate_text(each.loader) for each in rates],
+        "trainer alone, samples/s": [rate_text(each.trainer) for each in rates],
         waited: [f"{each.wait_fraction:.1%}" for each in rates],
         "moved to the device": [f"{each.transfer_fraction:.1%}" for each in rates],
         "device starved, at most": [f"{each.starved_fraction:.1%}" for each in rates],

@@ -18,7 +18,8 @@ import torch
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import new_tensor
 
-_MAGIC = b"\x93NUMPY\x01"
+_NUMPY = b"\x93NUMPY"
+_MAGIC = _NUMPY + b"\x01"
 _NPY_PREFIX = 10
 """Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
 
@@ -57,12 +58,16 @@ def require_safetensors() -> None:
 
 
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
+    if data.startswith(_NUMPY):
+        raise ValueError("these are no raw numbers but a file of numpy's: decode it as 'npy'")
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
 
 
 def _number_column(members: list[bytes], dtype: str) -> torch.Tensor | None:
     length, rest = divmod(len(members[0]), np.dtype(dtype).itemsize)
-    return None if rest else _column(members, 0, _Layout((length,), np.dtype(dtype)))
+    if rest or any(each.startswith(_NUMPY) for each in members):
+        return None
+    return _column(members, 0, _Layout((length,), np.dtype(dtype)))
 
 
 def npy_column(members: list[bytes]) -> torch.Tensor | None:

@@ -102,6 +102,19 @@ def test_closing_twice_is_closing_once():
     assert pool.streams[0].closed
 
 
+def test_the_workers_end_with_the_block_also_by_an_error():
+    pool = RoundRobinPool()
+
+    def loop():
+        with make_loader(pool) as loader:
+            next(iter(loader))
+            raise ValueError("in the loop")
+
+    with pytest.raises(ValueError, match="in the loop"):
+        loop()
+    assert pool.streams[0].closed
+
+
 def test_a_closed_loader_starts_again():
     loader = make_loader()
     list(loader)

@@ -127,6 +127,7 @@ BAD = {
     "a header of brackets": ("npy", b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118),
     "a header of no dict": ("npy", b"\x93NUMPY\x01\x00\x06\x00{[]:1}"),
     "half a number": ("uint16", b"123"),
+    "a header among numbers": ("uint16", npy(np.arange(9))),
     "no safetensors": ("safetensors", b"123"),
     "no image": ("rgb", b"GIF"),
 }

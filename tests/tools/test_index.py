@@ -1,5 +1,6 @@
 """`lightning-shards index` counts what readers will yield, and writes what others read."""
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import tarfile
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -295,6 +297,12 @@ def write_with_gnu_tar(folder, tar_format):
     shutil.rmtree(tree)
 
 
+def write_with_bsdtar(folder):
+    """`bsdtar -cf a.tar tree/*`, by version 3.6.2; not every machine has it."""
+    packed = Path(__file__).with_name("made_by_bsdtar.tar.gz").read_bytes()
+    (folder / "a.tar").write_bytes(gzip.decompress(packed))
+
+
 def write_with_python(folder, tar_format):
     with tarfile.open(folder / "a.tar", "w", format=tar_format) as archive:
         for number in range(4):
@@ -307,6 +315,7 @@ def write_with_python(folder, tar_format):
 FOREIGN = {
     "webdataset": write_with_webdataset,
     "img2dataset": write_like_img2dataset,
+    "bsdtar": write_with_bsdtar,
     **{
         f"GNU tar {kind}": partial(write_with_gnu_tar, tar_format=kind)
         for kind in ("gnu", "posix", "ustar")

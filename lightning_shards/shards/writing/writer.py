@@ -45,7 +45,7 @@ class ShardWriter:
     Keys must be unique; they are held in memory, 100 bytes each.
 
     Args:
-        folder: made if it is not there.
+        folder: made if it is not there; one for each split, as an index is of a folder.
         prefix: of the names of shards.
         max_samples: samples of a shard at most.
         max_bytes: bytes of a shard at most, unless one sample has more; default 1 GB where

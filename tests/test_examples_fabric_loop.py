@@ -1,0 +1,149 @@
+"""The loop by Fabric: each sample once, also when it is stopped and resumed on more ranks."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of torch only wait for each other in a model as small as this."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Stopped(Exception):  # noqa: N818 no error
+    """What kills a run in a test."""
+
+
+class WatchedFabric(Fabric):
+    """Keeps the keys of each batch that goes to the device; dies at one of them."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__(accelerator="cpu", devices=1)
+        self.stop_at = stop_at
+        self.train: list[list[str]] = []
+        self.val: list[str] = []
+
+    def to_device(self, obj: Any) -> Any:
+        if isinstance(obj, dict) and "__weight__" in obj:
+            pairs = zip(obj["__key__"], obj["__weight__"], strict=True)
+            self.val += [key for key, weight in pairs if weight]
+        elif isinstance(obj, dict):
+            self.train.append(obj["__key__"])
+            if len(self.train) == self.stop_at:
+                raise Stopped
+        return super().to_device(obj)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Some shards of the quickstart, 460 and 17 samples; its folder is on the path of modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        packed = tmp_path_factory.mktemp("digits")
+        import_module("quickstart").pack_digits(packed)
+        for path in packed.iterdir():
+            if path.name not in ("train-000000.tar", "train-000001.tar", "val-000004.tar"):
+                path.unlink()
+        yield packed
+
+
+def train_by_fabric(digits: Path, checkpoint: Path, stop_at: int | None = None) -> WatchedFabric:
+    """Two epochs of the example, in this process."""
+    example, fabric = import_module("fabric_loop"), WatchedFabric(stop_at)
+    fabric.seed_everything(0)
+    data = example.make_data(digits)
+    data.num_workers = 0
+    try:
+        example.train(fabric, data, checkpoint, epochs=2)
+    except Stopped:
+        assert stop_at
+    return fabric
+
+
+PROGRAM = """
+import json, sys
+sys.path.insert(0, {examples!r})
+import fabric_loop
+
+class Watched(fabric_loop.Fabric):
+    seen = []
+    def to_device(self, obj):
+        if isinstance(obj, dict):
+            weights = obj["__weight__"].tolist() if "__weight__" in obj else None
+            Watched.seen.append([obj["__key__"], weights])
+        return super().to_device(obj)
+    def launch(self):
+        super().launch()
+        Watched.rank = self.global_rank
+
+if __name__ == "__main__":
+    fabric_loop.Fabric = Watched
+    fabric_loop.main()
+    open(f"seen-{{Watched.rank}}.json", "w").write(json.dumps(Watched.seen))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
+    digits: Path, tmp_path: Path, start_program: Callable[..., Any]
+) -> None:
+    whole = train_by_fabric(digits, tmp_path / "whole.ckpt")
+    assert len(whole.train) == 2 * 14  # 460 samples in steps of 32
+    assert len({key for keys in whole.train[14:] for key in keys}) == 14 * 32
+    assert len(whole.val) == len(set(whole.val)) == 17
+
+    train_by_fabric(digits, tmp_path / "stopped.ckpt", stop_at=26)
+    shutil.copy(tmp_path / "stopped.ckpt", tmp_path / "two.ckpt")
+    resumed = train_by_fabric(digits, tmp_path / "stopped.ckpt")
+    saved = 14 + 10  # steps at the last checkpoint before it stopped
+    assert resumed.train == whole.train[saved:]
+    ends = [torch.load(tmp_path / f"{name}.ckpt")["model"] for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+    (tmp_path / "program.py").write_text(PROGRAM.format(examples=str(ROOT / "examples")))
+    command = [sys.executable, "program.py", "--folder", str(digits), "--checkpoint", "two.ckpt"]
+    with start_program([*command, "--devices", "2", "--epochs", "2"], tmp_path) as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "val: 17 samples" in output
+    seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    train = [[keys for keys, weights in each if weights is None] for each in seen]
+    assert [len(steps) for steps in train] == [2, 2]  # (460 - 320) // 64
+    before = [key for keys in whole.train[14:saved] for key in keys]
+    together = before + [key for steps in train for keys in steps for key in keys]
+    assert len(together) == len(set(together)) == 320 + 2 * 64
+    val = [key for each in seen for keys, weights in each if weights
+           for key, weight in zip(keys, weights, strict=True) if weight]  # fmt: skip
+    assert sorted(val) == sorted(whole.val)
+
+
+def test_the_fabric_loop_counts_no_repeats(digits: Path) -> None:
+    batch = {
+        "image": torch.eye(2).view(2, 1, 1, 2),
+        "label": torch.tensor([0, 0]),  # the second is wrong, and a repeat
+        "__weight__": torch.tensor([1.0, 0.0]),
+        "__key__": ["a", "a"],
+    }
+    count = import_module("fabric_loop").accuracy
+    assert count(WatchedFabric(), torch.nn.Flatten(), [batch]) == 1
