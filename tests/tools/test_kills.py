@@ -10,7 +10,7 @@ import pytest
 from tests.tools.conftest import contents, start, write_members, write_samples
 
 LIMIT_S = 120
-IN_CI, IN_MATRIX = 5, 100  # kills of each of the two tools
+IN_CI, IN_MATRIX = 5, 200  # kills of each of the two tools
 
 
 def index(folder, processes):
