@@ -1,6 +1,7 @@
 """Worker processes, by torch's DataLoader: round robin over workers gives batches in step order."""
 
 import ast
+import fcntl
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -34,6 +35,10 @@ StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 _PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
 """What the main script has imported of these, the fork server imports once instead of each worker:
 it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
+
+_PIPE_BYTES = 2**20
+"""Room in the pipe of the workers: the most that Linux gives to everybody, and a whole message.
+With the usual 64 KiB, trainer and worker wake each other sixteen times for it."""
 
 _WATCH_INTERVAL_S = 1.0
 
@@ -152,6 +157,10 @@ class _ProcessStream:
         self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
+            pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
+            with suppress(OSError):  # this user has too many large pipes: it works, slower
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def __next__(self) -> Produced:
         if self._iterator is None:

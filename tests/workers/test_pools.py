@@ -1,5 +1,7 @@
 """What every pool owes to a loader, checked on all of them."""
 
+import fcntl
+
 import psutil
 import pytest
 
@@ -118,6 +120,15 @@ def test_a_tuple_stays_a_tuple(start, pack_shards, make_source):
 def test_production_time_is_measured(start, source):
     produced = next(start(source))
     assert 0 < produced.seconds < 60
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux can size pipes")
+def test_the_pipe_of_the_processes_holds_a_message(source):
+    stream = ProcessPool(1, start_method="fork").start(source, PLACE, START)
+    pipe = stream._iterator._worker_result_queue._reader.fileno()
+    size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    stream.close()
+    assert size >= 2**20
 
 
 def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source):
