@@ -28,3 +28,10 @@ def test_files_and_functions_stay_short():
         if (lines := len(file.read_text().splitlines())) > 400
     }
     assert long == {}
+
+
+def test_the_table_of_speed_is_that_of_the_last_whole_run():
+    results = (ROOT / "benchmarks" / "results" / "peers.md").read_text()
+    table = results.split("## What it must show\n\n")[1].split("\n\n")[0]
+    assert table.count("\n") > 10
+    assert table in README
