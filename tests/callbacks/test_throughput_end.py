@@ -25,7 +25,7 @@ def test_the_report_is_of_the_whole_run_and_of_its_last_epoch(fake_fit: Any) -> 
     assert "waited for data 75.0% of the time" in report
     assert fake_fit.row("waited for data") == ["75.0%", "83.3%"]
     assert fake_fit.row("headroom") == ["3.0x", "5.0x"]
-    assert fake_fit.row("trained, samples/s") == ["2", "1"]
+    assert fake_fit.row("trained, samples/s") == ["2", "1.33"]
 
 
 def test_the_last_epoch_has_a_column_of_its_own_only_where_it_is_not_the_whole_run(
