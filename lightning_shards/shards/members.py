@@ -8,7 +8,7 @@ a short read is an error that names the shard.
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,15 @@ from lightning_shards.errors import (
     MissingFieldError,
 )
 from lightning_shards.shards.counts_cache import stamp_of
-from lightning_shards.shards.tar import absent, damaged, group_members, map_tar, walk_members
+from lightning_shards.shards.plain_runs import PlainRun, plain_runs
+from lightning_shards.shards.tar import (
+    Member,
+    absent,
+    damaged,
+    group_members,
+    map_tar,
+    walk_members,
+)
 from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known
@@ -188,35 +196,69 @@ def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> M
     """
     url = os.fspath(path)
     stamp = shard_stamp(url)  # of the path, before and after: a file put in its place shows too
-    keys = bytearray()
-    key_starts, sample_starts = array("q", [0]), array("q", [0])
-    offsets, sizes, suffix_ids, crcs = array("q"), array("q"), array("I"), array("I")
-    numbers: dict[str, int] = {}
+    found = _Members()
+    crcs = array("I")
     with map_tar(url) as data, memoryview(data) as view:
-        for key, fields in group_members(walk_members(data, url), url):
-            keys += key.encode(*_ENCODING)
-            key_starts.append(len(keys))
-            for suffix, member in fields.items():
-                offsets.append(member.offset)
-                sizes.append(member.size)
-                suffix_ids.append(numbers.setdefault(suffix, len(numbers)))
-                if with_crc32:
-                    crcs.append(crc32(view[member.offset : member.offset + member.size]))
-            sample_starts.append(len(offsets))
+        position = 0
+        for run in plain_runs(data):
+            found.add_run(run)
+            position = run.stop
+        for key, fields in group_members(walk_members(data, url, position), url):
+            found.add_sample(key, fields)
+        if with_crc32:
+            extents = zip(found.offsets, found.sizes, strict=True)
+            crcs.extend(crc32(view[offset : offset + size]) for offset, size in extents)
     if shard_stamp(url) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
     return MemberTable(
-        keys=_frozen(bytes(keys), np.uint8),
-        key_starts=_frozen(key_starts, np.int64),
-        sample_starts=_frozen(sample_starts, np.int64),
-        offsets=_frozen(offsets, np.int64),
-        sizes=_frozen(sizes, np.int64),
+        keys=_frozen(bytes(found.keys), np.uint8),
+        key_starts=_starts(found.key_lengths),
+        sample_starts=_starts(found.num_members),
+        offsets=_frozen(found.offsets, np.int64),
+        sizes=_frozen(found.sizes, np.int64),
         crc32=_frozen(crcs, np.uint32) if with_crc32 else None,
-        suffix_ids=_frozen(suffix_ids, np.uint32),
-        suffixes=tuple(numbers),
+        suffix_ids=_frozen(found.suffix_ids, np.uint32),
+        suffixes=tuple(found.suffixes),
         file_size=stamp[0],
         mtime_ns=stamp[1],
     )
+
+
+class _Members:
+    """What a scan has found so far, in the form of a table but for the starts."""
+
+    def __init__(self) -> None:
+        self.keys = bytearray()
+        self.key_lengths, self.num_members = array("q"), array("q")
+        self.offsets, self.sizes, self.suffix_ids = array("q"), array("q"), array("I")
+        self.suffixes: dict[str, int] = {}
+
+    def add_sample(self, key: str, fields: Mapping[str, Member]) -> None:
+        encoded = key.encode(*_ENCODING)
+        self.keys += encoded
+        self.key_lengths.append(len(encoded))
+        self.num_members.append(len(fields))
+        for suffix, member in fields.items():
+            self.offsets.append(member.offset)
+            self.sizes.append(member.size)
+            self.suffix_ids.append(self._number(suffix))
+
+    def add_run(self, run: PlainRun) -> None:
+        self.keys += run.keys
+        self.key_lengths.frombytes(run.key_lengths.tobytes())
+        self.num_members.frombytes(run.num_members.tobytes())
+        self.offsets.frombytes(run.offsets.tobytes())
+        self.sizes.frombytes(run.sizes.tobytes())
+        numbers = np.array([self._number(suffix) for suffix in run.suffixes], np.uint32)
+        self.suffix_ids.frombytes(numbers[run.suffix_ids].tobytes())
+
+    def _number(self, suffix: str) -> int:
+        return self.suffixes.setdefault(suffix, len(self.suffixes))
+
+
+def _starts(lengths: "array[int]") -> NDArray[np.int64]:
+    """Where parts of these lengths begin, and the end."""
+    return _frozen(np.cumsum([0, *lengths]).astype(np.int64).tobytes(), np.int64)
 
 
 def shard_stamp(url: str) -> tuple[int, int]:

@@ -65,8 +65,10 @@ class Member:
     size: int
 
 
-def walk_members(data: Buffer, url: str) -> Iterator[Member]:
+def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
     """The regular files of the tar in file order; `url` only serves the messages.
+
+    `start` is the position of a header that does not follow an extended one.
 
     ustar, GNU long names, PAX headers and base-256 sizes are understood. Folders, links, devices
     and types that nobody knows are passed over, as `tarfile` does; sparse files are refused.
@@ -74,22 +76,22 @@ def walk_members(data: Buffer, url: str) -> Iterator[Member]:
     Raises:
         DamagedShardError: The bytes are not one whole tar archive.
     """
-    position = chained = 0
+    position, chained = start, 0
     overrides: dict[bytes, bytes] = {}
     try:
         while (header := _header_at(data, position)) is not None:
             flag = _type_flag(header)
-            start = position + BLOCK
-            size = _data_size(header, flag, overrides, len(data) - start)
+            offset = position + BLOCK
+            size = _data_size(header, flag, overrides, len(data) - offset)
             if flag in _EXTENDED:
                 chained += 1
-                overrides = _extend(overrides, flag, data[start : start + size], chained)
+                overrides = _extend(overrides, flag, data[offset : offset + size], chained)
             else:
                 if flag in _REGULAR:
-                    yield Member(_member_name(header, overrides), start, size)
+                    yield Member(_member_name(header, overrides), offset, size)
                 if chained:
                     chained, overrides = 0, {}
-            position = start + (size + BLOCK - 1 & -BLOCK)
+            position = offset + (size + BLOCK - 1 & -BLOCK)
         _check_end(data, position, chained)
     except _Damage as damage:
         raise damaged(str(damage), url, position) from None

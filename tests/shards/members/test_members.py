@@ -211,7 +211,7 @@ def test_tables_are_compared_by_all_that_both_know(path, write_tar, tmp_path):
 
 
 def test_a_shard_that_is_written_while_it_is_scanned_is_refused(path, monkeypatch):
-    def walk(data, url):
+    def walk(data, url, start):
         os.utime(path, ns=(7, 7))
         return iter(())
 
