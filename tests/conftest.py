@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from webdataset.writer import TarWriter
 
@@ -27,6 +28,15 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 PackShards = Callable[..., list[str]]
 MakeSource = Callable[..., StreamSource]
 StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small networks on a machine that others use too: several threads would wait for a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str]:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,15 +21,6 @@ ROOT = Path(__file__).parents[1]
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads of torch only wait for each other in a model as small as this."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Stopped(Exception):  # noqa: N818 no error

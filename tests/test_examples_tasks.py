@@ -5,7 +5,7 @@ import io
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from PIL import Image
 from lightning_shards import ShardWriter
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     # Lightning 2.6's own use of jsonargparse 4.53
     pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
     # CSVLogger is good enough here
@@ -48,15 +49,6 @@ def called_from_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.syspath_prepend(str(ROOT))  # main() puts it there too; this takes both back
     monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads of torch only wait for each other in models as small as these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ class ColumnBatches:
         with self._clock.on("read"):
             members = self._chunk.members(start, stop)
         keys = self._chunk.keys[start:stop]
-        samples = self._samples(start, stop) if self._transforms.names else []
+        samples = self._samples(keys, self._ids[start:stop, 0]) if self._transforms.names else []
         columns = self._columns(samples, members, self._first_positions[number])
         ids = torch.as_tensor(self._ids[start:stop].copy())
         batch = join_columns(keys, columns, ids, weights)
@@ -133,10 +133,9 @@ class ColumnBatches:
         names = [field.name for field in self._fields]
         return Made(as_given(batch, names, self._format), sum_digests(planned))
 
-    def _samples(self, start: int, stop: int) -> list[Sample]:
+    def _samples(self, keys: list[str], shards: NDArray[np.int64]) -> list[Sample]:
         """For the fields that are transformed; a transform that fails says which sample it was."""
-        urls = map(self._shards.url, self._ids[start:stop, 0].tolist())
-        keys = self._chunk.keys[start:stop]
+        urls = map(self._shards.url, shards.tolist())
         return [{"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)]
 
     def _columns(

@@ -51,6 +51,22 @@ def require_shards(urls: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(urls))
 
 
+def require_local(urls: Sequence[str], what: str) -> list[str]:
+    """The shards, each once, if all of them are files of this machine.
+
+    Raises:
+        ConfigError: One is remote.
+        ShardNotFoundError: One is not there.
+    """
+    remote = [url for url in urls if not is_local(url)]
+    if remote:
+        raise ConfigError(
+            f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
+            f"{remote[0]!r}; copy them here, or mount the bucket"
+        )
+    return require_shards(urls)
+
+
 @contextmanager
 def local_copy(
     url: str, cache_dir: str | PathLike[str] | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.inspection.survey import require_local
+from lightning_shards.shards.fetching import require_local
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.shards.writing.listing import Listing, list_folder, list_tars
 from lightning_shards.shards.writing.rewriting import Edit, rewrite

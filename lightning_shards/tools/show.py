@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.inspection.survey import require_local
+from lightning_shards.shards.fetching import require_local
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls

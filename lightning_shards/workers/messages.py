@@ -7,7 +7,7 @@ in turn, and they must have equal numbers of batches.
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,8 +48,7 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
         ConfigError: a value cannot leave the process that made it.
     """
     inline = shared = 0
-    columns = sample.items() if isinstance(sample, dict) else enumerate(sample)
-    for name, column in columns:
+    for name, column in _columns(sample):
         is_tensor = isinstance(column, torch.Tensor)
         size = batch_size * (column.nbytes if is_tensor else _pickled_bytes(name, column))
         if is_tensor and size >= SHARED_BYTES:
@@ -61,8 +60,13 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
     """What the tensors of a batch of this size take, judged by a batch of one sample."""
-    columns = sample.values() if isinstance(sample, dict) else sample
+    columns = (column for _, column in _columns(sample))
     return batch_size * sum(each.nbytes for each in columns if isinstance(each, torch.Tensor))
+
+
+def _columns(batch: Batch) -> Iterable[tuple[str | int, Any]]:
+    """The columns by name, or by number where they are a tuple."""
+    return batch.items() if isinstance(batch, dict) else enumerate(batch)
 
 
 def _pickled_bytes(name: str | int, column: object) -> int:

@@ -1,6 +1,6 @@
 """Small networks on a machine that others use too, and fits of a monitor that need no network."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,13 +12,9 @@ from lightning_shards.callbacks import starvation, throughput
 from lightning_shards.workers.inline import InlinePool
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several would wait for a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(scope="module", autouse=True)
+def small_networks(one_thread: None) -> None:
+    """All tests here train such."""
 
 
 class Clock:

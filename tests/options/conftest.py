@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
 
@@ -84,13 +83,9 @@ def recorder() -> ModuleType:
     return module
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Small networks on a machine that others use too: several threads would wait for a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(scope="module", autouse=True)
+def small_networks(one_thread: None) -> None:
+    """All tests here train such."""
 
 
 def is_running(pid: int) -> bool:

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
@@ -49,16 +50,23 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A server on a free port of the loopback interface, for the shards of `pack_shards`."""
+@contextmanager
+def serving(folder):
+    """A server on a free port of the loopback interface."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
-        server.folder, server.asked = tmp_path / "shards", []
+        server.folder, server.asked = folder, []
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server for the shards of `pack_shards`."""
+    with serving(tmp_path / "shards") as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """Remote shards are indexed, shown and verified like local ones, and nothing of them is kept."""
 
-import http.server
 import json
 import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from lightning_shards.shards.index_files import index_from_file
 from lightning_shards.shards.inspection.check import check_shards
 from lightning_shards.shards.inspection.survey import survey
 from lightning_shards.tools import index, info, verify
-from tests.pipeline.test_stream_http import FaultyHandler
+from tests.pipeline.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
 pytestmark = pytest.mark.network
@@ -31,16 +29,11 @@ ALL = "train-{000000..000002}.tar"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server on a free port, for three shards: the last has no image, and a key of the first."""
+    """A server for three shards: the last has no image, and a key of the first."""
     folder = write_samples(tmp_path_factory.mktemp("served") / "data", COUNTS[:2])
     write_members(folder / "train-000002.tar", [("00002.cls", b"1"), ("00002.txt", b"one")])
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
-        server.folder, server.asked = folder, []
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
+    with serving(folder) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

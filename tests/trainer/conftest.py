@@ -1,13 +1,12 @@
 """Data, trainers, and one fit for each switch, for all tests of this folder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from fit_recorder import SWITCHES, TRAIN, VAL, CountedModule, Recorder, Run
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
@@ -22,12 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small networks on a machine that others use too: several threads would wait for a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_networks(one_thread: None) -> None:
+    """All tests here train such."""
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.formats.count_files import http_claims, read_json
-from lightning_shards.shards.inspection.findings import Finding, find_repeats_between
+from lightning_shards.shards.inspection.findings import Finding
 from lightning_shards.shards.inspection.salvage import (
     Damage,
     DecoderOf,
@@ -37,13 +37,14 @@ from lightning_shards.shards.inspection.survey import (
     ShardSurvey,
     damaged_byte,
     describe_shard,
+    each_shard,
     file_md5,
+    repeated_keys,
     under_url,
     unfetched,
 )
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
-from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore, open_table
 from lightning_shards.shards.tar import map_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
@@ -103,13 +104,10 @@ def check_shards(
     entries, findings = _remote_entries(urls)
     tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
     check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
-    surveys: list[ShardSurvey] = []
-    with progress_line("checked", len(urls), split_url(urls[0])[0], show=show_progress) as step:
-        for found in map_parallel(check, tasks, processes):
-            surveys.append(found)
-            step()
+    surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
     findings += [finding for found in surveys for finding in found.findings]
-    findings += _missing(urls, indexed) + _repeats_between(urls, surveys)
+    findings += _missing(urls, indexed)
+    findings += repeated_keys(urls, surveys, cache_dir, lambda shard: scan_members(shard.path))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache_dir=cache_dir, decoder_of=decoder_of)
@@ -164,19 +162,6 @@ def _check_file(
     if decoder_of is not None:
         found.findings += _undecodable(path, table, decoder_of)
     return found
-
-
-def _repeats_between(urls: Sequence[str], surveys: Sequence[ShardSurvey]) -> list[Finding]:
-    """Keys that several shards have."""
-    sound = [pair for pair in zip(urls, surveys, strict=True) if not pair[1].is_damaged]
-
-    def key_of(number: int, sample: int) -> str:
-        with local_copy(sound[number][0]) as shard:
-            return scan_members(shard.path).key(sample)
-
-    return find_repeats_between(
-        [found.hashes for _, found in sound], [found.path for _, found in sound], key_of
-    )
 
 
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:

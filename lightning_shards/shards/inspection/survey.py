@@ -7,16 +7,17 @@ its URL without secrets.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, DamagedShardError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.shards.fetching import LocalShard, local_copy
 from lightning_shards.shards.inspection.findings import (
     Finding,
@@ -33,7 +34,9 @@ from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
+from lightning_shards.shards.urls import redact, split_url
+
+_Task = TypeVar("_Task")
 
 NUM_BINS = 64
 """Bin b of a histogram of sizes counts those from 2**(b - 1) up to, not 2**b; bin 0 zeros."""
@@ -133,23 +136,6 @@ class Survey:
         return [finding for finding in self.findings if finding.is_failure]
 
 
-def require_local(urls: Sequence[str], what: str) -> list[str]:
-    """The shards, each once, if all of them are files of this machine.
-
-    Raises:
-        ConfigError: One is remote.
-        ShardNotFoundError: One is not there.
-    """
-    remote = [url for url in urls if not is_local(url)]
-    if remote:
-        raise ConfigError(
-            f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
-            f"{remote[0]!r}; copy them here, or mount the bucket"
-        )
-    require_local_shards(urls)
-    return list(dict.fromkeys(urls))
-
-
 def survey(
     urls: Sequence[str],
     *,
@@ -160,11 +146,7 @@ def survey(
 ) -> Survey:
     """Look at all shards; the member tables of local ones are made and kept in `cache_dir`."""
     look = partial(survey_shard, cache_dir=cache_dir, with_checksums=with_checksums)
-    shards: list[ShardSurvey] = []
-    with progress_line("scanned", len(urls), split_url(urls[0])[0], show=show_progress) as step:
-        for shard in map_parallel(look, urls, processes):
-            shards.append(shard)
-            step()
+    shards = list(each_shard("scanned", look, urls, urls, processes, show=show_progress))
     fields: dict[str, FieldSizes] = {}
     for shard in shards:
         for suffix, sizes in shard.fields.items():
@@ -173,6 +155,40 @@ def survey(
     whole = Survey(shards, fields, findings)
     whole.findings += _findings_of_all(whole, urls, cache_dir)
     return whole
+
+
+def each_shard(
+    verb: str,
+    function: Callable[[_Task], ShardSurvey],
+    urls: Sequence[str],
+    tasks: Sequence[_Task],
+    processes: int,
+    *,
+    show: bool | None,
+) -> Iterator[ShardSurvey]:
+    """What the function finds in each shard, one task for each, with a line of progress."""
+    with progress_line(verb, len(urls), split_url(urls[0])[0], show=show) as step:
+        for found in map_parallel(function, tasks, processes):
+            yield found
+            step()
+
+
+def repeated_keys(
+    urls: Sequence[str],
+    shards: Sequence[ShardSurvey],
+    cache_dir: str | PathLike[str] | None,
+    table_of: Callable[[LocalShard], MemberTable],
+) -> list[Finding]:
+    """Keys that several of the sound shards have; `table_of` says which key it is."""
+    sound = [pair for pair in zip(urls, shards, strict=True) if not pair[1].is_damaged]
+
+    def key_of(number: int, sample: int) -> str:
+        with local_copy(sound[number][0], cache_dir) as shard:
+            return table_of(shard).key(sample)
+
+    return find_repeats_between(
+        [found.hashes for _, found in sound], [found.path for _, found in sound], key_of
+    )
 
 
 def survey_shard(
@@ -269,11 +285,10 @@ def _findings_of_all(
     whole: Survey, urls: Sequence[str], cache_dir: str | PathLike[str] | None
 ) -> list[Finding]:
     """What no shard can know by itself."""
-    pairs = zip(urls, whole.shards, strict=True)
-    sound = [(url, shard) for url, shard in pairs if not shard.is_damaged]
+    sound = [shard for shard in whole.shards if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
     lacking: dict[str, tuple[str, str]] = {}
-    for _, shard in sound:
+    for shard in sound:
         if shard.samples:
             absent = {
                 suffix: shard.example_keys[0]
@@ -285,14 +300,10 @@ def _findings_of_all(
     found = find_missing_fields(samples_with, whole.samples, lacking)
     found += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:
-        found += find_repeats_between(
-            [shard.hashes for _, shard in sound],
-            [shard.path for _, shard in sound],
-            lambda number, sample: _key_of(sound[number][0], sample, cache_dir),
+        found += repeated_keys(
+            urls,
+            whole.shards,
+            cache_dir,
+            lambda shard: TableStore(shard.cache_dir).table_of(shard.path),
         )
     return found
-
-
-def _key_of(url: str, sample: int, cache_dir: str | PathLike[str] | None) -> str:
-    with local_copy(url, cache_dir) as shard:
-        return TableStore(shard.cache_dir).table_of(shard.path).key(sample)
