@@ -62,7 +62,7 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
     if remote:
         raise ConfigError(
             f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
-            f"{remote[0]!r}; copy them here, or mount the bucket"
+            f"{redact(remote[0])!r}; copy them here, or mount the bucket"
         )
     return require_shards(urls)
 

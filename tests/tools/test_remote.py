@@ -17,7 +17,7 @@ from lightning_shards.shards.index import load_index
 from lightning_shards.shards.index_files import index_from_file
 from lightning_shards.shards.inspection.check import check_shards
 from lightning_shards.shards.inspection.survey import survey
-from lightning_shards.tools import index, info, verify
+from lightning_shards.tools import index, info, pack, reshard, show, verify
 from tests.pipeline.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
@@ -315,3 +315,15 @@ def test_a_tool_that_is_killed_leaves_no_data_and_no_index(served, root, tmp_pat
     assert contents(temporary) == {}
     shutil.rmtree(temporary)
     temporary.mkdir()
+
+
+@pytest.mark.parametrize("command", [show, pack, reshard])
+def test_a_refusal_of_remote_shards_hides_the_secrets_of_their_urls(command, capsys, tmp_path):
+    arguments = [] if command is show else ["--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        command.main(["https://u:secret@host/0.tar?X-Amz-Signature=secret", *arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "reads local shards only, and 1 of 1 are remote" in said
+    assert "host/0.tar" in said
+    assert "secret" not in said
