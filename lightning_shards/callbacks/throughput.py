@@ -90,8 +90,9 @@ class DataThroughputMonitor(pl.Callback):
         """See what the wait for this batch has cost."""
         if self._loader is None:
             return
-        self._transfer_s += time.perf_counter() - self._loader.times.handed_at
-        self._clock.batch_came(self._loader.times.wait_s - self._waited_s)
+        times = self._loader.times
+        self._transfer_s += time.perf_counter() - times.handed_at
+        self._clock.batch_came(times.wait_s - self._waited_s)
         if self._compares_forwards:
             self._clock.forward_begins()
 
@@ -117,7 +118,7 @@ class DataThroughputMonitor(pl.Callback):
         self._clock.step_ended()
         if self._began is None:
             self._began = self._epoch_began = self._logged = self._measure(self._loader)
-        elif should_log(trainer) and trainer.is_global_zero:
+        elif (trainer.loggers or self._plot) and should_log(trainer) and trainer.is_global_zero:
             self._log(trainer, self._loader)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -179,7 +180,8 @@ class DataThroughputMonitor(pl.Callback):
     def _log(self, trainer: pl.Trainer, loader: ShardLoader) -> None:
         now = self._measure(loader)
         window, self._logged = now.since(self._logged), now
-        self._history.add(window)
+        if self._plot is not None:
+            self._history.add(window)
         metrics = self._metrics(window, self._circumstances(trainer, loader), "data/")
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))

@@ -48,9 +48,10 @@ def test_an_epoch_that_began_and_has_no_step_has_no_column(fake_fit: Any) -> Non
     assert "last epoch" not in fake_fit.reported[0]
 
 
+@pytest.mark.parametrize("has_loggers", [True, False])
 @pytest.mark.parametrize("steps", [2, 3, 4, 5])
 def test_a_plot_has_all_windows_and_what_came_after_the_last_log(
-    make_fit: Any, monkeypatch: pytest.MonkeyPatch, steps: int
+    make_fit: Any, monkeypatch: pytest.MonkeyPatch, steps: int, *, has_loggers: bool
 ) -> None:
     """Steps are logged by twos, and the first one is not measured."""
     plotted: list[float] = []
@@ -61,12 +62,14 @@ def test_a_plot_has_all_windows_and_what_came_after_the_last_log(
     )
     fit = make_fit()
     fit.monitor = DataThroughputMonitor(plot="wait.png")
+    fit.trainer.log_every_n_steps = 2
+    if not has_loggers:
+        fit.trainer.loggers = []
     fit.begin()
-    for step in range(steps):
-        fit.trainer._logger_connector.should_update_logs = step % 2 == 0
+    for _ in range(steps):
         fit.step(wait_s=1, busy_s=1)
     fit.end()
-    assert plotted == {2: [1], 3: [2], 4: [2, 1], 5: [2, 2]}[steps]
+    assert plotted == {2: [1], 3: [1, 1], 4: [1, 2], 5: [1, 2, 1]}[steps]
 
 
 def test_the_figures_of_the_whole_run_are_logged_at_its_end(fake_fit: Any) -> None:

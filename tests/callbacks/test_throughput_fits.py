@@ -105,6 +105,18 @@ class Net(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
+class Restless(Net):
+    """Its loggers are due every 4th step, then every 3rd, then never, and when it stops."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        trainer = self.trainer
+        trainer.log_every_n_steps = {4: 3, 12: 0, 16: 5}.get(
+            trainer.global_step, trainer.log_every_n_steps
+        )
+        trainer.should_stop = trainer.global_step >= 17
+        return super().training_step(batch, batch_idx)
+
+
 class Interrupted(Net):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.trainer.global_step == 7:
@@ -161,6 +173,12 @@ def test_the_four_figures_are_logged_when_and_where_the_module_logs_its_own(
         assert set(logger.steps(name)) == set(logger.steps("loss"))
     assert logger.steps("loss")
     assert model.logged == {"loss"}  # a self.log a step would cost more than the step
+
+
+def test_loggers_are_asked_for_at_other_steps_while_a_fit_runs(make_data: MakeData) -> None:
+    logger = fit(Restless(), make_data())
+    for name in METRICS:
+        assert logger.steps(name) == logger.steps("loss") == [3, 5, 8, 11, 17]
 
 
 def test_every_figure_is_in_its_range(make_data: MakeData) -> None:
