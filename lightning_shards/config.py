@@ -25,8 +25,9 @@ class SplitConfig:
         reader: ``stream`` reads whole shards forward through webdataset; ``indexed`` reads samples
             of local shards by their offsets, in an order that neither ranks nor workers change.
             ``auto`` streams what is resampled, has stages or is not local.
-        dataset_size: Samples of an epoch. Needed where no counts are known; under ``resampled`` it
-            may differ from them, as an epoch is nominal there.
+        dataset_size: Samples of an epoch. Needed where no counts are known, unless the one http(s)
+            folder of the shards has open_clip's ``__len__``; under ``resampled`` it may differ from
+            the counts, as an epoch is nominal there.
         remainder: Samples that fill no whole step: ``drop`` them, ``pad`` with repeats of weight 0,
             or ``balanced``: smaller batches of nearly equal size. Default: drop for train, balanced
             for the others.
@@ -115,7 +116,7 @@ class LoaderConfig:
             the ``rng`` they are given.
         prefetch: Batches that each worker keeps ready; of small ones, messages of several.
         prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer than ``prefetch``
-            where batches are large, but at least one batch or message (1 MiB) of each worker.
+            where batches are large, but at least one batch or message (4 MiB) of each worker.
         multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
             threads can deadlock.
         pin_memory: Whether batches are copied into page-locked memory. Default: when the

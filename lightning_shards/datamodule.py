@@ -347,8 +347,11 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:
-            urls = expand_urls(self._config(split).urls, allow_pipe="pipe" in self.allow_unsafe)
-            self._indexes[split] = load_index(urls, cache_dir=self.loader_config.cache_dir)
+            config, cache_dir = self._config(split), self.loader_config.cache_dir
+            urls = expand_urls(config.urls, allow_pipe="pipe" in self.allow_unsafe)
+            self._indexes[split] = load_index(
+                urls, cache_dir=cache_dir, wants_total=config.dataset_size is None
+            )
         return self._indexes[split]
 
     def _config(self, split: Split) -> SplitConfig:

@@ -172,12 +172,13 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
                 f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
                 "which nobody has counted; put a wids JSON or sizes.json beside the shards"
             )
-        if dataset_size is None:
+        nominal = index.total if dataset_size is None else dataset_size
+        if nominal is None:
             raise ConfigError(
                 f"nobody knows how many samples {split!r} has: its shards are remote and have no "
                 "wids JSON or sizes.json beside them; set dataset_size"
             )
-        return dataset_size
+        return nominal
     if known == 0:
         raise PlanError(
             f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"

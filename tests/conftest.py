@@ -19,7 +19,7 @@ from lightning_shards.pipeline.fields import make_fields
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.tar import count_samples
+from lightning_shards.shards.plain_runs import count_samples
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)

@@ -3,6 +3,7 @@
 import pickle
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
+from tests.pipeline.test_stream_http import serving
 
 SPLITS = ["train", "val", "test", "predict"]
 
@@ -247,6 +249,21 @@ def test_remote_shards_without_counts_need_a_size(make_module, remote_url):
 
 def test_remote_shards_without_counts_have_the_size_that_was_given(make_module, remote_url):
     assert len(make_module(SplitConfig(remote_url, dataset_size=9)).loader("train")) == 4
+
+
+@pytest.mark.network
+def test_remote_shards_of_a_counted_folder_have_its_size(make_module, urls, tmp_path):
+    folder = Path(urls[0]).parent
+    (folder / "__len__").write_text("11\n")
+    with serving(folder) as server:
+        url = f"http://127.0.0.1:{server.server_port}/{Path(urls[0]).name}"
+        loader = make_module(SplitConfig(url)).loader("train")
+        assert loader.epochs.samples == 11
+        assert len(keys(loader)) == 10
+        assert len(make_module(SplitConfig(url, dataset_size=9)).loader("train")) == 4
+        assert server.asked.count("/__len__") == 1  # where it is needed, once
+        with pytest.raises(ConfigError, match="'shuffled' of 'train' needs the number of samples"):
+            make_module(SplitConfig(url, sampling="shuffled")).loader("train")
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "sequential"])

@@ -24,7 +24,8 @@ import json
 from importlib.metadata import distributions
 print(json.dumps({each.metadata["Name"].lower(): each.version for each in distributions()}))
 """
-_SHOWN = ("torch", "lightning", "webdataset", "numpy", "simplejpeg", "opencv-python-headless",
+_SHOWN = ("torch", "lightning", "webdataset", "numpy", "simplejpeg", "zlib-ng",
+          "opencv-python-headless",
           "pillow")  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 The counts come from what lies beside the shards (`count_files`), else from a scan of the headers,
 which is kept for the next run (`counts_cache`). Remote shards are never scanned: without a file
-that counts them they have no counts, and then the whole index has none.
+that counts them they have no counts, and then the whole index has none; at most a total is known.
 """
 
 import hashlib
@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.counts_cache import CountsCache, stamp_of
-from lightning_shards.shards.formats.count_files import CountClaim, http_claims, local_claims
+from lightning_shards.shards.formats.count_files import (
+    CountClaim,
+    http_claims,
+    http_total,
+    local_claims,
+)
+from lightning_shards.shards.plain_runs import count_samples
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.tar import count_samples
 from lightning_shards.shards.urls import is_local, require_local_shards, split_url
 
 _FINGERPRINT_LENGTH = 16
@@ -30,10 +35,13 @@ class ShardIndex:
     Attributes:
         urls: shards as `expand_urls` gives them; one may appear several times.
         counts: samples of each shard, int64, shape (num_shards,), read-only; None when unknown.
+        total: samples of the folder that the shards are in, by a file in it: good for a nominal
+            epoch and nothing else, and asked for only where there are no counts.
     """
 
     urls: tuple[str, ...]
     counts: NDArray[np.int64] | None
+    total: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse counts that do not fit the urls, and keep others from changing them.
@@ -90,6 +98,7 @@ def load_index(
     *,
     cache_dir: str | Path | None = None,
     show_progress: bool | None = None,
+    wants_total: bool = False,
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
@@ -97,7 +106,8 @@ def load_index(
     `wids.json`), earlier scans in `cache_dir` (default `~/.cache/lightning_shards`), and the
     headers of local tars. If one remote shard stays without a count, there are none at all, and
     nothing is scanned. `show_progress` draws a line on stderr while shards are scanned; None does
-    so on a terminal.
+    so on a terminal. `wants_total` asks for a total where there are no counts and all shards lie in
+    one folder of an http(s) server.
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
@@ -116,7 +126,8 @@ def load_index(
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
-        return ShardIndex(tuple(urls), None)
+        total = _total(list(folders)) if wants_total else None
+        return ShardIndex(tuple(urls), None, total)
     for folder, names in unknown.items():
         if names:
             counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
@@ -129,9 +140,16 @@ def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:
     """The counts that files in this folder give, by file name; none where no file can be asked."""
     if is_local(folder):
         return local_claims(folder, names)
-    if folder.lower().startswith(("http://", "https://")):
-        return http_claims(folder, names)
-    return {}
+    return http_claims(folder, names) if _is_http(folder) else {}
+
+
+def _total(folders: Sequence[str]) -> int | None:
+    """The samples of the one http(s) folder that all shards are in, if it says so."""
+    return http_total(folders[0]) if len(folders) == 1 and _is_http(folders[0]) else None
+
+
+def _is_http(folder: str) -> bool:
+    return folder.lower().startswith(("http://", "https://"))
 
 
 def _scan(

@@ -8,12 +8,11 @@ a short read is an error that names the shard.
 
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,10 @@ from lightning_shards.errors import (
     IndexMismatchError,
     MissingFieldError,
 )
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import stamp_of
-from lightning_shards.shards.plain_runs import PlainRun, plain_runs
-from lightning_shards.shards.tar import (
-    Member,
-    absent,
-    damaged,
-    group_members,
-    map_tar,
-    walk_members,
-)
+from lightning_shards.shards.plain_runs import scan_samples
+from lightning_shards.shards.tar import absent, damaged, map_tar
 from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known
@@ -47,7 +40,7 @@ ARRAY_FIELDS: Final = (
     "keys",
 )
 
-_ENCODING: Final = ("utf-8", "surrogateescape")  # names need not be UTF-8
+ENCODING: Final = ("utf-8", "surrogateescape")  # names need not be UTF-8
 _Lookup = tuple[
     dict[str, int], memoryview, memoryview, memoryview, memoryview, memoryview | None, int
 ]
@@ -121,14 +114,19 @@ class MemberTable:
         """The key of a sample; bytes that are not UTF-8 are kept as surrogates."""
         self._check(sample)
         start, stop = self.key_starts[sample : sample + 2]
-        return self.keys[start:stop].tobytes().decode(*_ENCODING)
+        return self.keys[start:stop].tobytes().decode(*ENCODING)
 
-    def keys_of(self, samples: NDArray[np.int64]) -> list[str]:
-        """The keys of these samples, as `key` gives them; nothing checks that there are such."""
-        starts = self.key_starts[samples].tolist()
-        stops = self.key_starts[samples + 1].tolist()
-        keys = self.keys.data
-        return [str(keys[a:b], *_ENCODING) for a, b in zip(starts, stops, strict=True)]
+    def keys_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The keys of these samples one after the other; nothing checks that there are such.
+
+        Returns:
+            uint8, as in `keys`; and the length of each, int64 of shape (len(samples),).
+        """
+        starts = self.key_starts[samples]
+        lengths = self.key_starts[samples + 1] - starts
+        stops = np.cumsum(lengths)
+        places = np.repeat(starts - stops + lengths, lengths)
+        return self.keys[places + np.arange(len(places))], lengths
 
     def find(self, sample: int, suffix: str) -> Extent | None:
         """Where the member of a sample with this (lower-case) suffix is; None if it has none.
@@ -195,69 +193,31 @@ def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> M
     """
     url = os.fspath(path)
     stamp = shard_stamp(url)  # of the path, before and after: a file put in its place shows too
-    found = _Members()
     crcs = array("I")
     with map_tar(url) as data, memoryview(data) as view:
-        position = 0
-        for run in plain_runs(data):
-            found.add_run(run)
-            position = run.stop
-        for key, fields in group_members(walk_members(data, url, position), url):
-            found.add_sample(key, fields)
+        found = scan_samples(data, url)
         if with_crc32:
-            extents = zip(found.offsets, found.sizes, strict=True)
+            extents = zip(found.offsets.data, found.sizes.data, strict=True)
             crcs.extend(crc32(view[offset : offset + size]) for offset, size in extents)
     if shard_stamp(url) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
     return MemberTable(
-        keys=_frozen(bytes(found.keys), np.uint8),
+        keys=np.frombuffer(found.keys, np.uint8),
         key_starts=_starts(found.key_lengths),
         sample_starts=_starts(found.num_members),
-        offsets=_frozen(found.offsets, np.int64),
-        sizes=_frozen(found.sizes, np.int64),
-        crc32=_frozen(crcs, np.uint32) if with_crc32 else None,
-        suffix_ids=_frozen(found.suffix_ids, np.uint32),
+        offsets=_frozen(found.offsets),
+        sizes=_frozen(found.sizes),
+        crc32=_frozen(np.array(crcs)) if with_crc32 else None,
+        suffix_ids=_frozen(found.suffix_ids.astype(np.uint32)),
         suffixes=tuple(found.suffixes),
         file_size=stamp[0],
         mtime_ns=stamp[1],
     )
 
 
-class _Members:
-    """What a scan has found so far, in the form of a table but for the starts."""
-
-    def __init__(self) -> None:
-        self.keys = bytearray()
-        self.key_lengths, self.num_members = array("q"), array("q")
-        self.offsets, self.sizes, self.suffix_ids = array("q"), array("q"), array("I")
-        self.suffixes: dict[str, int] = {}
-
-    def add_sample(self, key: str, fields: Mapping[str, Member]) -> None:
-        encoded = key.encode(*_ENCODING)
-        self.keys += encoded
-        self.key_lengths.append(len(encoded))
-        self.num_members.append(len(fields))
-        for suffix, member in fields.items():
-            self.offsets.append(member.offset)
-            self.sizes.append(member.size)
-            self.suffix_ids.append(self._number(suffix))
-
-    def add_run(self, run: PlainRun) -> None:
-        self.keys += run.keys
-        self.key_lengths.frombytes(run.key_lengths.tobytes())
-        self.num_members.frombytes(run.num_members.tobytes())
-        self.offsets.frombytes(run.offsets.tobytes())
-        self.sizes.frombytes(run.sizes.tobytes())
-        numbers = np.array([self._number(suffix) for suffix in run.suffixes], np.uint32)
-        self.suffix_ids.frombytes(numbers[run.suffix_ids].tobytes())
-
-    def _number(self, suffix: str) -> int:
-        return self.suffixes.setdefault(suffix, len(self.suffixes))
-
-
-def _starts(lengths: "array[int]") -> NDArray[np.int64]:
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where parts of these lengths begin, and the end."""
-    return _frozen(np.cumsum([0, *lengths]).astype(np.int64).tobytes(), np.int64)
+    return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def shard_stamp(url: str) -> tuple[int, int]:
@@ -349,6 +309,20 @@ class ShardReader:
             data += more
         return data
 
+    def read_into(self, offset: int, room: memoryview) -> int:
+        """Fill `room` with the bytes of the tar at this place; how many there were.
+
+        Raises:
+            OSError: They could not be read.
+        """
+        file, read = self._file.fileno(), 0
+        while read < len(room):
+            more = os.preadv(file, [room[read:]], offset + read)
+            if not more:
+                break
+            read += more
+        return read
+
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
         """`MemberTable.members_with`, kept while the shard is open."""
         if suffixes not in self._members_with:
@@ -378,8 +352,7 @@ class ShardReader:
         return damaged(f"(member {member!r}, sample {sample}) {what}", self._url, offset)
 
 
-def _frozen(values: "bytes | array[int]", dtype: type[np.generic]) -> NDArray[Any]:
-    """The values as a read-only array."""
-    frozen = np.frombuffer(values, dtype)
-    frozen.setflags(write=False)
-    return frozen
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """The array, made read-only."""
+    values.setflags(write=False)
+    return values

@@ -20,12 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
 from lightning_shards.shards.progress_line import progress_line

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from os import SEEK_END, PathLike, fspath
+from os import SEEK_END
 from pathlib import Path
 from typing import Final
 from zlib import adler32
@@ -139,18 +139,6 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
         fields[suffix] = member
     if key is not None and not _is_bad(fields):
         yield key, fields
-
-
-def count_samples(path: str | PathLike[str]) -> int:
-    """How many samples webdataset yields from this local tar; only its headers are read.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: The file is not one whole tar archive.
-    """
-    url = fspath(path)
-    with map_tar(url) as data:
-        return sum(1 for _ in group_members(walk_members(data, url), url))
 
 
 def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:

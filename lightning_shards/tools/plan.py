@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
 shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
-from the first samples as the transforms leave them: a batch for each of (prefetch + 1) and worker.
+from the first samples as the transforms leave them: (prefetch + 1) messages a worker, of several
+batches if they are small; what is below half a MiB travels without it.
 With --index, counts and sizes come from that file and no shard is looked at."""
 
 _SAMPLES_TRIED = 4
@@ -121,7 +122,8 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
     else:
         urls = expand_urls(config.urls, allow_pipe="pipe" in module.allow_unsafe)
-        index = load_index(urls, cache_dir=cache_dir)
+        wants_total = config.dataset_size is None
+        index = load_index(urls, cache_dir=cache_dir, wants_total=wants_total)
         size_bytes = shard_bytes(index)
     defaults = Defaults(
         fields=module.fields,
@@ -201,7 +203,7 @@ def _epoch(
         data,
         workers,
         source.sampling,
-        batch_bytes=found.batch_bytes,
+        message_bytes=_message_bytes(found.batch_bytes),
         run=getattr(source, "run", 64),
     )
     fetched = needs.bytes_read if found.is_remote else 0
@@ -219,6 +221,13 @@ def _epoch(
         "shm_bytes": in_shm,
         "bytes_to_fetch": fetched,
     }
+
+
+def _message_bytes(batch_bytes: int | None) -> int | None:
+    """Of the batches that a worker process sends at once, in shared memory."""
+    from lightning_shards.workers.messages import BatchBytes, shared_bytes  # noqa: PLC0415 torch
+
+    return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
 def _workers(module: "ShardDataModule", ranks: int) -> "Workers":

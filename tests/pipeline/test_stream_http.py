@@ -57,9 +57,11 @@ def serving(folder):
         server.folder, server.asked = folder, []
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:  # else a test that fails would never end
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture

@@ -1,18 +1,21 @@
 """Headers read together say what headers read one by one say, whatever is between them."""
 
 import io
+import re
 import tarfile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from webdataset.writer import TarWriter
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards import members, plain_runs
+from lightning_shards.shards import plain_runs
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.plain_runs import count_samples
 
 KEYS = st.sampled_from(["0", "1", "a/b", "./c", "k" * 60, "d.e/f", "_g", "a__b"])
-SUFFIXES = st.sampled_from(["cls", "jpg", "JPG", "seg.png", "", "__bad__", "x" * 30])
+SUFFIXES = st.sampled_from(["cls", "jpg", "JPG", "seg.png", "png", "", "__bad__", "x" * 30])
 ODD_NAMES = [
     "README",
     "__meta__",
@@ -27,6 +30,7 @@ ODD = st.sampled_from(ODD_NAMES)
 NAMES = (
     st.builds("{}.{}".format, KEYS, SUFFIXES) | st.builds("{}.cls".format, st.integers(0, 99)) | ODD
 )
+TIMES = st.sampled_from([0, 1.5, 1795296765.224046])  # PAX gives fractions an extended header
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
@@ -39,7 +43,8 @@ def tar_of(entries, tar_format=tarfile.USTAR_FORMAT):
             info.size = size
             for attribute, value in changes.items():
                 setattr(info, attribute, value)
-            archive.addfile(info, io.BytesIO(bytes(info.size)) if info.isreg() else None)
+            # in the place of a magic, data begins as one does
+            archive.addfile(info, io.BytesIO(b"u" * info.size) if info.isreg() else None)
     return file.getvalue()
 
 
@@ -47,7 +52,10 @@ def scanned(path):
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:
+        with pytest.raises(DamagedShardError, match=re.escape(str(error))):
+            count_samples(path)
         return str(error)
+    assert count_samples(path) == table.num_samples
     keys = [table.key(sample) for sample in range(table.num_samples)]
     columns = (table.sample_starts, table.offsets, table.sizes, table.crc32, table.suffix_ids)
     return keys, [column.tolist() for column in columns], table.suffixes
@@ -63,7 +71,7 @@ def require_same(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plain_runs, "_WINDOWS", windows)
             together = scanned(path)
-            patch.setattr(members, "plain_runs", lambda _: iter(()))
+            patch.setattr(plain_runs, "plain_runs", lambda _: iter(()))
             assert together == scanned(path)
         return together
 
@@ -91,16 +99,91 @@ def test_runs_hold_all_samples_of_a_plain_tar_but_the_last():
     assert runs[1].keys.startswith(b"d/0031d/0032")
 
 
+@pytest.mark.parametrize("folder", ["./", "a/b/", "v1.0/", "a_b/__c/", "n" * 90 + "/"])
+def test_names_in_folders_are_plain(require_same, folder):
+    data = tar_of([(f"{folder}{number}.cls", 3, {}) for number in range(9)])
+    assert stop_of(data) == 8 * 2 * 512
+    keys, *_ = require_same(data)
+    assert keys == [f"{folder}{number}" for number in range(9)]
+
+
+def test_data_that_begins_a_magic_does_not_end_a_run():
+    assert stop_of(tar_of(plain(9, size=700))) == 8 * 2 * 3 * 512
+
+
 def test_data_of_large_members_is_not_looked_at():
     assert stop_of(tar_of(plain(9, size=100_000))) == 0
 
 
+def test_a_tar_of_webdataset_is_plain_but_for_its_last_sample(tmp_path):
+    path = tmp_path / "0.tar"
+    with TarWriter(str(path)) as writer:
+        for number in range(500):
+            writer.write({"__key__": f"{number:04d}", "cls": number, "txt": "a caption"})
+    assert stop_of(path.read_bytes()) == 499 * 2 * 4 * 512  # a time, its data, a header, data
+
+
+@pytest.mark.parametrize("suffixes", [40, 41])
+def test_samples_of_many_members_are_plain_up_to_40_suffixes(require_same, suffixes):
+    data = tar_of([(f"{key}.{number}", 0, {}) for key in "abc" for number in range(suffixes)])
+    assert stop_of(data) == (2 * 40 * 512 if suffixes == 40 else 0)
+    keys, *_ = require_same(data)
+    assert keys == ["a", "b", "c"]
+
+
+def test_suffixes_that_end_alike_are_different(require_same):
+    names = [f"{key}.{suffix}" for key in "abc" for suffix in ("png", "seg.png", "a.seg.PNG", "")]
+    names[5] = "b.SEG.png"
+    data = tar_of([(name, 3, {}) for name in names])
+    *_, suffixes = require_same(data)
+    assert suffixes == ("png", "seg.png", "a.seg.png", "")
+    (run,) = plain_runs.plain_runs(data)
+    assert tuple(run.suffixes) == suffixes
+
+
+RECORDS = {
+    "a time": b"11 mtime=1\n",
+    "a path": b"14 path=0.cls\n",
+    "a size": b"9 size=9\n",
+    "a time and a size": b"11 mtime=1\n9 size=3\n",
+    "a length that is wrong": b"12 mtime=1\n",
+    "a length with a zero": b"011 mtime=1\n",
+    "another keyword": b"11 atime=1\n",
+    "no end": b"11 mtime=12",
+    "a long time": b"74 mtime=" + b"1" * 64 + b"\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+@pytest.mark.parametrize("repeats", [1, 4, 5])
+def test_an_extended_header_of_any_kind_is_read_as_ever(require_same, record, repeats):
+    time, size = tar_of([("0.x", 0, {"mtime": 0.5})], tarfile.PAX_FORMAT)[:1024], len(record)
+    changed = bytearray(time)
+    changed[512:] = record.ljust(512, b"\0")
+    changed[124:136], changed[148:156] = b"%011o\0" % size, b" " * 8
+    changed[148:156] = b"%06o\0 " % sum(changed[:512])
+    data = tar_of(plain(9))
+    for place in (0, 1024, 9 * 1024):  # before d/0000.cls, d/0000.jpg and d/0004.jpg
+        require_same(data[:place] + bytes(changed) * repeats + data[place:])
+
+
+def test_headers_of_folders_alone_are_read_as_ever(require_same):
+    keys, *_ = require_same(tar_of([(f"{n}", 0, {"type": tarfile.DIRTYPE}) for n in range(9)]))
+    assert not keys
+
+
 @pytest.mark.parametrize("windows", [(2, 3), (5, 7), (128, 4096)])
 @pytest.mark.parametrize("tar_format", FORMATS)
-@given(entries=st.lists(st.tuples(NAMES, st.integers(0, 1200)), max_size=12))
+@given(entries=st.lists(st.tuples(NAMES, st.integers(0, 1200), TIMES), max_size=12))
 def test_any_tar_gives_the_same_table_or_error(require_same, windows, tar_format, entries):
     data = tar_of(
-        [(name, size, {}) for name, size in entries if _fits(name, tar_format)], tar_format
+        [
+            (name, size, {"mtime": mtime})
+            for name, size, mtime in entries
+            if _fits(name, tar_format)
+        ],
+        tar_format,
     )
     require_same(data, windows)
 
@@ -139,7 +222,7 @@ def test_a_name_in_two_parts_is_read_as_ever(require_same, place):
     assert "p" * 90 + "/d/0005" in keys
 
 
-@pytest.mark.parametrize("size", [b"00000000009\0", b"         11\0", b"11\0\0\0\0\0\0\0\0\0\0"])
+@pytest.mark.parametrize("size", [b"00000000008\0", b"         11\0", b"11\0\0\0\0\0\0\0\0\0\0"])
 def test_a_size_that_is_written_in_another_way_is_read_as_ever(require_same, size):
     for header in (0, 4, 12):
         changed = bytearray(tar_of(plain(4)))
@@ -147,7 +230,7 @@ def test_a_size_that_is_written_in_another_way_is_read_as_ever(require_same, siz
         block[124:136], block[148:156] = size, b" " * 8
         block[148:156] = b"%06o\0 " % sum(block)
         changed[header * 512 : header * 512 + 512] = block
-        assert ("is no number" in require_same(bytes(changed))) == (size[10:11] == b"9")
+        assert ("is no number" in require_same(bytes(changed))) == (size[10:11] == b"8")
 
 
 def test_a_tar_within_a_tar_is_data(require_same):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from webdataset.writer import ShardWriter, TarWriter
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.plain_runs import count_samples
 from lightning_shards.shards.tar import (
     Member,
-    count_samples,
     group_members,
     split_name,
     walk_members,

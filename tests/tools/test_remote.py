@@ -17,7 +17,7 @@ from lightning_shards.shards.index import load_index
 from lightning_shards.shards.index_files import index_from_file
 from lightning_shards.shards.inspection.check import check_shards
 from lightning_shards.shards.inspection.survey import survey
-from lightning_shards.tools import index, info, pack, reshard, show, verify
+from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
 from tests.pipeline.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
@@ -137,6 +137,15 @@ def test_training_takes_the_index_that_was_uploaded(run, folder, root, tmp_path)
     )
     batches = [batch["label"].tolist() for batch in module.loader("train")]
     assert batches == [[0, 1], [2, 0], [1, 2], [0, 1]]
+
+
+def test_a_plan_of_shards_in_a_counted_folder_has_its_size(root, folder, tmp_path, capsys):
+    (folder / "__len__").write_text("8")
+    config = {"train": {"urls": f"{root}/{ALL}"}, "fields": {"label": "cls"}, "batch_size": 2}
+    (tmp_path / "config.yaml").write_text(json.dumps({"data": config}))
+    plan.main(["--config", str(tmp_path / "config.yaml"), "--world-size", "2", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["samples"], document["epochs"][0]["steps"]) == (8, 2)
 
 
 def test_indexes_of_several_folders_are_written_as_they_are_uploaded(run, folder, root, tmp_path):

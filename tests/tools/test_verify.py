@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.shards.tar import count_samples
+from lightning_shards.shards.plain_runs import count_samples
 from lightning_shards.tools import index, verify
 from tests.tools.conftest import contents, jpeg, samples_of, write_members, write_samples
 

@@ -17,7 +17,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeGuard, cast
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.formats.count_formats import REMOTE_NAMES, counts_in, other_counts
+from lightning_shards.shards.formats.count_formats import (
+    LENGTH,
+    MAX_HEADER,
+    REMOTE_NAMES,
+    counts_in,
+    length_in,
+    other_counts,
+)
 
 MAX_JSON_BYTES: Final = 256 << 20
 MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
@@ -94,6 +101,32 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     return claims
 
 
+def http_total(folder: str) -> int | None:
+    """The samples that open_clip's `__len__` counts in all shards of a folder of a web server.
+
+    None if there is no such number. Which shards it counts cannot be seen from here.
+    """
+    url = f"{folder}/{LENGTH}"
+    try:
+        content = _fetch(url, MAX_HEADER)
+    except (OSError, HTTPException) as error:
+        _log.info("no total from %s: %s", url, error)
+        return None
+    if content is None:
+        return None
+    total = length_in(content)
+    if not total or not is_count(total):
+        _log.warning("%s is passed over: %r is no number of samples", url, content[:40])
+        return None
+    _log.info(
+        "%s counts %d samples in all shards of its folder: the size of an epoch under "
+        "sampling='resampled'; if only a part of them is named, set dataset_size",
+        url,
+        total,
+    )
+    return total
+
+
 def read_json(path: Path, *, containing: bytes = b"") -> object:
     """The content of a JSON file; None if it is too large, damaged or lacks these bytes."""
     try:
@@ -113,18 +146,25 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _fetch_json(url: str) -> object:
-    """The content of a JSON file on a web server; None if it is absent or no JSON."""
+    """The content of a JSON file on a web server; None if it is absent, too large or no JSON."""
+    data = _fetch(url, MAX_JSON_BYTES)
+    try:
+        return None if data is None or len(data) > MAX_JSON_BYTES else json.loads(data)
+    except (ValueError, RecursionError) as error:
+        _log.info("no counts from %s: %s", url, error)
+    return None
+
+
+def _fetch(url: str, max_bytes: int) -> bytes | None:
+    """A file on a web server, up to one byte more than this; None if it is absent."""
     try:
         # only folders of http(s) shards get here
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
-            data: bytes = reply.read(MAX_JSON_BYTES + 1)
-        return json.loads(data) if len(data) <= MAX_JSON_BYTES else None
+            return cast("bytes", reply.read(max_bytes + 1))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code not in _ABSENT:
             _log.info("no counts from %s: %s", url, error)
-    except (ValueError, RecursionError) as error:
-        _log.info("no counts from %s: %s", url, error)
     return None
 
 

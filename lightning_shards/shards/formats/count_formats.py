@@ -4,7 +4,6 @@ None of these says which bytes it counted, so that one older than its shard is p
 are asked only where neither a wids JSON nor `sizes.json` answers.
 """
 
-import ast
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,12 +15,16 @@ from numpy.typing import NDArray
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
 """Files that are asked for in a folder of an http(s) server."""
 
+LENGTH: Final = "__len__"
+"""File of open_clip: one number for all shards of the folder."""
+
+MAX_HEADER: Final = 64
+"""Bytes of such a file, and of the first line of DALI's."""
+
 DALI_VERSIONS: Final = ("v1.1", "v1.2")
 
 _BLOCK = 512
-_MAX_HEADER = 64
 _STATS = "_stats.json"  # of img2dataset: 00000.tar has 00000_stats.json
-_LENGTH = "__len__"  # of open_clip: one number for the folder
 _ENERGON = Path(".nv-meta", ".info.json")
 
 Counted = tuple[str, int, str]
@@ -81,7 +84,7 @@ def counts_in(content: object, below: str = "") -> dict[str, int]:
 def dali_count(path: Path) -> int | None:
     """The samples that DALI's index counts; None if it is no such file."""
     with path.open("rb") as file:
-        words = file.readline(_MAX_HEADER).split()
+        words = file.readline(MAX_HEADER).split()
     is_header = len(words) == 2 and words[0].decode("latin-1") in DALI_VERSIONS  # noqa: PLR2004
     return int(words[1]) if is_header and words[1].isdigit() else None
 
@@ -104,6 +107,12 @@ def read_energon_index(path: Path) -> NDArray[np.int64] | None:
     return starts if is_ascending and not (starts % _BLOCK).any() else None
 
 
+def length_in(content: bytes) -> int | None:
+    """The number in a file `__len__`; None if it holds something else."""
+    text = content.strip()
+    return int(text) if text.isdigit() and len(content) <= MAX_HEADER else None
+
+
 def _count_of_one(
     folder: Path, name: str, listed: set[str], read_json: Callable[[Path], object]
 ) -> tuple[int, str] | None:
@@ -114,12 +123,12 @@ def _count_of_one(
         (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
         (f"{name}.idx", lambda path: energon_count(path, size)),
         (f"{stem}.idx", dali_count),
-        (_LENGTH, _length),
+        (LENGTH, _length),
     )
     for file_name, read in readers:
         if file_name not in listed or not _is_newer(folder / file_name, shard):
             continue
-        if file_name == _LENGTH and sum(each.endswith(".tar") for each in listed) != 1:
+        if file_name == LENGTH and sum(each.endswith(".tar") for each in listed) != 1:
             continue  # it counts all shards of the folder together
         samples = read(folder / file_name)
         if samples is not None:
@@ -140,14 +149,9 @@ def _successes(content: object) -> int | None:
 
 
 def _length(path: Path) -> int | None:
-    """The number in a file `__len__`, which is a Python literal."""
+    """The number in a local file `__len__`."""
     with path.open("rb") as file:
-        text = file.read(_MAX_HEADER).decode("latin-1")
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return None
-    return value if type(value) is int and value >= 0 else None
+        return length_in(file.read(MAX_HEADER + 1))
 
 
 def _items(value: object) -> list[tuple[str, Any]]:

@@ -12,7 +12,6 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
-from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
 )
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.formats.count_files import http_claims, read_json
 from lightning_shards.shards.inspection.findings import Finding

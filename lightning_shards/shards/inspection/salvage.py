@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar import BLOCK, map_tar, split_name, walk_members
 

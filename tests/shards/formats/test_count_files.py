@@ -228,3 +228,49 @@ def test_local_and_remote_shards_go_together(write_shards, serve, load):
     host, _ = serve({"/d/sizes.json": b'{"000.tar": 7}'})
     urls = [f"http://{host}/d/000.tar", *write_shards([3])]
     assert load(urls).counts.tolist() == [7, 3]
+
+
+# --- the total of a remote folder
+
+
+@pytest.mark.network
+def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(serve, load, caplog):
+    caplog.set_level(logging.INFO)
+    host, asked = serve({"/d/__len__": b" 12\n"})
+    shards = load([f"http://{host}/d/0.tar", f"http://{host}/d/1.tar?signature"], wants_total=True)
+    assert (shards.counts, shards.total) == (None, 12)
+    assert asked[-1] == "/d/__len__"
+    (record,) = caplog.records
+    assert f"http://{host}/d/__len__ counts 12 samples in all shards" in record.getMessage()
+
+
+@pytest.mark.network
+def test_a_remote_total_is_not_asked_for_in_vain(serve, load, caplog):
+    caplog.set_level(logging.INFO)
+    host, asked = serve({"/d/sizes.json": b'{"0.tar": 3}', "/d/__len__": b"4", "/e/__len__": b"5"})
+    counted, other, pipe = f"http://{host}/d/0.tar", f"http://{host}/e/0.tar", "pipe:cat 0.tar"
+    for urls in ([counted], [counted, other], [other, pipe], [pipe], ["gs://b/0.tar"]):
+        assert load(urls, wants_total=True).total is None
+    assert not [path for path in asked if path.endswith("__len__")]
+    assert not caplog.records
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"0", b"-3", b"12.5", b"1 2", b"<html>log in</html>", b"9" * 15, b"7" + b" " * 64],
+)
+def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, content):
+    host, _ = serve({"/__len__": content})
+    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
+    (record,) = caplog.records
+    assert f"http://{host}/__len__ is passed over" in record.getMessage()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("status", [404, 403, 500])
+def test_a_remote_total_that_cannot_be_read_means_none(serve, load, caplog, status):
+    host, _ = serve({"/__len__": status})
+    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
+    assert load(["http://127.0.0.1:1/0.tar"], wants_total=True).total is None
+    assert not caplog.records

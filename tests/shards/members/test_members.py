@@ -23,9 +23,9 @@ from lightning_shards.errors import (
     MissingFieldError,
     ShardNotFoundError,
 )
-from lightning_shards.shards import members
+from lightning_shards.shards import members, plain_runs
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
-from lightning_shards.shards.tar import count_samples
+from lightning_shards.shards.plain_runs import count_samples
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -215,7 +215,7 @@ def test_a_shard_that_is_written_while_it_is_scanned_is_refused(path, monkeypatc
         os.utime(path, ns=(7, 7))
         return iter(())
 
-    monkeypatch.setattr(members, "walk_members", walk)
+    monkeypatch.setattr(plain_runs, "walk_members", walk)
     with pytest.raises(DamagedShardError, match="changed while it was read"):
         scan_members(path)
 
