@@ -311,7 +311,7 @@ class ShardLoader:
             self._is_first = False
         else:
             times.wait_s += seconds
-        self._standing = self._standing._replace(cursor=following)
+        self._standing = _Standing(self._standing.stream, following, self._standing.limit)
         return produced.made
 
 

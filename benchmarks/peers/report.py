@@ -23,8 +23,9 @@ is taken of the faster of two bare threads and two bare processes. The first bat
 fresh process after its imports, from the construction of the loader on. Memory is the peak of the
 sum over all processes of a run, shared pages counted once, with the pages of mapped files; imports
 are what the main process holds before the loader is made, in ours Lightning's with it.
-crc32s are counted by zlib-ng, our extra `checksum`. All loaders read the page cache, and shuffle as their documentation says. Only ratios within one
-table mean anything on a machine that others use, too."""
+crc32s are counted by zlib-ng, our extra `checksum`. All loaders read the page cache, and shuffle as
+their documentation says. Only ratios within one table mean anything on a machine that others use,
+too."""
 
 
 def write_report(results: Results, held_by: Mapping[str, str]) -> str:

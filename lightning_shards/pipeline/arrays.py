@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import new_tensor
+from lightning_shards.pipeline.member_bytes import Members
 
 _NUMPY = b"\x93NUMPY"
+_NUMPY_BYTES = np.frombuffer(_NUMPY, np.uint8)
 _MAGIC = _NUMPY + b"\x01"
 _NPY_PREFIX = 10
 """Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
@@ -63,38 +65,35 @@ def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
 
 
-def _number_column(members: list[bytes], dtype: str) -> torch.Tensor | None:
-    length, rest = divmod(len(members[0]), np.dtype(dtype).itemsize)
-    if rest or any(each.startswith(_NUMPY) for each in members):
+def _number_column(members: Members, dtype: str) -> torch.Tensor | None:
+    joined, kind = members.joined(), np.dtype(dtype)
+    size = joined.common_size()
+    if not size or size % kind.itemsize:
         return None
-    return _column(members, 0, _Layout((length,), np.dtype(dtype)))
+    rows = joined.rows(0, size)
+    if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[:size]).all(axis=1).any():
+        return None  # a file of numpy's among them
+    return _column(rows, _Layout((size // kind.itemsize,), kind))
 
 
-def npy_column(members: list[bytes]) -> torch.Tensor | None:
+def npy_column(members: Members) -> torch.Tensor | None:
     """.npy files that have one header, and so one shape and type; None if they do not."""
-    first = members[0]
-    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
-    layout = _layout(first[:start])
-    return None if layout is None else _column(members, start, layout)
-
-
-def _column(members: list[bytes], start: int, layout: _Layout) -> torch.Tensor | None:
-    """What lies behind `start` bytes that all have in common; None if it does not fit."""
-    if len(set(map(len, members))) > 1 or 0 in layout.shape:
+    joined = members.joined()
+    prefix, size = joined.head(_NPY_PREFIX), joined.common_size()
+    start = _NPY_PREFIX + int.from_bytes(prefix[_NPY_PREFIX - 2 :], "little")
+    header = joined.head(start)
+    layout = _layout(header)
+    if layout is None or size is None:
         return None
-    if len(members[0]) - start != prod(layout.shape) * layout.dtype.itemsize:
-        return None  # numpy would repeat a single byte to fill what is missing
-    rows = np.frombuffer(b"".join(members), np.uint8).reshape(len(members), -1)
-    if not (rows[:, :start] == rows[0, :start]).all():
+    if size != start + prod(layout.shape) * layout.dtype.itemsize:
         return None
-    column = new_tensor((len(members), *layout.shape), _torch_type(layout.dtype))
-    column.numpy().reshape(len(members), -1).view(np.uint8)[:] = rows[:, start:]
-    return column
+    if (joined.rows(0, start) != np.frombuffer(header, np.uint8)).any():
+        return None
+    return _column(joined.rows(start, size), layout)
 
 
-@lru_cache(maxsize=64)
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.as_tensor(np.empty(0, dtype)).dtype
+def _column(rows: NDArray[np.uint8], layout: _Layout) -> torch.Tensor:
+    return torch.as_tensor(rows.view(layout.dtype).reshape(len(rows), *layout.shape))
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +104,7 @@ def _layout(header: bytes) -> _Layout | None:
     file = BytesIO(header)
     np.lib.format.read_magic(file)
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if is_fortran or dtype.kind not in "buif" or not dtype.isnative:
+    if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
         return None
     return _Layout(shape, dtype)
 
@@ -115,7 +114,7 @@ NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """Decoders of raw numbers, by the name of their type."""
 
-NUMBER_COLUMNS: dict[str, Callable[[list[bytes]], torch.Tensor | None]] = {
+NUMBER_COLUMNS: dict[str, Callable[[Members], torch.Tensor | None]] = {
     dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
 }
 """The same for a batch; None where the members do not fit one tensor."""

@@ -8,45 +8,46 @@ together in one call.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.fields import Field
+from lightning_shards.pipeline.member_bytes import ABSENT, Ints, Members
 from lightning_shards.pipeline.open_shards import OpenShards
+from lightning_shards.pipeline.window import Extents, Window, by_place, inverse
+from lightning_shards.shards.members import ENCODING, ShardReader
 
-WINDOW_BYTES = 16 * 2**20
-"""Bytes of members that are read ahead together, at least one batch."""
+WINDOW_BYTES = 64 * 2**20
+"""Bytes of small members that are read ahead together, at least one batch. A default block of token
+sequences: what neighbours in it share is then read once."""
 
-_LARGE = 8192
-"""Bytes from which on a member is read by itself: cutting it out would copy it once more."""
-
-_GAP = 16_384
-"""Bytes between two members that cost less to read with them than a call of its own."""
+LARGE_WINDOW_BYTES = 4 * 2**20
+"""The same of members that are read one by one, and share nothing."""
 
 _NEAR = 2**19
 """Bytes between the starts of two samples that the system is told of together: as a rule, other
 workers want what lies between."""
-
-_PIECE = 2**20
-"""Bytes that are read in one call at most: small members may lie among others that nobody wants."""
-
-_NONE = -1
 
 
 class NotInChunkError(SampleError):
     """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
 
 
-class _Extents(NamedTuple):
-    """Where the members of some samples lie; each int64 of shape (fields, samples)."""
+class _Keys:
+    """The keys of some samples, cut out of one text when they are asked for."""
 
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]  # _NONE where a sample has no such member
-    crc32: NDArray[np.int64]  # _NONE where the table has none
+    def __init__(self, data: bytes, starts: Ints, lengths: Ints) -> None:
+        self._data = data.decode("ascii") if data.isascii() else data
+        self._starts, self._stops = starts, starts + lengths
+
+    def part(self, start: int, stop: int) -> list[str]:
+        data, starts, stops = self._data, self._starts[start:stop], self._stops[start:stop]
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        if isinstance(data, str):
+            return [data[a:b] for a, b in pairs]
+        return [str(data[a:b], *ENCODING) for a, b in pairs]
 
 
 class Chunk:
@@ -58,9 +59,6 @@ class Chunk:
         ids: int64 of shape (n, 2), in the order of the batches.
         stops: the number of samples up to the end of each batch, the last is n.
 
-    Attributes:
-        keys: the key of each sample.
-
     Raises:
         ShardNotFoundError: a shard does not exist.
         IndexMismatchError: a shard changed since it was counted.
@@ -70,121 +68,94 @@ class Chunk:
         self,
         shards: OpenShards,
         fields: Sequence[Field],
-        ids: NDArray[np.int64],
+        ids: Ints,
         stops: Sequence[int],
     ) -> None:
         self._shards, self._fields, self._ids = shards, fields, ids
         self._stops = np.array(stops)
         self._window = range(0)
-        self._data: list[list[bytes | None]] = []
+        self._members: list[Members] = []
+        self._are_there = False
         self._stamps: dict[int, tuple[int, int]] = {}
-        by_place: NDArray[np.int64] = np.lexsort((ids[:, 1], ids[:, 0]))
-        keys, extents = self._find(by_place)
-        back = np.argsort(by_place)
-        self.keys: list[str] = [keys[row] for row in back.tolist()]
-        self._extents = _Extents(*(values[:, back] for values in extents))
+        order = by_place(ids[:, 0], ids[:, 1])
+        keys, lengths, extents = self._find(order)
+        back = inverse(order)
+        self._extents = Extents(*(values[..., back] for values in extents))
+        self._is_large = extents.are_large()
+        self._keys = _Keys(keys.tobytes(), (np.cumsum(lengths) - lengths)[back], lengths[back])
 
-    def members(self, start: int, stop: int) -> list[list[bytes]]:
-        """The members of the samples start to stop, which are one batch: a list for each field.
+    def keys(self, start: int, stop: int) -> list[str]:
+        """The keys of the samples start to stop."""
+        return self._keys.part(start, stop)
+
+    def members(self, start: int, stop: int) -> list[Members]:
+        """The members of the samples start to stop, which are one batch: those of each field.
+
+        They hold until the next call.
 
         Raises:
             NotInChunkError: a sample has no member for a field, or its bytes are damaged.
         """
         if stop > self._window.stop:
-            self._data = []  # or two windows were in memory
-            self._window = range(start, self._end_of_window(start))
-            self._data = self._read(start, self._window.stop)
-        rows = slice(start - self._window.start, stop - self._window.start)
-        columns: list[list[bytes]] = []
-        for column in self._data:
-            columns.append([data for data in column[rows] if data is not None])
-            if len(columns[-1]) < stop - start:
-                raise NotInChunkError("a member of this batch is missing or damaged")
+            self._members = []  # or two windows were in memory
+            end, window = self._window_at(start)
+            self._window = range(start, end)
+            self._members = window.read(self._shards, self._stamps)
+            self._are_there = all(members.are_there for members in self._members)
+        first = self._window.start
+        columns = [members.part(start - first, stop - first) for members in self._members]
+        if not (self._are_there or all(column.are_there for column in columns)):
+            raise NotInChunkError("a member of this batch is missing or damaged")
         return columns
 
-    def _find(self, by_place: NDArray[np.int64]) -> tuple[list[str], _Extents]:
-        """Keys and extents in the order of the disk; the system is told what will be read."""
-        shards, samples = self._ids[by_place].T
-        keys: list[str] = []
-        found: list[_Extents] = []
+    def _find(self, order: Ints) -> tuple[NDArray[np.uint8], Ints, Extents]:
+        """Keys, their lengths and extents, by place; the system is told what will be read."""
+        shards, samples = self._ids[order].T
+        keys: list[NDArray[np.uint8]] = []
+        lengths: list[Ints] = []
+        found: list[Extents] = []
         for start, stop in _pieces(shards[1:] != shards[:-1]):
-            reader, own = self._shards.reader(int(shards[start])), samples[start:stop]
-            table = reader.table
-            begins = table.offsets[table.sample_starts[own]]
-            for first, last in _pieces(np.diff(begins) > _NEAR):
-                reader.will_need(int(own[first]), int(own[last - 1]) + 1)
-            self._stamps[int(shards[start])] = table.stamp
-            keys += table.keys_of(own)
-            members = np.array([reader.members_with(each.suffixes)[own] for each in self._fields])
-            sizes = np.where(members < 0, _NONE, table.sizes[members])
-            checksums = np.full_like(sizes, _NONE) if table.crc32 is None else table.crc32[members]
-            found.append(_Extents(table.offsets[members], sizes, checksums.astype(np.int64)))
-        return keys, _Extents(*(np.concatenate(each, axis=1) for each in zip(*found, strict=True)))
+            shard, own = int(shards[start]), samples[start:stop]
+            reader = self._shards.reader(shard)
+            self._stamps[shard] = reader.table.stamp
+            self._announce(reader, own)
+            own_keys, own_lengths = reader.table.keys_of(own)
+            keys.append(own_keys)
+            lengths.append(own_lengths)
+            found.append(self._extents_of(reader, shards[start:stop], own))
+        extents = Extents(*(np.concatenate(each, -1) for each in zip(*found, strict=True)))
+        return np.concatenate(keys), np.concatenate(lengths), extents
 
-    def _end_of_window(self, start: int) -> int:
-        """Where the last batch ends that fits with the first; the first in any case."""
-        read = np.cumsum(self._extents.sizes[:, start:].sum(axis=0))
-        fits = start + np.searchsorted(read, WINDOW_BYTES, side="right")
+    def _announce(self, reader: ShardReader, samples: Ints) -> None:
+        """Let the system fetch what will be read."""
+        table = reader.table
+        begins = table.offsets[table.sample_starts[samples]]
+        for first, last in _pieces(np.diff(begins) > _NEAR):
+            reader.will_need(int(samples[first]), int(samples[last - 1]) + 1)
+
+    def _extents_of(self, reader: ShardReader, shards: Ints, samples: Ints) -> Extents:
+        table = reader.table
+        members = np.array([reader.members_with(each.suffixes)[samples] for each in self._fields])
+        sizes = np.where(members < 0, ABSENT, table.sizes[members])
+        sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
+        return Extents(shards, table.offsets[members], sizes, sums.astype(np.int64))
+
+    def _window_at(self, start: int) -> tuple[int, Window]:
+        """What is read ahead from a batch on, and where it ends."""
+        sizes = np.cumsum(self._extents.sizes[:, start:], axis=1)
+        limits = np.where(self._is_large, LARGE_WINDOW_BYTES, WINDOW_BYTES)
+        fits = (sizes <= limits[:, None]).sum(axis=1).min()
+        end = self._end_of_batch(start, int(fits))
+        window = Window(self._extents.part(start, end), self._is_large)
+        while window.buffered > 2 * WINDOW_BYTES and end > self._end_of_batch(start, 0):
+            end = self._end_of_batch(start, (end - start) // 2)  # few among many
+            window = Window(self._extents.part(start, end), self._is_large)
+        return end, window
+
+    def _end_of_batch(self, start: int, samples: int) -> int:
+        """Where the last batch ends that is within so many samples; the first in any case."""
         batches = self._stops[self._stops > start]
-        return int(max(batches[0], batches[batches <= fits].max(initial=0)))
-
-    def _read(self, start: int, stop: int) -> list[list[bytes | None]]:
-        """The members of these samples by field; None for one that is not there or damaged."""
-        extents = _Extents(*(values[:, start:stop].ravel() for values in self._extents))
-        shards = np.tile(self._ids[start:stop, 0], len(self._fields))
-        order = np.lexsort((extents.offsets, shards))
-        read = self._read_in_order(shards[order], extents.offsets[order], extents.sizes[order])
-        back: list[int] = np.argsort(order).tolist()
-        members: list[bytes | None] = [read[row] for row in back]
-        _drop_damaged(members, extents.crc32)
-        count = stop - start
-        return [members[first : first + count] for first in range(0, len(members), count)]
-
-    def _read_in_order(
-        self, shards: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> list[bytes | None]:
-        """The data of members that are sorted by their place; None where it is not there."""
-        stops = offsets + sizes
-        is_alone = sizes >= _LARGE
-        cuts = (
-            (shards[1:] != shards[:-1])
-            | (offsets[1:] > stops[:-1] + _GAP)
-            | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
-            | is_alone[1:]
-            | is_alone[:-1]
-        )
-        pieces = list(_pieces(cuts))
-        firsts = [first for first, _ in pieces]
-        begins = offsets[firsts]
-        lengths = (np.maximum.reduceat(stops, firsts) - begins).tolist()
-        places = zip(shards[firsts].tolist(), begins.tolist(), lengths, strict=True)
-        within = offsets - np.repeat(begins, np.diff([*firsts, len(offsets)]))
-        slices = list(zip(within.tolist(), (within + sizes).tolist(), strict=True))
-        read: list[bytes | None] = []
-        for (first, last), (shard, begin, length) in zip(pieces, places, strict=True):
-            data = self._span(shard, begin, max(length, 0))
-            whole = len(data)
-            read += [data[a:b] if a <= b <= whole else None for a, b in slices[first:last]]
-        return read
-
-    def _span(self, shard: int, begin: int, length: int) -> bytes:
-        """Bytes of a shard; none if it cannot be read, or was written anew since the lookup."""
-        reader = self._shards.reader(shard)
-        if reader.table.stamp != self._stamps[shard]:
-            return b""
-        try:
-            return reader.read_span(begin, length)
-        except OSError:
-            return b""
-
-
-def _drop_damaged(members: list[bytes | None], checks: NDArray[np.int64]) -> None:
-    """Put None for the members that are not what their crc32 says."""
-    if not len(checks) or checks.max() < 0:
-        return
-    sums = np.array([_NONE if data is None else crc32(data) for data in members])
-    for row in np.flatnonzero((checks >= 0) & (sums != checks)).tolist():
-        members[row] = None
+        return int(max(batches[0], batches[batches <= start + samples].max(initial=0)))
 
 
 def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -1,12 +1,12 @@
 """From samples to one batch: a list or a tensor per field."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import digest_ids
@@ -19,9 +19,8 @@ BatchFormat: TypeAlias = Literal["dict", "tuple"]
 Column: TypeAlias = torch.Tensor | list[Any]
 """One field of a batch."""
 
-SHARED_BYTES = 2**19
-"""Tensors from this size on cross from a worker process in shared memory, smaller ones in its
-message: opening shared memory costs as much as to copy half a megabyte through a pipe."""
+_PLACED_BYTES = 2**14
+"""Arrays from this size on are copied to their row of a batch one by one, smaller ones together."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
@@ -153,6 +152,51 @@ def _stacked(values: list[Any], is_tensors: bool) -> torch.Tensor:
     return column
 
 
+class GrowingColumn:
+    """A field whose values come one by one: large arrays are copied to their rows as they come.
+
+    Kept until the batch is full, they would fill fresh memory, which costs as much as the copy.
+
+    Args:
+        count: samples of the batch.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._placed = count, 0
+        self._column: torch.Tensor | None = None
+        self._rows: np.ndarray = np.empty(0)
+
+    def place(self, value: Any) -> Any:
+        """What stands for the next value: its row, or itself where it does not fit."""
+        array = _large_array(value)
+        if array is None:
+            return value
+        if self._column is None:
+            self._column = new_tensor((self._count, *array.shape), torch.as_tensor(array[:0]).dtype)
+            self._rows = self._column.numpy()
+        if (array.shape, array.dtype) != (self._rows.shape[1:], self._rows.dtype):
+            return value
+        row, self._placed = self._placed, self._placed + 1
+        self._rows[row] = array
+        return self._column[row] if isinstance(value, torch.Tensor) else self._rows[row]
+
+    def finished(self, samples: Sequence[Sample], field: str) -> Column:
+        """The column of these samples, whose values `place` gave; raises what `column_of` does."""
+        if self._column is not None and self._placed == self._count:
+            return self._column
+        return column_of(samples, field)
+
+
+def _large_array(value: Any) -> np.ndarray | None:
+    """The array or tensor as an array of native numbers; None for anything else or small."""
+    if not isinstance(value, torch.Tensor | np.ndarray) or value.nbytes < _PLACED_BYTES:
+        return None
+    with suppress(TypeError, RuntimeError):  # a type that numpy has not, or a tensor with gradients
+        array = cast("np.ndarray", value.numpy() if isinstance(value, torch.Tensor) else value)
+        return array if array.dtype.kind in "buif" and array.dtype.isnative else None
+    return None
+
+
 def numbers_or_list(values: list[Any]) -> Column:
     """Numbers as a tensor, anything else as it is."""
     numbers = (bool, int, float, np.number, np.bool_)
@@ -166,13 +210,11 @@ def numbers_or_list(values: list[Any]) -> Column:
 
 
 def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Room for a column; in a worker process, if it is large, in memory that the trainer sees."""
+    """Room for a column, of numpy's: it lies in huge pages, and costs a tenth to fill anew."""
     size = prod(shape) * dtype.itemsize
-    if get_worker_info() is None or size < SHARED_BYTES:
+    if not size:
         return torch.empty(shape, dtype=dtype)
-    storages = cast("Any", torch.UntypedStorage)
-    storage = storages._new_shared(size)  # noqa: SLF001 as torch's own default_collate does
-    return cast("Any", torch.empty(0, dtype=dtype)).set_(storage, 0, shape)
+    return torch.as_tensor(np.empty(size, np.uint8)).view(dtype).reshape(shape)
 
 
 def _is_numeric(value: Any) -> bool:

@@ -7,7 +7,8 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
@@ -23,6 +24,7 @@ from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import (
     BatchFormat,
     Column,
+    GrowingColumn,
     Made,
     Sample,
     as_given,
@@ -31,55 +33,56 @@ from lightning_shards.pipeline.collate import (
     numbers_or_list,
 )
 from lightning_shards.pipeline.fields import DECODERS, Field, SampleTransforms
+from lightning_shards.pipeline.member_bytes import Members
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.plan.digest import id_digests, sum_digests
 
 
 def can_decode(field: Field) -> bool:
     """Whether all members of a field have one decoder."""
-    return len(field.decoders()) == 1
+    return len(field.decoders) == 1
 
 
-def decode_values(field: Field, members: list[bytes]) -> list[Any]:
-    """The values of a field in the samples of a batch.
+def decoded(field: Field, members: Members) -> Iterator[Any]:
+    """The values of a field in the samples of a batch, one by one.
 
     Raises:
         SampleError: one cannot be decoded; `Field.decode` tells which.
     """
-    (decoder,) = field.decoders()
+    (decoder,) = field.decoders
     try:
-        return list(map(DECODERS[decoder], members))
+        yield from map(DECODERS[decoder], members.to_list())
     except Exception as error:
         raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
 
 
-def decode_column(field: Field, members: list[bytes]) -> Column:
-    """One field of a batch, as `decode_values` and `collate` make it.
+def decode_column(field: Field, members: Members) -> Column:
+    """One field of a batch, as `decoded` and `collate` make it.
 
     Raises:
         SampleError: one cannot be decoded, or the shapes differ.
     """
-    (decoder,) = field.decoders()
+    (decoder,) = field.decoders
     decode = _COLUMNS.get(decoder)
     if decode is not None:
-        with suppress(Exception):  # hostile bytes raise anything; `decode_values` tells why
+        with suppress(Exception):  # hostile bytes raise anything; `decoded` tells why
             column = decode(members)
             if column is not None:
                 return column
-    values = decode_values(field, members)
+    values = decoded(field, members)
     return column_of([{field.name: value, "__key__": ""} for value in values], field.name)
 
 
-def _ints(members: list[bytes]) -> torch.Tensor:
-    return torch.tensor(list(map(int, members)))
+def _ints(members: Members) -> torch.Tensor:
+    return torch.tensor(list(map(int, members.to_list())))
 
 
-def _texts(members: list[bytes]) -> list[str]:
-    return list(map(bytes.decode, members))
+def _texts(members: Members) -> list[str]:
+    return list(map(bytes.decode, members.to_list()))
 
 
-def _jsons(members: list[bytes]) -> Column:
-    return numbers_or_list(list(map(json.loads, members)))
+def _jsons(members: Members) -> Column:
+    return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
 class ColumnBatches:
@@ -121,11 +124,23 @@ class ColumnBatches:
             SampleError: a sample is bad.
         """
         start, stop = self._stops[number : number + 2]
-        with self._clock.on("read"):
-            members = self._chunk.members(start, stop)
-        keys = self._chunk.keys[start:stop]
-        samples = self._samples(keys, self._ids[start:stop, 0]) if self._transforms.names else []
-        columns = self._columns(samples, members, self._first_positions[number])
+        begin = time.perf_counter()
+        members = self._chunk.members(start, stop)
+        begin = self._clock.lap("read", begin)
+        keys, transformed = self._chunk.keys(start, stop), self._transforms.names
+        columns = {
+            field.name: decode_column(field, data)
+            for field, data in zip(self._fields, members, strict=True)
+            if field.name not in transformed
+        }
+        self._clock.lap("decode", begin)
+        if transformed:
+            urls = map(self._shards.url, self._ids[start:stop, 0].tolist())
+            samples = [
+                {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
+            ]
+            columns |= self._transformed(samples, members, self._first_positions[number])
+            columns = {field.name: columns[field.name] for field in self._fields}
         ids = torch.as_tensor(self._ids[start:stop].copy())
         batch = join_columns(keys, columns, ids, weights)
         digests = self._digests[start:stop]
@@ -133,33 +148,31 @@ class ColumnBatches:
         names = [field.name for field in self._fields]
         return Made(as_given(batch, names, self._format), sum_digests(planned))
 
-    def _samples(self, keys: list[str], shards: NDArray[np.int64]) -> list[Sample]:
-        """For the fields that are transformed; a transform that fails says which sample it was."""
-        urls = map(self._shards.url, shards.tolist())
-        return [{"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)]
-
-    def _columns(
-        self, samples: list[Sample], members: list[list[bytes]], position: int
+    def _transformed(
+        self, samples: list[Sample], members: list[Members], position: int
     ) -> dict[str, Column]:
-        pairs = list(zip(self._fields, members, strict=True))
-        transformed = self._transforms.names
-        columns: dict[str, Column] = {}
-        with self._clock.on("decode"):
-            for field, data in pairs:
-                if field.name not in transformed:
-                    columns[field.name] = decode_column(field, data)
-                    continue
-                for sample, value in zip(samples, decode_values(field, data), strict=True):
-                    sample[field.name] = value
+        """The fields that have a transform, made sample by sample: one image is held at a time."""
+        values = {
+            field.name: decoded(field, data)
+            for field, data in zip(self._fields, members, strict=True)
+            if field.name in self._transforms.names
+        }
+        columns = {name: GrowingColumn(len(samples)) for name in values}
         for number, sample in enumerate(samples):
+            begin = time.perf_counter()
+            for name, each in values.items():
+                sample[name] = next(each)
+            self._clock.lap("decode", begin)
             self._transforms.apply(sample, position + number)
+            begin = time.perf_counter()
+            for name, column in columns.items():
+                sample[name] = column.place(sample[name])
+            self._clock.lap("collate", begin)
         with self._clock.on("collate"):
-            for name in transformed:
-                columns[name] = column_of(samples, name)
-        return {field.name: columns[field.name] for field in self._fields}
+            return {name: column.finished(samples, name) for name, column in columns.items()}
 
 
-_COLUMNS: dict[str, Callable[[list[bytes]], Column | None]] = {
+_COLUMNS: dict[str, Callable[[Members], Column | None]] = {
     "int": _ints,
     "text": _texts,
     "json": _jsons,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -84,7 +85,7 @@ def decoder_of(suffix: str) -> str:
     return _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1].lower(), "raw")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """One entry of a batch and where its values come from.
 
@@ -98,9 +99,10 @@ class Field:
     suffixes: tuple[str, ...]
     decoder: str | None = None
 
-    def decoders(self) -> set[str]:
+    @cached_property
+    def decoders(self) -> frozenset[str]:
         """Names of the decoders that this field can need."""
-        return {self.decoder or decoder_of(suffix) for suffix in self.suffixes}
+        return frozenset(self.decoder or decoder_of(suffix) for suffix in self.suffixes)
 
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
@@ -168,22 +170,22 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
             "'jpg;png', none empty, and let no field's name begin with '__'"
         )
-    unknown = field.decoders() - DECODERS.keys()
+    unknown = field.decoders - DECODERS.keys()
     if unknown:
         raise ConfigError(
             f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
             f"take one of {sorted(DECODERS)}, or 'raw' and a transform"
         )
-    unsafe = (field.decoders() & UNSAFE_DECODERS) - allow_unsafe
+    unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe
     if unsafe:
         name = min(unsafe)
         raise UnsafeError(
             f"field {field.name!r} would be decoded as {name!r}, which can run any program that is "
             f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
         )
-    if field.decoders() & IMAGE_DECODERS:
+    if field.decoders & IMAGE_DECODERS:
         images.require_backend("pillow")
-    if "safetensors" in field.decoders():
+    if "safetensors" in field.decoders:
         require_safetensors()
 
 

@@ -6,6 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.fields import Field
@@ -71,6 +74,7 @@ class OpenShards:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._store = TableStore(cache_dir)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._buffer = np.empty(0, np.uint8)
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -91,6 +95,16 @@ class OpenShards:
     def members(self, shard: int, sample: int, clock: StageClock | None = None) -> Members:
         """The members of one sample; raises what `reader` does."""
         return Members(self.reader(shard), sample, self.url(shard), clock or StageClock())
+
+    def buffer(self, size: int) -> NDArray[np.uint8]:
+        """Room for so many bytes, until the next call; fresh memory costs more than to fill it.
+
+        Returns:
+            uint8 of shape (at least `size`,).
+        """
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer
 
     def url(self, shard: int) -> str:
         """Where the shard with this number lies."""

@@ -14,6 +14,7 @@ marks a repeat (weight 0), ``|`` parts the ranks::
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 from lightning_shards.errors import ConfigError, PlanError
@@ -22,7 +23,7 @@ Remainder = Literal["drop", "pad", "balanced"]
 """What happens to the samples that fill no whole step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochPlan:
     """The rest of one epoch, cut into steps; made by `plan_epoch`.
 
@@ -72,7 +73,7 @@ class EpochPlan:
         """Places in a full step: batch size x world size."""
         return self.batch_size * self.world_size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Steps still to run, the same on every rank."""
         if self.remainder == "drop":
@@ -196,12 +197,12 @@ class EpochPlan:
     def _left(self) -> int:
         return self.samples - self.done
 
-    @property
+    @cached_property
     def _is_even(self) -> bool:
         """Whether every rank gets a sample at every step without a repeat, as balanced wants."""
         return self.remainder == "balanced" and self._left >= self.steps * self.world_size
 
-    @property
+    @cached_property
     def _totals(self) -> tuple[int, int, int]:
         """Number of first steps, distinct samples in each of them, and in each later step."""
         if self._is_even and self.steps:

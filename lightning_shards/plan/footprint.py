@@ -39,7 +39,7 @@ class Workers:
     Attributes:
         ranks: of the node.
         per_rank: worker processes of a rank; 0 for none.
-        prefetch: batches that each keeps ready.
+        prefetch: messages that each keeps ready.
         shuffle_buffer: samples that each holds undecoded.
     """
 
@@ -82,14 +82,14 @@ def footprint(
     workers: Workers,
     sampling: Sampling,
     *,
-    batch_bytes: int | None = None,
+    message_bytes: int | None = None,
     run: int = 64,
 ) -> Footprint:
     """What an epoch asks of one node.
 
     >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
     >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
-    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", batch_bytes=100)
+    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", message_bytes=100)
     >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
     (2, 500.0, 25000, 1800)
 
@@ -98,7 +98,7 @@ def footprint(
         data: what is read.
         workers: of one node.
         sampling: in which order.
-        batch_bytes: of one batch, decoded.
+        message_bytes: of the batches that a worker sends at once, in /dev/shm.
         run: samples that the indexed reader keeps together.
     """
     places, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
@@ -113,7 +113,7 @@ def footprint(
         bytes_read=_times(data.sample_bytes, per_node),
         shards_touched=touched,
         cache_bytes=_times(data.size_bytes, touched / max(data.shards, 1)),
-        shm_bytes=_times(batch_bytes, ranks * workers.per_rank * (workers.prefetch + 1)),
+        shm_bytes=_times(message_bytes, ranks * workers.per_rank * (workers.prefetch + 1)),
         buffer_bytes=_times(
             data.sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)
         ),

@@ -8,15 +8,29 @@ in turn, and they must have equal numbers of batches.
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import SHARED_BYTES, Batch
+from lightning_shards.pipeline.collate import Batch
 from lightning_shards.workers.pool import Produced
 
-_MESSAGE_BYTES = 2**20
+_INLINE_BYTES = 2**20
+"""Bytes of a message itself."""
+
+_MESSAGE_BYTES = 2**22
+"""The same with what is in shared memory; a batch that is larger goes alone."""
+
+SHARED_BYTES = 2**19
+"""Blocks from this size on go through shared memory: to open it costs as much as to copy that."""
+
+_ALIGNMENT = 64
+"""Bytes; of tensors in a block."""
+
 _MAX_BATCHES = 16
 """A message of more batches saves nothing that can be measured, and makes the first ones late."""
 
@@ -47,15 +61,14 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     Raises:
         ConfigError: a value cannot leave the process that made it.
     """
-    inline = shared = 0
+    lists = tensors = 0
     for name, column in _columns(sample):
-        is_tensor = isinstance(column, torch.Tensor)
-        size = batch_size * (column.nbytes if is_tensor else _pickled_bytes(name, column))
-        if is_tensor and size >= SHARED_BYTES:
-            shared += size
+        if isinstance(column, torch.Tensor):
+            tensors += batch_size * column.nbytes
         else:
-            inline += size
-    return BatchBytes(inline, shared)
+            lists += batch_size * _pickled_bytes(name, column)
+    batch = BatchBytes(lists, tensors)
+    return batch if shared_bytes(batch) else BatchBytes(lists + tensors)
 
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
@@ -82,7 +95,16 @@ def _pickled_bytes(name: str | int, column: object) -> int:
 
 def most_batches(batch: BatchBytes) -> int:
     """How many batches one message holds at most."""
-    return max(1, min(_MAX_BATCHES, _MESSAGE_BYTES // batch.total)) if batch.total else 1
+    if not batch.total:
+        return 1
+    inline = _INLINE_BYTES // max(batch.inline, 1)
+    return max(1, min(_MAX_BATCHES, inline, _MESSAGE_BYTES // batch.total))
+
+
+def shared_bytes(batch: BatchBytes) -> int:
+    """Bytes of a message in shared memory."""
+    block = most_batches(batch) * batch.shared
+    return block if block >= SHARED_BYTES else 0
 
 
 def message_sizes(batch: BatchBytes) -> Iterator[int]:
@@ -94,12 +116,56 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
         size = min(2 * size, most)
 
 
-class _Inline(NamedTuple):
-    """A small tensor: its bytes, as numpy has not all of torch's types."""
+class _Placed(NamedTuple):
+    """Where a tensor lies in the block of its message."""
 
-    data: bytes
+    start: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class SharedBlocks:
+    """Shared memory for the large blocks of one worker, used in turn.
+
+    A block is written again for the message that comes `count` messages later. torch asks a worker
+    for message number k + prefetch when it hands out number k, so with `count` = prefetch + 1 the
+    trainer has long copied it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._blocks = [torch.empty(0, dtype=torch.uint8)] * count
+        self._turn = 0
+
+    def next(self, size: int) -> torch.Tensor:
+        """A block of at least so many bytes."""
+        self._turn = (self._turn + 1) % len(self._blocks)
+        if len(self._blocks[self._turn]) < size:
+            self._blocks[self._turn] = torch.empty(size, dtype=torch.uint8).share_memory_()
+        return self._blocks[self._turn]
+
+
+class _Layout:
+    """The tensors of a message side by side, as bytes: numpy has not all of torch's types."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[tuple[int, NDArray[np.uint8]]] = []
+
+    def place(self, tensor: Any) -> Any:
+        """Where it will lie; itself if it is no plain tensor of the CPU."""
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not is_plain or tensor.is_conj() or tensor.is_quantized:
+            return tensor
+        values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        placed = _Placed(self.size, tensor.dtype, tuple(tensor.shape))
+        self._parts.append((self.size, values))
+        self.size += -(-len(values) // _ALIGNMENT) * _ALIGNMENT
+        return placed
+
+    def fill(self, room: NDArray[np.uint8]) -> None:
+        """Copy all of them."""
+        for start, values in self._parts:
+            room[start : start + len(values)] = values
 
 
 class Message:
@@ -107,20 +173,39 @@ class Message:
 
     Attributes:
         failure: why the worker ended behind them; None: it has not.
+        block: where their tensors lie; a tensor if it is shared memory, to be kept by who receives
+            it: it will come again, and is then open already.
     """
 
-    def __init__(self, produced: list[Produced], failure: Any = None) -> None:
-        self._produced = [_with_columns(each, _packed) for each in produced]
+    def __init__(self, produced: list[Produced], blocks: SharedBlocks, failure: Any = None) -> None:
+        layout = _Layout()
+        self._produced = [_with_columns(each, layout.place) for each in produced]
         self.failure = failure
+        self.block: torch.Tensor | bytearray = bytearray(layout.size)
+        if layout.size >= SHARED_BYTES:
+            self.block = blocks.next(layout.size)
+        layout.fill(self._values())
 
     def unpack(self) -> list[Produced]:
-        """The batches."""
-        return [_with_columns(each, _unpacked) for each in self._produced]
+        """The batches, each tensor in memory of its own."""
+        block = self._values()
+        return [
+            _with_columns(each, lambda x: _unpacked(block, x, copy=True)) for each in self._produced
+        ]
 
     def pin_memory(self) -> "Message":
         """Called by torch's own thread."""
-        self._produced = [_with_columns(each, _pinned) for each in self._produced]
+        block = self._values()
+        self._produced = [
+            _with_columns(each, lambda x: _unpacked(block, x, copy=False).pin_memory())
+            for each in self._produced
+        ]
+        self.block = bytearray()
         return self
+
+    def _values(self) -> NDArray[np.uint8]:
+        block = self.block
+        return block.numpy() if isinstance(block, torch.Tensor) else np.frombuffer(block, np.uint8)
 
 
 def _with_columns(produced: Produced, change: Callable[[Any], Any]) -> Produced:
@@ -146,26 +231,17 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
 
 
-_TENSORS = (torch.Tensor, _Inline)
+_TENSORS = (torch.Tensor, _Placed)
 _MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
 
 
-def _packed(tensor: Any) -> Any:
-    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    if tensor.nbytes >= SHARED_BYTES or not is_plain or tensor.is_conj() or tensor.is_quantized:
-        return tensor
-    values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _Inline(values.tobytes(), tensor.dtype, tuple(tensor.shape))
-
-
-def _unpacked(column: Any) -> Any:
-    if not isinstance(column, _Inline):
+def _unpacked(block: NDArray[np.uint8], column: Any, *, copy: bool) -> Any:
+    if not isinstance(column, _Placed):
         return column
-    if not column.data:
+    size = prod(column.shape) * column.dtype.itemsize
+    if not size:
         return torch.empty(column.shape, dtype=column.dtype)
-    data = bytearray(column.data)  # torch wants to be able to write
-    return torch.frombuffer(data, dtype=column.dtype).reshape(column.shape)
-
-
-def _pinned(column: Any) -> Any:
-    return _unpacked(column).pin_memory()
+    values = block[column.start : column.start + size]
+    return (
+        torch.as_tensor(values.copy() if copy else values).view(column.dtype).reshape(column.shape)
+    )

@@ -26,7 +26,14 @@ from lightning_shards.errors import ConfigError, ShardError, WorkerError
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
-from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, Message, message_sizes
+from lightning_shards.workers.messages import (
+    UNKNOWN_BYTES,
+    BatchBytes,
+    Message,
+    SharedBlocks,
+    message_sizes,
+    shared_bytes,
+)
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 from lightning_shards.workers.threads import start_threads
 
@@ -104,7 +111,7 @@ class ProcessPool:
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
         )
-        return _ProcessStream(iter(loader))
+        return _ProcessStream(iter(loader), self.num_workers * (self.prefetch + 1))
 
 
 class _Failure(NamedTuple):
@@ -130,17 +137,19 @@ class _WorkerShare(IterableDataset[Any]):
         end_with(self._trainer_pid)
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
+        blocks = SharedBlocks(self._pool.prefetch + 1)
         try:
             batches = self._batches(place)
             for size in message_sizes(self._pool.batch):
                 while len(ready) < size:
                     ready.append(next(batches))
-                yield Message(ready)
+                yield Message(ready, blocks)
                 ready = []
         except ShardError as error:
-            yield Message(ready, _Failure(error, traceback.format_exc()))
+            yield Message(ready, blocks, _Failure(error, traceback.format_exc()))
         except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
-            yield Message(ready, ExceptionWrapper(where=f"in worker process {info.id}"))
+            failure = ExceptionWrapper(where=f"in worker process {info.id}")
+            yield Message(ready, blocks, failure)
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
         if self._pool.threads == 1:
@@ -151,12 +160,13 @@ class _WorkerShare(IterableDataset[Any]):
 
 
 class _ProcessStream:
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, num_blocks: int) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
+        self._blocks: deque[Any] = deque(maxlen=num_blocks)  # still open when they come again
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
             pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
             with suppress(OSError):  # this user has too many large pipes: it works, slower
@@ -169,6 +179,7 @@ class _ProcessStream:
         ready = self._ready[worker]
         if not ready and not self._failures[worker]:  # then the next message is of this worker
             message = self._receive()
+            self._blocks.append(message.block)
             ready.extend(message.unpack())
             self._failures[worker] = message.failure
         if not ready:
@@ -222,16 +233,15 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
     """
     if not Path(folder).is_dir():
         return  # no Linux: shared memory has no limit of its own there
-    # of each worker: what its threads keep ready, what torch does, one in the making
-    of_worker = pool.prefetch * (1 + (pool.threads if pool.threads > 1 else 0)) + 1
-    batches = pool.num_workers * of_worker + 1  # and the one in training
-    needed, free = pool.batch.shared * batches * pool.ranks, shutil.disk_usage(folder).free
+    messages = pool.ranks * pool.num_workers * (pool.prefetch + 1)
+    size = shared_bytes(pool.batch)
+    needed, free = messages * size, shutil.disk_usage(folder).free
     if needed > free:
         mib = 2**20
         raise ConfigError(
             f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
-            f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x ({pool.num_workers} workers x "
-            f"{of_worker} + 1) batches of {pool.batch.shared / mib:,.1f} MiB. Enlarge it "
+            f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x {pool.num_workers} workers x "
+            f"{pool.prefetch + 1} messages of {size / mib:,.1f} MiB. Enlarge it "
             "(docker run --shm-size), or lower prefetch, num_workers or batch_size; "
             "pool='threads' needs none"
         )

@@ -107,7 +107,7 @@ def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
         "data": {"num_workers": 1, "batch_size": 2},
     }
     with start_ranks(tmp_path, [case]) as process:
-        output, _ = process.communicate(timeout=60)  # ends when all that hold the pipe have ended
+        output, _ = process.communicate(timeout=150)  # ends when all that hold the pipe have ended
     assert process.returncode not in (0, None)
     assert "SampleError: sample '0000" in output
     assert "member 'png'" in output
@@ -136,7 +136,7 @@ def test_a_script_without_a_main_guard_ends_with_an_error_that_says_how_to_write
     pack_into(tmp_path, [20], "shard")
     (tmp_path / "script.py").write_text(UNGUARDED)
     with start_program([sys.executable, "script.py"], tmp_path) as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=150)
     assert process.returncode not in (0, None)
     assert 'script.py has no `if __name__ == "__main__":`' in output
     assert "def main" in output or "into a function main()" in output

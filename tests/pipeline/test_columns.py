@@ -12,8 +12,9 @@ from safetensors.torch import save
 
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.collate import column_of
-from lightning_shards.pipeline.columns import can_decode, decode_column, decode_values
+from lightning_shards.pipeline.columns import can_decode, decode_column, decoded
 from lightning_shards.pipeline.fields import DECODERS, Field
+from lightning_shards.pipeline.member_bytes import ListedBytes
 
 
 def npy(array):
@@ -78,9 +79,9 @@ def test_a_column_is_what_its_samples_give(decoder, data):
         expected = by_samples(decoder, members)
     except SampleError:  # shapes that differ
         with pytest.raises(SampleError):
-            decode_column(field, members)
+            decode_column(field, ListedBytes(members))
     else:
-        require_equal(decode_column(field, members), expected)
+        require_equal(decode_column(field, ListedBytes(members)), expected)
 
 
 ARRAYS = {
@@ -99,7 +100,7 @@ def test_arrays_of_any_kind_are_what_numpy_loads(array, version):
     file = io.BytesIO()
     np.lib.format.write_array(file, np.asanyarray(array), version)
     members = [file.getvalue()] * 3
-    column = decode_column(Field("x", ("a",), "npy"), members)
+    column = decode_column(Field("x", ("a",), "npy"), ListedBytes(members))
     expected = by_samples("npy", members)
     if isinstance(expected, torch.Tensor):
         require_equal(column, expected)
@@ -111,7 +112,7 @@ def test_arrays_that_differ_in_their_headers_alone_are_not_mixed_up():
     members = [npy(np.array([1, 2], np.int32)), npy(np.array([1, 2], np.uint32))]
     assert len(members[0]) == len(members[1])
     with pytest.raises(SampleError, match=r"does not fit into one tensor"):
-        decode_column(Field("x", ("a",), "npy"), members)
+        decode_column(Field("x", ("a",), "npy"), ListedBytes(members))
 
 
 BAD = {
@@ -138,17 +139,17 @@ def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
     good = {"int": b"1", "text": b"a", "json": b"1", "npy": npy(np.arange(9)), "uint16": b"12"}
     field = Field("x", ("a",), decoder)
     with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|numbers that fit no int64"):
-        decode_column(field, [good.get(decoder, b""), member])
+        decode_column(field, ListedBytes([good.get(decoder, b""), member]))
 
 
 def test_a_byte_is_not_repeated_to_fill_what_is_missing():
     field, cut = Field("x", ("npy",)), npy(np.arange(9))[: 1 - 72]
     with pytest.raises(SampleError, match=r"field 'x' cannot be decoded"):
-        decode_column(field, [cut])
+        decode_column(field, ListedBytes([cut]))
 
 
 def test_big_endian_arrays_are_those_numbers():
-    column = decode_column(Field("x", ("npy",)), [npy(np.arange(3, dtype=">i4"))] * 2)
+    column = decode_column(Field("x", ("npy",)), ListedBytes([npy(np.arange(3, dtype=">i4"))] * 2))
     assert column.tolist() == [[0, 1, 2]] * 2
 
 
@@ -164,13 +165,15 @@ def test_numbers_that_torch_has_not_are_an_error_of_the_field():
 
 
 def test_raw_numbers_are_of_the_type_that_is_named():
-    column = decode_column(Field("tokens", ("bin",), "uint16"), [b"\x01\x00\x00\x80"] * 2)
+    column = decode_column(
+        Field("tokens", ("bin",), "uint16"), ListedBytes([b"\x01\x00\x00\x80"] * 2)
+    )
     assert column.dtype == torch.uint16
     assert column.tolist() == [[1, 32768]] * 2
 
 
 def test_values_are_decoded_one_by_one_for_transforms():
-    assert decode_values(Field("x", ("cls",)), [b"1", b"2"]) == [1, 2]
+    assert list(decoded(Field("x", ("cls",)), ListedBytes([b"1", b"2"]))) == [1, 2]
 
 
 def test_a_field_of_two_decoders_is_made_by_samples():

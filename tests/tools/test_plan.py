@@ -62,11 +62,14 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
         assert len(served) == row["served"] + row["repeated"]
 
 
-def test_memory_is_counted_from_the_first_samples(config, run):
-    _, document = run("--config", config(num_workers=3), "--world-size", "1,4")
+def test_memory_is_counted_from_the_first_samples(config, run, monkeypatch):
+    config_of_three = config(num_workers=3)
+    assert run("--config", config_of_three)[1]["epochs"][0]["shm_bytes"] == 0  # it is too little
+    monkeypatch.setattr("lightning_shards.workers.messages.SHARED_BYTES", 1)
+    _, document = run("--config", config_of_three, "--world-size", "1,4")
     assert document["batch_bytes"] == 2 * (3 * 16 * 16 + 8 + 5 + 16)  # pixels, label, key and id
     one, four = document["epochs"]
-    assert one["shm_bytes"] == document["batch_bytes"] * 3 * (3 + 1)
+    assert one["shm_bytes"] == document["batch_bytes"] * 16 * 3 * (3 + 1)
     assert four["shm_bytes"] == 2 * one["shm_bytes"]  # two ranks on each node
     assert (one["nodes"], four["nodes"]) == (1, 2)
     assert run("--config", config(num_workers=0))[1]["epochs"][0]["shm_bytes"] == 0
