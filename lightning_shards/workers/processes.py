@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -138,6 +139,7 @@ class _WorkerShare(IterableDataset[Any]):
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
         blocks = SharedBlocks(self._pool.prefetch + 1)
+        failure: Any = None
         try:
             batches = self._batches(place)
             for size in message_sizes(self._pool.batch):
@@ -146,10 +148,12 @@ class _WorkerShare(IterableDataset[Any]):
                 yield Message(ready, blocks)
                 ready = []
         except ShardError as error:
-            yield Message(ready, blocks, _Failure(error, traceback.format_exc()))
+            failure = _Failure(error, traceback.format_exc())
         except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
             failure = ExceptionWrapper(where=f"in worker process {info.id}")
+        while True:  # torch would give the turns of a worker that ends to others
             yield Message(ready, blocks, failure)
+            ready = []
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
         if self._pool.threads == 1:
@@ -166,7 +170,7 @@ class _ProcessStream:
         self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
-        self._blocks: deque[Any] = deque(maxlen=num_blocks)  # still open when they come again
+        self._open_blocks: deque[torch.Tensor] = deque(maxlen=num_blocks)  # they will come again
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
             pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
             with suppress(OSError):  # this user has too many large pipes: it works, slower
@@ -179,7 +183,8 @@ class _ProcessStream:
         ready = self._ready[worker]
         if not ready and not self._failures[worker]:  # then the next message is of this worker
             message = self._receive()
-            self._blocks.append(message.block)
+            if isinstance(message.block, torch.Tensor):
+                self._open_blocks.append(message.block)
             ready.extend(message.unpack())
             self._failures[worker] = message.failure
         if not ready:

@@ -1,11 +1,16 @@
 """What every pool owes to a loader, checked on all of them."""
 
 import fcntl
+import time
+from dataclasses import dataclass
+from itertools import count
 
 import psutil
 import pytest
+import torch
 
 from lightning_shards.errors import MissingFieldError, SampleError
+from lightning_shards.pipeline.collate import Made
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
@@ -179,3 +184,33 @@ def test_a_failed_stream_has_no_processes_left(start, pack_shards, make_source):
     with pytest.raises(MissingFieldError):
         next(stream)
     assert psutil.wait_procs(processes, timeout=5)[1] == []
+
+
+@dataclass(frozen=True)
+class LargeBatches:
+    """Batch number n is a megabyte of n; the first worker fails at one of its own."""
+
+    fails_at: int
+    draws_from_globals = ()
+
+    def batches(self, place, cursor):
+        for number in count(place.worker, place.num_workers):
+            if number == self.fails_at:
+                raise SampleError(f"at {number}")
+            yield Made({"x": torch.full((2**20,), number, dtype=torch.uint8)})
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("fails_at", [0, 6, 14])
+def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fails(fails_at):
+    pool = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**22 + 1))
+    stream = pool.start(LargeBatches(fails_at), Place(), START)
+    try:
+        for number in range(fails_at):
+            time.sleep(0.05)  # so that workers run as far ahead as they may
+            batch = next(stream).made.batch["x"]
+            assert (int(batch.min()), int(batch.max())) == (number, number)
+        with pytest.raises(SampleError, match=f"at {fails_at}"):
+            next(stream)
+    finally:
+        stream.close()
