@@ -53,7 +53,7 @@ def install_base(folder: Path) -> Path:
     python = _new_environment(folder / "base")
     done = folder / "base" / "installed"
     if not done.exists():
-        for wanted in (["torch"], ["-e", f"{ROOT}[image]"]):
+        for wanted in (["torch"], ["-e", f"{ROOT}[checksum,image]"]):
             error = _pip(python, wanted)
             if error:
                 raise RuntimeError(f"{' '.join(wanted)} cannot be installed: {error}")
