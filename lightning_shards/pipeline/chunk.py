@@ -12,27 +12,31 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.fields import Field
-from lightning_shards.pipeline.member_bytes import ABSENT, Ints, Members
+from lightning_shards.pipeline.member_bytes import ABSENT, Ints, MemberBytes
 from lightning_shards.pipeline.open_shards import OpenShards
-from lightning_shards.pipeline.window import Extents, Window, by_place, inverse
+from lightning_shards.pipeline.window import (
+    Extents,
+    LargeMembers,
+    NotInChunkError,
+    Stamps,
+    Window,
+    by_place,
+    inverse,
+)
 from lightning_shards.shards.members import ENCODING, ShardReader
 
 WINDOW_BYTES = 64 * 2**20
 """Bytes of small members that are read ahead together, at least one batch. A default block of token
 sequences: what neighbours in it share is then read once."""
 
-LARGE_WINDOW_BYTES = 4 * 2**20
-"""The same of members that are read one by one, and share nothing."""
+_FIRST_WINDOW_BYTES = 4 * 2**20
+_GROWTH = 4
+"""The first batch is not to wait for so many: the first window is small, each other one larger."""
 
 _NEAR = 2**19
 """Bytes between the starts of two samples that the system is told of together: as a rule, other
 workers want what lies between."""
-
-
-class NotInChunkError(SampleError):
-    """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
 
 
 class _Keys:
@@ -74,21 +78,22 @@ class Chunk:
         self._shards, self._fields, self._ids = shards, fields, ids
         self._stops = np.array(stops)
         self._window = range(0)
-        self._members: list[Members] = []
+        self._members: list[MemberBytes] = []
         self._are_there = False
-        self._stamps: dict[int, tuple[int, int]] = {}
+        self._stamps: Stamps = {}
         order = by_place(ids[:, 0], ids[:, 1])
         keys, lengths, extents = self._find(order)
         back = inverse(order)
         self._extents = Extents(*(values[..., back] for values in extents))
-        self._is_large = extents.are_large()
+        self._large = extents.large()
+        self._small = [field for field, is_large in enumerate(self._large) if not is_large]
         self._keys = _Keys(keys.tobytes(), (np.cumsum(lengths) - lengths)[back], lengths[back])
 
     def keys(self, start: int, stop: int) -> list[str]:
         """The keys of the samples start to stop."""
         return self._keys.part(start, stop)
 
-    def members(self, start: int, stop: int) -> list[Members]:
+    def members(self, start: int, stop: int) -> list[MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch: those of each field.
 
         They hold until the next call.
@@ -96,17 +101,19 @@ class Chunk:
         Raises:
             NotInChunkError: a sample has no member for a field, or its bytes are damaged.
         """
-        if stop > self._window.stop:
-            self._members = []  # or two windows were in memory
-            end, window = self._window_at(start)
-            self._window = range(start, end)
-            self._members = window.read(self._shards, self._stamps)
-            self._are_there = all(members.are_there for members in self._members)
+        if self._small and stop > self._window.stop:
+            self._read(start)
         first = self._window.start
-        columns = [members.part(start - first, stop - first) for members in self._members]
-        if not (self._are_there or all(column.are_there for column in columns)):
+        small = [members.part(start - first, stop - first) for members in self._members]
+        if not (self._are_there or all(column.are_there for column in small)):
             raise NotInChunkError("a member of this batch is missing or damaged")
-        return columns
+        following, batch = iter(small), self._extents.part(start, stop)
+        return [
+            LargeMembers(self._shards, self._stamps, batch.of([field]))
+            if is_large
+            else next(following)
+            for field, is_large in enumerate(self._large)
+        ]
 
     def _find(self, order: Ints) -> tuple[NDArray[np.uint8], Ints, Extents]:
         """Keys, their lengths and extents, by place; the system is told what will be read."""
@@ -140,17 +147,21 @@ class Chunk:
         sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
         return Extents(shards, table.offsets[members], sizes, sums.astype(np.int64))
 
-    def _window_at(self, start: int) -> tuple[int, Window]:
-        """What is read ahead from a batch on, and where it ends."""
-        sizes = np.cumsum(self._extents.sizes[:, start:], axis=1)
-        limits = np.where(self._is_large, LARGE_WINDOW_BYTES, WINDOW_BYTES)
-        fits = (sizes <= limits[:, None]).sum(axis=1).min()
-        end = self._end_of_batch(start, int(fits))
-        window = Window(self._extents.part(start, end), self._is_large)
-        while window.buffered > 2 * WINDOW_BYTES and end > self._end_of_batch(start, 0):
+    def _read(self, start: int) -> None:
+        """Read the small members of as many batches as fit a window."""
+        self._members = []  # or two windows were in memory
+        read = self._shards.buffered
+        limit = min(WINDOW_BYTES, max(_FIRST_WINDOW_BYTES, _GROWTH * read))
+        small = self._extents.of(self._small)
+        sizes = np.cumsum(small.sizes[:, start:].sum(axis=0))
+        end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
+        window = Window(small.part(start, end))
+        while window.buffered > 2 * limit and end > self._end_of_batch(start, 0):
             end = self._end_of_batch(start, (end - start) // 2)  # few among many
-            window = Window(self._extents.part(start, end), self._is_large)
-        return end, window
+            window = Window(small.part(start, end))
+        self._members = list(window.read(self._shards, self._stamps))
+        self._are_there = all(members.are_there for members in self._members)
+        self._window = range(start, end)
 
     def _end_of_batch(self, start: int, samples: int) -> int:
         """Where the last batch ends that is within so many samples; the first in any case."""

@@ -8,7 +8,7 @@ the batch by samples.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
@@ -43,21 +43,16 @@ def can_decode(field: Field) -> bool:
     return len(field.decoders) == 1
 
 
-def decoded(field: Field, members: Members) -> Iterator[Any]:
-    """The values of a field in the samples of a batch, one by one.
-
-    Raises:
-        SampleError: one cannot be decoded; `Field.decode` tells which.
-    """
+def _decoded(field: Field, data: bytes) -> Any:
     (decoder,) = field.decoders
     try:
-        yield from map(DECODERS[decoder], members.to_list())
+        return DECODERS[decoder](data)
     except Exception as error:
         raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
 
 
 def decode_column(field: Field, members: Members) -> Column:
-    """One field of a batch, as `decoded` and `collate` make it.
+    """One field of a batch, as `Field.decode` and `collate` make it.
 
     Raises:
         SampleError: one cannot be decoded, or the shapes differ.
@@ -65,11 +60,11 @@ def decode_column(field: Field, members: Members) -> Column:
     (decoder,) = field.decoders
     decode = _COLUMNS.get(decoder)
     if decode is not None:
-        with suppress(Exception):  # hostile bytes raise anything; `decoded` tells why
+        with suppress(Exception):  # hostile bytes raise anything; `_decoded` tells why
             column = decode(members)
             if column is not None:
                 return column
-    values = decoded(field, members)
+    values = [_decoded(field, data) for data in members.to_list()]
     return column_of([{field.name: value, "__key__": ""} for value in values], field.name)
 
 
@@ -109,6 +104,7 @@ class ColumnBatches:
         clock: StageClock,
     ) -> None:
         self._shards, self._fields, self._transforms = shards, fields, transforms
+        self._names = [field.name for field in fields]
         self._format: BatchFormat = batch_format
         self._ids, self._digests = ids, id_digests(ids)
         self._first_positions = [start for start, _ in spans]
@@ -124,44 +120,41 @@ class ColumnBatches:
             SampleError: a sample is bad.
         """
         start, stop = self._stops[number : number + 2]
+        transformed = self._transforms.names
         begin = time.perf_counter()
-        members = self._chunk.members(start, stop)
+        members = dict(zip(self._names, self._chunk.members(start, stop), strict=True))
+        plain = [field for field in self._fields if field.name not in transformed]
+        read = [(field, members[field.name].loaded()) for field in plain]
         begin = self._clock.lap("read", begin)
-        keys, transformed = self._chunk.keys(start, stop), self._transforms.names
-        columns = {
-            field.name: decode_column(field, data)
-            for field, data in zip(self._fields, members, strict=True)
-            if field.name not in transformed
-        }
+        columns = {field.name: decode_column(field, data) for field, data in read}
         self._clock.lap("decode", begin)
+        keys = self._chunk.keys(start, stop)
         if transformed:
             urls = map(self._shards.url, self._ids[start:stop, 0].tolist())
             samples = [
                 {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
             ]
             columns |= self._transformed(samples, members, self._first_positions[number])
-            columns = {field.name: columns[field.name] for field in self._fields}
+            columns = {name: columns[name] for name in self._names}
         ids = torch.as_tensor(self._ids[start:stop].copy())
         batch = join_columns(keys, columns, ids, weights)
         digests = self._digests[start:stop]
         planned = digests[np.array(weights, bool)] if weights else digests
-        names = [field.name for field in self._fields]
-        return Made(as_given(batch, names, self._format), sum_digests(planned))
+        return Made(as_given(batch, self._names, self._format), sum_digests(planned))
 
     def _transformed(
-        self, samples: list[Sample], members: list[Members], position: int
+        self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
     ) -> dict[str, Column]:
         """The fields that have a transform, made sample by sample: one image is held at a time."""
-        values = {
-            field.name: decoded(field, data)
-            for field, data in zip(self._fields, members, strict=True)
-            if field.name in self._transforms.names
-        }
-        columns = {name: GrowingColumn(len(samples)) for name in values}
+        fields = [field for field in self._fields if field.name in self._transforms.names]
+        data = {field.name: iter(members[field.name]) for field in fields}
+        columns = {field.name: GrowingColumn(len(samples)) for field in fields}
         for number, sample in enumerate(samples):
             begin = time.perf_counter()
-            for name, each in values.items():
-                sample[name] = next(each)
+            sample.update({name: next(each) for name, each in data.items()})
+            begin = self._clock.lap("read", begin)
+            for field in fields:
+                sample[field.name] = _decoded(field, sample[field.name])
             self._clock.lap("decode", begin)
             self._transforms.apply(sample, position + number)
             begin = time.perf_counter()

@@ -1,6 +1,6 @@
 """The members of one field in some samples, as bytes or as the rows of one array."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +28,13 @@ class MemberBytes:
     def are_there(self) -> bool:
         """Whether none is absent: the rest asks for that."""
         return bool((self._starts >= 0).all())
+
+    def loaded(self) -> "MemberBytes":
+        """These, as they are read already."""
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.to_list())
 
     def part(self, start: int, stop: int) -> "MemberBytes":
         """Those of some samples."""
@@ -72,31 +79,21 @@ class MemberBytes:
 
 
 class ListedBytes:
-    """The same of members that are bytes already, None for one that is not there."""
+    """The same of members that are bytes already, and all there."""
 
-    def __init__(self, members: Sequence[bytes | None]) -> None:
+    def __init__(self, members: list[bytes]) -> None:
         self._members = members
-
-    @property
-    def are_there(self) -> bool:
-        """Whether none is absent."""
-        return None not in self._members
-
-    def part(self, start: int, stop: int) -> "ListedBytes":
-        """Those of some samples."""
-        return ListedBytes(self._members[start:stop])
 
     def to_list(self) -> list[bytes]:
         """Each member's bytes."""
-        return [member for member in self._members if member is not None]
+        return self._members
 
     def joined(self) -> MemberBytes:
         """All of them in one buffer."""
-        members = self.to_list()
-        sizes = np.array(list(map(len, members)), np.int64)
-        buffer = np.frombuffer(b"".join(members), np.uint8)
+        sizes = np.array(list(map(len, self._members)), np.int64)
+        buffer = np.frombuffer(b"".join(self._members), np.uint8)
         return MemberBytes(buffer, np.cumsum(sizes) - sizes, sizes)
 
 
 Members: TypeAlias = MemberBytes | ListedBytes
-"""The members of one field in some samples."""
+"""The members of one field in a batch."""

@@ -96,6 +96,11 @@ class OpenShards:
         """The members of one sample; raises what `reader` does."""
         return Members(self.reader(shard), sample, self.url(shard), clock or StageClock())
 
+    @property
+    def buffered(self) -> int:
+        """The most bytes that `buffer` was asked for."""
+        return len(self._buffer)
+
     def buffer(self, size: int) -> NDArray[np.uint8]:
         """Room for so many bytes, until the next call; fresh memory costs more than to fill it.
 

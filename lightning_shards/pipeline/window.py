@@ -1,10 +1,11 @@
 """Reading the members of many samples at once, in the order of the disk.
 
 Small members that lie close together are read in one call, into a buffer that is used again and
-again: fresh memory costs as much as the copy into it. Large ones are read as bytes of their own, as
-their decoders want them.
+again: fresh memory costs as much as the copy into it. Large ones are read one by one, just before
+they are decoded: they are still in the processor's caches then.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
@@ -12,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.pipeline.member_bytes import ABSENT, Ints, ListedBytes, MemberBytes, Members
+from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.member_bytes import ABSENT, Ints, ListedBytes, MemberBytes
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ShardReader
 
 _LARGE = 8192
-"""Mean bytes of a field's members from which on each is read by itself."""
+"""Mean bytes of a field's members from which on they are read one by one."""
 
 _GAP = 16_384
 """Bytes between two members that cost less to read with them than a call of its own."""
@@ -28,6 +30,10 @@ _PIECE = 2**20
 
 Stamps = dict[int, tuple[int, int]]
 """Size and time of change of shards when their members were looked up."""
+
+
+class NotInChunkError(SampleError):
+    """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
 
 
 class Extents(NamedTuple):
@@ -49,9 +55,13 @@ class Extents(NamedTuple):
         """Those of some samples."""
         return Extents(*(values[..., start:stop] for values in self))
 
-    def are_large(self) -> NDArray[np.bool_]:
-        """Whether the members of each field are better read one by one, shape (fields,)."""
-        return self.sizes.mean(axis=1) >= _LARGE
+    def of(self, fields: list[int]) -> "Extents":
+        """Those of some fields."""
+        return Extents(self.shards, *(values[fields] for values in self[1:]))
+
+    def large(self) -> list[bool]:
+        """Whether the members of each field are read one by one."""
+        return (self.sizes.mean(axis=1) >= _LARGE).tolist()
 
 
 class _Members(NamedTuple):
@@ -87,42 +97,62 @@ class _Pieces(NamedTuple):
 
 
 class Window:
-    """What is to be read for some samples, and the reading of it.
-
-    Args:
-        extents: where their members lie.
-        is_large: which fields are read member by member, of shape (fields,).
+    """What is to be read of small fields for some samples, and the reading of it.
 
     Attributes:
         buffered: bytes that go through the buffer, gaps between members included.
     """
 
-    def __init__(self, extents: Extents, is_large: NDArray[np.bool_]) -> None:
+    def __init__(self, extents: Extents) -> None:
         self._sizes = extents.sizes
-        self._small: list[int] = np.flatnonzero(~is_large).tolist()
-        self._together = _sorted(extents, self._small)
-        self._pieces = _cut(self._together)
-        self._alone = {
-            field: _sorted(extents, [field]) for field in np.flatnonzero(is_large).tolist()
-        }
+        self._members = _sorted(extents)
+        self._pieces = _cut(self._members)
         self.buffered = int(self._pieces.lengths.sum())
 
-    def read(self, shards: OpenShards, stamps: Stamps) -> list[Members]:
+    def read(self, shards: OpenShards, stamps: Stamps) -> list[MemberBytes]:
         """The members of each field; they hold until the next window is read.
 
         A member that cannot be read, or whose bytes are not what they were, is absent.
         """
         buffer = shards.buffer(self.buffered)
-        starts = np.empty_like(self._together.order)
-        starts[self._together.order] = _fill(shards, stamps, self._together, self._pieces, buffer)
-        members: dict[int, Members] = {
-            field: _read_alone(shards, stamps, alone) for field, alone in self._alone.items()
-        }
-        for field, own in zip(
-            self._small, np.split(starts, max(len(self._small), 1)), strict=False
-        ):
-            members[field] = MemberBytes(buffer, own, self._sizes[field])
-        return [members[field] for field in range(len(self._sizes))]
+        starts = np.empty(self._sizes.size, np.int64)
+        starts[self._members.order] = _fill(shards, stamps, self._members, self._pieces, buffer)
+        rows = zip(starts.reshape(self._sizes.shape), self._sizes, strict=True)
+        return [MemberBytes(buffer, *row) for row in rows]
+
+
+class LargeMembers:
+    """The members of one large field in a batch, each read when it is asked for.
+
+    Args:
+        shards: the open shards.
+        stamps: of these shards, when the members were looked up.
+        extents: of this field alone.
+    """
+
+    def __init__(self, shards: OpenShards, stamps: Stamps, extents: Extents) -> None:
+        self._shards, self._stamps, self._extents = shards, stamps, extents
+
+    def loaded(self) -> ListedBytes:
+        """All of them; raises what the iteration does."""
+        return ListedBytes(list(self))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Each member's bytes.
+
+        Raises:
+            NotInChunkError: one is missing or damaged.
+        """
+        rows = zip(*(values.ravel().tolist() for values in self._extents), strict=True)
+        for shard, offset, size, checksum in rows:
+            data = b""
+            reader = _reader(self._shards, self._stamps, shard)
+            if reader is not None and size > 0:
+                with suppress(OSError):
+                    data = reader.read_span(offset, size)
+            if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
+                raise NotInChunkError("a member of this batch is missing or damaged")
+            yield data
 
 
 def by_place(shards: Ints, places: Ints) -> Ints:
@@ -140,9 +170,9 @@ def inverse(order: Ints) -> Ints:
     return back
 
 
-def _sorted(extents: Extents, fields: list[int]) -> _Members:
-    shards = np.tile(extents.shards, len(fields))
-    offsets, sizes, crcs = (values[fields].ravel() for values in extents[1:])
+def _sorted(extents: Extents) -> _Members:
+    shards = np.tile(extents.shards, len(extents.sizes))
+    offsets, sizes, crcs = (values.ravel() for values in extents[1:])
     order = by_place(shards, offsets)
     return _Members(order, shards[order], offsets[order], sizes[order], crcs[order])
 
@@ -156,7 +186,7 @@ def _cut(members: _Members) -> _Pieces:
         | (offsets[1:] > stops[:-1] + _GAP)
         | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
     )
-    firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])[: len(offsets)]
+    firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
     lengths = np.maximum.reduceat(stops, firsts) - offsets[firsts]
     counts = np.diff(firsts, append=len(offsets))
     places = np.cumsum(lengths) - lengths
@@ -189,20 +219,6 @@ def _fill(
         sums = [crc32(view[a:b]) for a, b in zip(begins.tolist(), ends, strict=True)]
         starts[checked[np.array(sums) != members.crc32[checked]]] = ABSENT
     return starts
-
-
-def _read_alone(shards: OpenShards, stamps: Stamps, members: _Members) -> ListedBytes:
-    found: list[bytes | None] = [None] * len(members.order)
-    rows = zip(*(values.tolist() for values in members), strict=True)
-    for row, shard, offset, size, checksum in rows:
-        data = b""
-        reader = _reader(shards, stamps, shard)
-        if reader is not None and size > 0:
-            with suppress(OSError):
-                data = reader.read_span(offset, size)
-        if len(data) == size and (checksum == ABSENT or crc32(data) == checksum):
-            found[row] = data
-    return ListedBytes(found)
 
 
 def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | None:

@@ -128,8 +128,8 @@ class SharedBlocks:
     """Shared memory for the large blocks of one worker, used in turn.
 
     A block is written again for the message that comes `count` messages later. torch asks a worker
-    for message number k + prefetch when it hands out number k, so with `count` = prefetch + 1 the
-    trainer has long copied it.
+    for message number k + prefetch when it hands out number k. With `count` = prefetch + 1, that
+    will overwrite number k - 1, whose batches have then all been copied.
     """
 
     def __init__(self, count: int) -> None:
@@ -186,12 +186,11 @@ class Message:
             self.block = blocks.next(layout.size)
         layout.fill(self._values())
 
-    def unpack(self) -> list[Produced]:
-        """The batches, each tensor in memory of its own."""
+    def unpack(self) -> Iterator[Produced]:
+        """The batches, each tensor in memory of its own, copied when it is asked for."""
         block = self._values()
-        return [
-            _with_columns(each, lambda x: _unpacked(block, x, copy=True)) for each in self._produced
-        ]
+        for each in self._produced:
+            yield _with_columns(each, lambda x: _unpacked(block, x, copy=True))
 
     def pin_memory(self) -> "Message":
         """Called by torch's own thread."""

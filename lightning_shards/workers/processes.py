@@ -167,7 +167,7 @@ class _ProcessStream:
     def __init__(self, iterator: Any, num_blocks: int) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
-        self._ready: list[deque[Produced]] = [deque() for _ in self._workers]
+        self._ready: list[Iterator[Produced]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
         self._open_blocks: deque[torch.Tensor] = deque(maxlen=num_blocks)  # they will come again
@@ -180,17 +180,17 @@ class _ProcessStream:
         if self._iterator is None:
             raise StopIteration
         worker = self._turn % len(self._ready)
-        ready = self._ready[worker]
-        if not ready and not self._failures[worker]:  # then the next message is of this worker
+        produced = next(self._ready[worker], None)
+        if produced is None and not self._failures[worker]:  # the next message is of this worker
             message = self._receive()
             if isinstance(message.block, torch.Tensor):
                 self._open_blocks.append(message.block)
-            ready.extend(message.unpack())
-            self._failures[worker] = message.failure
-        if not ready:
+            self._ready[worker], self._failures[worker] = message.unpack(), message.failure
+            produced = next(self._ready[worker], None)
+        if produced is None:
             self._fail(self._failures[worker])
         self._turn += 1
-        return ready.popleft()
+        return produced
 
     def _fail(self, failure: "_Failure | ExceptionWrapper") -> NoReturn:
         self.close()

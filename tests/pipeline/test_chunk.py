@@ -68,12 +68,12 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     folder = Path(urls[0]).parent / "cache"
     with pytest.MonkeyPatch.context() as patch, open_shards(urls, folder, limit=2) as shards:
         patch.setattr(chunk_module, "WINDOW_BYTES", window)
-        patch.setattr(chunk_module, "LARGE_WINDOW_BYTES", 2 * window)
+        patch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", window)
         chunk = Chunk(shards, FIELDS, np.array(ids), sorted(cuts))
         assert chunk.keys(0, len(ids)) == [f"{shard}-{sample}" for shard, sample in ids]
         start = 0
         for stop in sorted(cuts):
-            texts, blobs = (each.to_list() for each in chunk.members(start, stop))
+            texts, blobs = map(list, chunk.members(start, stop))
             for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
                 members = shards.members(shard, sample)
                 assert text == members["txt"]
@@ -91,6 +91,17 @@ def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path, monkeypa
             chunk.members(start, stop)
             windows.append(chunk._window)
     assert windows == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
+
+
+def test_windows_grow_so_that_the_first_batch_comes_soon(urls, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", 10_000)
+    ids = np.array([(2, sample) for sample in range(40)])  # of 3 kB, headers included
+    with open_shards(urls, tmp_path) as shards:
+        chunk = Chunk(shards, FIELDS[1:], ids, range(1, 41))
+        chunk.members(0, 1)
+        assert chunk._window == range(5)
+        chunk.members(5, 6)
+        assert chunk._window == range(5, 22)
 
 
 def count_reads(monkeypatch):
@@ -117,7 +128,10 @@ def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp
         Chunk(shards, FIELDS, ids, [40]).members(0, 40)
         assert len(reads) == 1
         reads.clear()
-        Chunk(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3]).members(0, 3)
+        large = Chunk(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3])
+        (blobs,) = large.members(0, 3)
+        assert reads == []  # each is read just before it is decoded
+        assert list(map(len, blobs)) == [9000, 8192, 30_000]
         assert reads == [9000, 8192, 30_000]
 
 

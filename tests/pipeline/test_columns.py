@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from lightning_shards.errors import SampleError
 from lightning_shards.pipeline.collate import column_of
-from lightning_shards.pipeline.columns import can_decode, decode_column, decoded
+from lightning_shards.pipeline.columns import can_decode, decode_column
 from lightning_shards.pipeline.fields import DECODERS, Field
 from lightning_shards.pipeline.member_bytes import ListedBytes
 
@@ -170,10 +170,6 @@ def test_raw_numbers_are_of_the_type_that_is_named():
     )
     assert column.dtype == torch.uint16
     assert column.tolist() == [[1, 32768]] * 2
-
-
-def test_values_are_decoded_one_by_one_for_transforms():
-    assert list(decoded(Field("x", ("cls",)), ListedBytes([b"1", b"2"]))) == [1, 2]
 
 
 def test_a_field_of_two_decoders_is_made_by_samples():

@@ -30,7 +30,7 @@ BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.n
 def test_a_message_gives_what_was_put_in(batch):
     bad = (BadSample(0, 1, "SampleError"),)
     sent = [Produced(Made(batch, digest, bad), seconds=digest / 2) for digest in (2**64 - 1, 3)]
-    received = pickle.loads(ForkingPickler.dumps(Message(sent, BLOCKS))).unpack()
+    received = list(pickle.loads(ForkingPickler.dumps(Message(sent, BLOCKS))).unpack())
     assert [each.seconds for each in received] == [each.seconds for each in sent]
     for each, original in zip(received, sent, strict=True):
         assert each.made[1:] == original.made[1:]
@@ -79,7 +79,7 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     message = Message([Produced(Made(BATCH), 0.0)] * 2, BLOCKS).pin_memory()
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
-    assert torch.equal(message.unpack()[1].made.batch["small"], SMALL)
+    assert torch.equal(list(message.unpack())[1].made.batch["small"], SMALL)
 
 
 def message_of(*columns, blocks=BLOCKS):
