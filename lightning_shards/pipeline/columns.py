@@ -140,7 +140,8 @@ class ColumnBatches:
         batch = join_columns(keys, columns, ids, weights)
         digests = self._digests[start:stop]
         planned = digests[np.array(weights, bool)] if weights else digests
-        return Made(as_given(batch, self._names, self._format), sum_digests(planned))
+        given = as_given(batch, self._names, self._format)
+        return Made(given, sum_digests(planned), seconds=self._clock.take())
 
     def _transformed(
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int

@@ -133,7 +133,7 @@ class IndexedSource:
                             raise  # it says which sample is bad; a second try might hide it
                         made = None
                     made = made or self._batch_by_samples(rows, span, planned)
-                yield made._replace(seconds=rows.clock.take())
+                yield made
 
     def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> ColumnBatches:
         return ColumnBatches(
@@ -158,7 +158,8 @@ class IndexedSource:
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
-            return make_batch(samples, names, weights, self.batch_format, counted)
+            made = make_batch(samples, names, weights, self.batch_format, counted)
+        return made._replace(seconds=rows.clock.take())
 
 
 @dataclass(frozen=True)
