@@ -22,6 +22,9 @@ Column: TypeAlias = torch.Tensor | list[Any]
 _PLACED_BYTES = 2**14
 """Arrays from this size on are copied to their row of a batch one by one, smaller ones together."""
 
+_WIDEST = 8
+"""Bytes of the widest number that torch has, complex ones left out."""
+
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
 
@@ -147,7 +150,7 @@ def _stacked(values: list[Any], is_tensors: bool) -> torch.Tensor:
         with torch.no_grad():
             return torch.stack(values, out=column)
     dtype = values[0].dtype.newbyteorder("=")
-    column = new_tensor((len(values), *values[0].shape), torch.as_tensor(np.empty(0, dtype)).dtype)
+    column = new_tensor((len(values), *values[0].shape), _torch_type(dtype))
     np.stack(values, out=column.numpy())
     return column
 
@@ -165,6 +168,7 @@ class GrowingColumn:
         self._count, self._placed = count, 0
         self._column: torch.Tensor | None = None
         self._rows: np.ndarray = np.empty(0)
+        self._kind: type = object
 
     def place(self, value: Any) -> Any:
         """What stands for the next value: its row, or itself where it does not fit."""
@@ -172,13 +176,14 @@ class GrowingColumn:
         if array is None:
             return value
         if self._column is None:
-            self._column = new_tensor((self._count, *array.shape), torch.as_tensor(array[:0]).dtype)
-            self._rows = self._column.numpy()
-        if (array.shape, array.dtype) != (self._rows.shape[1:], self._rows.dtype):
+            self._column = new_tensor((self._count, *array.shape), _torch_type(array.dtype))
+            self._rows, self._kind = self._column.numpy(), type(value)
+        like = (self._rows.shape[1:], self._rows.dtype, self._kind)
+        if (array.shape, array.dtype, type(value)) != like:
             return value
         row, self._placed = self._placed, self._placed + 1
         self._rows[row] = array
-        return self._column[row] if isinstance(value, torch.Tensor) else self._rows[row]
+        return self._column[row] if self._kind is torch.Tensor else self._rows[row]
 
     def finished(self, samples: Sequence[Sample], field: str) -> Column:
         """The column of these samples, whose values `place` gave; raises what `column_of` does."""
@@ -189,12 +194,18 @@ class GrowingColumn:
 
 def _large_array(value: Any) -> np.ndarray | None:
     """The array or tensor as an array of native numbers; None for anything else or small."""
-    if not isinstance(value, torch.Tensor | np.ndarray) or value.nbytes < _PLACED_BYTES:
+    array = value
+    if type(value) is torch.Tensor and value.layout == torch.strided:
+        with suppress(TypeError, RuntimeError):  # a type that numpy has not, or with gradients
+            array = value.numpy()
+    if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
         return None
-    with suppress(TypeError, RuntimeError):  # a type that numpy has not, or a tensor with gradients
-        array = cast("np.ndarray", value.numpy() if isinstance(value, torch.Tensor) else value)
-        return array if array.dtype.kind in "buif" and array.dtype.isnative else None
-    return None
+    is_number = array.dtype.kind in "buif" and array.dtype.isnative
+    return array if is_number and array.dtype.itemsize <= _WIDEST else None
+
+
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.as_tensor(np.empty(0, dtype)).dtype
 
 
 def numbers_or_list(values: list[Any]) -> Column:

@@ -65,8 +65,11 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     for name, column in _columns(sample):
         if isinstance(column, torch.Tensor):
             tensors += batch_size * column.nbytes
-        else:
-            lists += batch_size * _pickled_bytes(name, column)
+            continue
+        layout = _Layout()  # of tensors in a list: each is one of a sample
+        rest = _mapped(column, layout.place)
+        tensors += batch_size * layout.size
+        lists += batch_size * _pickled_bytes(name, rest)
     batch = BatchBytes(lists, tensors)
     return batch if shared_bytes(batch) else BatchBytes(lists + tensors)
 
@@ -156,7 +159,7 @@ class _Layout:
         is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_conj() or tensor.is_quantized:
             return tensor
-        values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        values = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         placed = _Placed(self.size, tensor.dtype, tuple(tensor.shape))
         self._parts.append((self.size, values))
         self.size += -(-len(values) // _ALIGNMENT) * _ALIGNMENT

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import SampleError
-from lightning_shards.pipeline.collate import collate
+from lightning_shards.pipeline.collate import GrowingColumn, collate, column_of
 
 
 def samples(*values, field="x"):
@@ -99,3 +99,71 @@ def test_a_key_that_was_dropped_is_an_error(key):
     del rows[1][key]
     with pytest.raises(SampleError, match=f"has no '{key}' for its batch: a stage"):
         collate(rows, ["x"], [])
+
+
+class Kind(torch.Tensor):
+    """A type of its own, as torchvision has for images."""
+
+
+def read_only():
+    array = np.arange(160.0 * 160).reshape(160, 160)
+    array.flags.writeable = False
+    return array
+
+
+PIXELS = np.arange(160 * 160, dtype=np.int32).reshape(160, 160)
+LARGE = {
+    "arrays": (PIXELS, PIXELS + 1),
+    "tensors": (torch.as_tensor(PIXELS), torch.as_tensor(PIXELS + 1)),
+    "flipped": (PIXELS[:, ::-1], PIXELS),
+    "transposed": (PIXELS.T, PIXELS),
+    "flags": (PIXELS > 9, PIXELS > 99),
+    "a field of a record": (np.ones(40_000, [("a", "u1"), ("b", "<f4")])["b"],) * 2,
+    "read-only": (read_only(), read_only()),
+    "big-endian": (PIXELS.astype(">i4"), PIXELS.astype(">i4")),
+    "half precision": (torch.ones(160, 160).bfloat16(), torch.ones(160, 160).bfloat16()),
+    "with gradients": (torch.ones(160, 160, requires_grad=True),) * 2,
+    "arrays and tensors": (torch.as_tensor(PIXELS), PIXELS),
+    "an array, then a text": (PIXELS, "a"),
+    "a text, then an array": ("a", PIXELS),
+    "another shape": (PIXELS, PIXELS[:159]),
+    "another type": (PIXELS, PIXELS.astype(np.int64)),
+    "a small one": (PIXELS, PIXELS[:1]),
+    "a type of their own": tuple(torch.as_tensor(PIXELS).as_subclass(Kind) for _ in range(2)),
+    "numbers that torch has not": (PIXELS.astype(np.longdouble),) * 2,
+    "sparse": (torch.eye(160).to_sparse(), torch.eye(160).to_sparse()),
+}
+
+
+def made_by(collated):
+    try:
+        return collated()
+    except SampleError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("values", LARGE.values(), ids=LARGE)
+def test_a_column_that_grows_is_that_of_all_values_together(values):
+    def growing():
+        rows = GrowingColumn(len(values))
+        return rows.finished(samples(*map(rows.place, values)), "x")
+
+    expected, found = made_by(lambda: column_of(samples(*values), "x")), made_by(growing)
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(found, expected)
+    elif isinstance(expected, list):
+        assert list(map(type, found)) == list(map(type, expected))
+        assert all(map(np.array_equal, found, expected))
+    else:
+        assert found == expected
+
+
+def test_large_values_are_copied_as_they_come():
+    buffer = np.zeros(2**14, np.uint8)  # that a transform uses again and again
+    rows = GrowingColumn(3)
+    for number in range(3):
+        buffer[:] = number
+        rows.place(buffer)
+    assert rows.finished([], "x").amax(dim=1).tolist() == [0, 1, 2]

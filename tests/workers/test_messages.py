@@ -56,6 +56,7 @@ def test_a_message_gives_what_was_put_in(batch):
         torch.tensor([1 + 2j, 3]),
         torch.tensor([1.0, 2.0], requires_grad=True),
         torch.arange(12).reshape(3, 4).T[1:],
+        torch._neg_view(torch.arange(4.0)),
     ],
     ids=lambda column: f"{column.dtype}{list(column.shape)}",
 )
@@ -127,6 +128,14 @@ def test_the_bytes_of_a_batch_are_judged_by_one_sample():
     few = batch_bytes(sample, 40)  # sixteen batches of them come to half a megabyte
     assert few == BatchBytes(inline=40 * key_bytes, shared=40 * 976)
     assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
+
+
+def test_tensors_in_lists_are_counted_as_the_block_holds_them():
+    boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
+    counted = batch_bytes({"targets": [boxes]}, 64)
+    sent = message_of([boxes] * 64)
+    assert counted.shared == len(sent.block) == 64 * 100_032  # in steps of 64 bytes
+    assert counted.inline < 64 * 1000
 
 
 def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeypatch):
