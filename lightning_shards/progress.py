@@ -354,15 +354,8 @@ def restart_train_loaders(trainer: Any) -> None:
 
 
 def should_log(trainer: Any) -> bool:
-    """Whether the loggers are due after this train step.
-
-    The rule is that of Lightning's `should_update_logs`, which spends most of its time on finding
-    out that it is a fit that runs.
-    """
-    every: int = trainer.log_every_n_steps
-    if every == 0:
-        return False
-    return (logger_step(trainer) + 1) % every == 0 or bool(trainer.should_stop)
+    """Whether the loggers are due at this step."""
+    return bool(trainer._logger_connector.should_update_logs)  # noqa: SLF001 as Lightning's monitors
 
 
 def logger_step(trainer: Any) -> int:

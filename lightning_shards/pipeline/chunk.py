@@ -107,13 +107,15 @@ class Chunk:
         small = [members.part(start - first, stop - first) for members in self._members]
         if not (self._are_there or all(column.are_there for column in small)):
             raise NotInChunkError("a member of this batch is missing or damaged")
-        following, batch = iter(small), self._extents.part(start, stop)
+        following = iter(small)
         return [
-            LargeMembers(self._shards, self._stamps, batch.of([field]))
-            if is_large
-            else next(following)
+            self._large_members(field, start, stop) if is_large else next(following)
             for field, is_large in enumerate(self._large)
         ]
+
+    def _large_members(self, field: int, start: int, stop: int) -> LargeMembers:
+        extents = self._extents.part(start, stop).of([field])
+        return LargeMembers(self._shards, self._stamps, extents)
 
     def _find(self, order: Ints) -> tuple[NDArray[np.uint8], Ints, Extents]:
         """Keys, their lengths and extents, by place; the system is told what will be read."""
@@ -159,7 +161,7 @@ class Chunk:
         while window.buffered > 2 * limit and end > self._end_of_batch(start, 0):
             end = self._end_of_batch(start, (end - start) // 2)  # few among many
             window = Window(small.part(start, end))
-        self._members = list(window.read(self._shards, self._stamps))
+        self._members = window.read(self._shards, self._stamps)
         self._are_there = all(members.are_there for members in self._members)
         self._window = range(start, end)
 

@@ -63,21 +63,25 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     """
     lists = tensors = 0
     for name, column in _columns(sample):
-        if isinstance(column, torch.Tensor):
-            tensors += batch_size * column.nbytes
-            continue
-        layout = _Layout()  # of tensors in a list: each is one of a sample
-        rest = _mapped(column, layout.place)
-        tensors += batch_size * layout.size
-        lists += batch_size * _pickled_bytes(name, rest)
+        size, rest = _taken_apart(column)
+        tensors += batch_size * size
+        lists += batch_size * (0 if rest is None else _pickled_bytes(name, rest))
     batch = BatchBytes(lists, tensors)
     return batch if shared_bytes(batch) else BatchBytes(lists + tensors)
 
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
     """What the tensors of a batch of this size take, judged by a batch of one sample."""
-    columns = (column for _, column in _columns(sample))
-    return batch_size * sum(each.nbytes for each in columns if isinstance(each, torch.Tensor))
+    return batch_size * sum(_taken_apart(column)[0] for _, column in _columns(sample))
+
+
+def _taken_apart(column: Any) -> tuple[int, Any]:
+    """Bytes of the tensors of a column, and what is left of it: nothing of a tensor itself."""
+    if isinstance(column, torch.Tensor):
+        return column.nbytes, None
+    layout = _Layout()  # of tensors in a list: each is one of a sample
+    rest = _mapped(column, layout.place)
+    return layout.size, rest
 
 
 def _columns(batch: Batch) -> Iterable[tuple[str | int, Any]]:
@@ -184,9 +188,8 @@ class Message:
         layout = _Layout()
         self._produced = [_with_columns(each, layout.place) for each in produced]
         self.failure = failure
-        self.block: torch.Tensor | bytearray = bytearray(layout.size)
-        if layout.size >= SHARED_BYTES:
-            self.block = blocks.next(layout.size)
+        is_shared = layout.size >= SHARED_BYTES
+        self.block = blocks.next(layout.size) if is_shared else bytearray(layout.size)
         layout.fill(self._values())
 
     def unpack(self) -> Iterator[Produced]:

@@ -16,6 +16,7 @@ from lightning_shards.workers.messages import (
     SharedBlocks,
     batch_bytes,
     message_sizes,
+    tensor_bytes,
 )
 from lightning_shards.workers.pool import Produced
 from lightning_shards.workers.processes import ProcessPool, require_shared_memory
@@ -136,6 +137,7 @@ def test_tensors_in_lists_are_counted_as_the_block_holds_them():
     sent = message_of([boxes] * 64)
     assert counted.shared == len(sent.block) == 64 * 100_032  # in steps of 64 bytes
     assert counted.inline < 64 * 1000
+    assert tensor_bytes({"targets": [boxes]}, 64) == counted.shared
 
 
 def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeypatch):
