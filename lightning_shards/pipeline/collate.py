@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from lightning_shards.errors import SampleError
+from lightning_shards.pipeline.room import new_tensor
 from lightning_shards.plan.digest import digest_ids
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
@@ -218,14 +218,6 @@ def numbers_or_list(values: list[Any]) -> Column:
         return torch.tensor(values, dtype=torch.float64 if is_float else None)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
-
-
-def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Room for a column, of numpy's: it lies in huge pages, and costs a tenth to fill anew."""
-    size = prod(shape) * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.as_tensor(np.empty(size, np.uint8)).view(dtype).reshape(shape)
 
 
 def _is_numeric(value: Any) -> bool:

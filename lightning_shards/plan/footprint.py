@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.order import Sampling
 
+SPARE_BLOCKS = 1
+"""Blocks of shared memory of each worker that the trainer may keep batches in."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
@@ -76,6 +79,16 @@ class Footprint:
     buffer_bytes: int | None
 
 
+def blocks_per_worker(prefetch: int) -> int:
+    """Messages of one worker process that are in shared memory at most, each in a block of its own.
+
+    torch asks a worker for message number k + prefetch when it hands out number k. While that one
+    is made, the others up to k may be on their way or be taken apart. One more is left to the
+    trainer, for the batches that it works with.
+    """
+    return prefetch + 1 + SPARE_BLOCKS
+
+
 def footprint(
     plan: EpochPlan,
     data: DataShape,
@@ -91,7 +104,7 @@ def footprint(
     >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
     >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", message_bytes=100)
     >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
-    (2, 500.0, 25000, 1800)
+    (2, 500.0, 25000, 2400)
 
     Args:
         plan: of the epoch.
@@ -113,7 +126,9 @@ def footprint(
         bytes_read=_times(data.sample_bytes, per_node),
         shards_touched=touched,
         cache_bytes=_times(data.size_bytes, touched / max(data.shards, 1)),
-        shm_bytes=_times(message_bytes, ranks * workers.per_rank * (workers.prefetch + 1)),
+        shm_bytes=_times(
+            message_bytes, ranks * workers.per_rank * blocks_per_worker(workers.prefetch)
+        ),
         buffer_bytes=_times(
             data.sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)
         ),

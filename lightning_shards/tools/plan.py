@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
 shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
-from the first samples as the transforms leave them: (prefetch + 1) messages a worker, of several
+from the first samples as the transforms leave them: (prefetch + 2) messages a worker, of several
 batches if they are small; what is below half a MiB travels without it.
 With --index, counts and sizes come from that file and no shard is looked at."""
 

@@ -8,6 +8,7 @@ in turn, and they must have equal numbers of batches.
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import Batch
+from lightning_shards.pipeline.room import Room, aligned, making_in
+from lightning_shards.workers.blocks import Block, Lease, SharedBlocks
 from lightning_shards.workers.pool import Produced
 
 _INLINE_BYTES = 2**20
@@ -28,8 +31,8 @@ _MESSAGE_BYTES = 2**22
 SHARED_BYTES = 2**19
 """Blocks from this size on go through shared memory: to open it costs as much as to copy that."""
 
-_ALIGNMENT = 64
-"""Bytes; of tensors in a block."""
+_KEPT_BYTES = 2**14
+"""Tensors from this size on stay in the shared memory that they came in."""
 
 _MAX_BATCHES = 16
 """A message of more batches saves nothing that can be measured, and makes the first ones late."""
@@ -124,55 +127,56 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
 
 
 class _Placed(NamedTuple):
-    """Where a tensor lies in the block of its message."""
+    """A tensor of a message, by its number."""
 
-    start: int
+    number: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class SharedBlocks:
-    """Shared memory for the large blocks of one worker, used in turn.
-
-    A block is written again for the message that comes `count` messages later. torch asks a worker
-    for message number k + prefetch when it hands out number k. With `count` = prefetch + 1, that
-    will overwrite number k - 1, whose batches have then all been copied.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._blocks = [torch.empty(0, dtype=torch.uint8)] * count
-        self._turn = 0
-
-    def next(self, size: int) -> torch.Tensor:
-        """A block of at least so many bytes."""
-        self._turn = (self._turn + 1) % len(self._blocks)
-        if len(self._blocks[self._turn]) < size:
-            self._blocks[self._turn] = torch.empty(size, dtype=torch.uint8).share_memory_()
-        return self._blocks[self._turn]
-
-
 class _Layout:
-    """The tensors of a message side by side, as bytes: numpy has not all of torch's types."""
+    """The tensors of a message, as bytes: numpy has not all of torch's types.
+
+    Attributes:
+        size: bytes of all of them, side by side.
+    """
 
     def __init__(self) -> None:
         self.size = 0
-        self._parts: list[tuple[int, NDArray[np.uint8]]] = []
+        self._values: list[NDArray[np.uint8]] = []
 
     def place(self, tensor: Any) -> Any:
-        """Where it will lie; itself if it is no plain tensor of the CPU."""
+        """What stands for it; itself if it is no plain tensor of the CPU."""
         is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_conj() or tensor.is_quantized:
             return tensor
         values = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        placed = _Placed(self.size, tensor.dtype, tuple(tensor.shape))
-        self._parts.append((self.size, values))
-        self.size += -(-len(values) // _ALIGNMENT) * _ALIGNMENT
-        return placed
+        self._values.append(values)
+        self.size += aligned(len(values))
+        return _Placed(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
 
-    def fill(self, room: NDArray[np.uint8]) -> None:
-        """Copy all of them."""
-        for start, values in self._parts:
-            room[start : start + len(values)] = values
+    def complete(self, room: Room) -> list[int] | None:
+        """Copy to a room what was not made in it.
+
+        Returns:
+            where each begins; None if they do not fit.
+        """
+        starts: list[int] = []
+        for values in self._values:
+            start = room.start_of(values)
+            if start is None:
+                start, copy = room.claimed, room.new(len(values))
+                if copy is None:
+                    return None
+                copy[:] = values
+            starts.append(start)
+        return starts
+
+    def copied(self, memory: NDArray[np.uint8]) -> list[int]:
+        """Copy all to other memory, and say where each begins."""
+        starts = self.complete(Room(memory))
+        assert starts is not None  # noqa: S101 it has room for them
+        return starts
 
 
 class Message:
@@ -180,37 +184,110 @@ class Message:
 
     Attributes:
         failure: why the worker ended behind them; None: it has not.
-        block: where their tensors lie; a tensor if it is shared memory, to be kept by who receives
-            it: it will come again, and is then open already.
+        block: where their tensors lie.
     """
 
-    def __init__(self, produced: list[Produced], blocks: SharedBlocks, failure: Any = None) -> None:
-        layout = _Layout()
-        self._produced = [_with_columns(each, layout.place) for each in produced]
-        self.failure = failure
-        is_shared = layout.size >= SHARED_BYTES
-        self.block = blocks.next(layout.size) if is_shared else bytearray(layout.size)
-        layout.fill(self._values())
+    def __init__(
+        self, produced: list[Produced], block: Block | bytearray, starts: list[int], failure: Any
+    ) -> None:
+        self._produced, self._starts = produced, starts
+        self.block, self.failure = block, failure
 
-    def unpack(self) -> Iterator[Produced]:
-        """The batches, each tensor in memory of its own, copied when it is asked for."""
-        block = self._values()
+    def lease(self) -> Lease | None:
+        """Of its shared memory; None if it has none."""
+        return Lease(self.block) if isinstance(self.block, Block) else None
+
+    def unpack(self, lease: Lease | None, *, copy: bool = True) -> Iterator[Produced]:
+        """The batches, each when it is asked for.
+
+        Args:
+            lease: what `lease` gave.
+            copy: whether each tensor gets memory of its own; if not, only small ones do, as who
+                keeps one of those shall not keep a whole message.
+        """
+        memory = self._memory(lease)
+        limit = None if copy or lease is None else _KEPT_BYTES
         for each in self._produced:
-            yield _with_columns(each, lambda x: _unpacked(block, x, copy=True))
+            yield _with_columns(each, lambda x: self._unpacked(memory, x, limit))
 
     def pin_memory(self) -> "Message":
         """Called by torch's own thread."""
-        block = self._values()
+        memory = self._memory(self.lease())
         self._produced = [
-            _with_columns(each, lambda x: _unpacked(block, x, copy=False).pin_memory())
+            _with_columns(each, lambda x: self._unpacked(memory, x, 0).pin_memory())
             for each in self._produced
         ]
         self.block = bytearray()
         return self
 
-    def _values(self) -> NDArray[np.uint8]:
-        block = self.block
-        return block.numpy() if isinstance(block, torch.Tensor) else np.frombuffer(block, np.uint8)
+    def _unpacked(self, memory: NDArray[np.uint8], column: Any, kept_bytes: int | None) -> Any:
+        """The tensor that is placed there; a copy unless it has so many bytes."""
+        if not isinstance(column, _Placed):
+            return column
+        size = prod(column.shape) * column.dtype.itemsize
+        if not size:
+            return torch.empty(column.shape, dtype=column.dtype)
+        start = self._starts[column.number]
+        values = memory[start : start + size]
+        if kept_bytes is None or size < kept_bytes:
+            values = values.copy()
+        return torch.as_tensor(values).view(column.dtype).reshape(column.shape)
+
+    def _memory(self, lease: Lease | None) -> NDArray[np.uint8]:
+        if lease is not None:
+            return np.asarray(lease)
+        return np.frombuffer(cast("bytearray", self.block), np.uint8)
+
+
+class MessageMaker:
+    """Makes the messages of one worker, and lets their batches be made where they will lie.
+
+    Args:
+        num_blocks: blocks of shared memory.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._blocks = SharedBlocks(num_blocks)
+        self._batch_bytes = 0
+        self._block: Block | None = None
+        self._room = _no_room()
+
+    def making(self, batches: int) -> AbstractContextManager[None]:
+        """Within it the next so many batches are to be made; then comes `message`."""
+        size = batches * self._batch_bytes
+        if size >= SHARED_BYTES:
+            self._block = self._blocks.take(size)
+            self._room = Room(self._block.content)
+        return making_in(self._room)
+
+    def message(self, produced: list[Produced], failure: Any = None) -> Message:
+        """The message of these batches."""
+        layout = _Layout()
+        placed = [_with_columns(each, layout.place) for each in produced]
+        message = Message(placed, *self._filled(layout), failure)
+        self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(produced), 1)))
+        self._block, self._room = None, _no_room()
+        return message
+
+    def _filled(self, layout: _Layout) -> tuple[Block | bytearray, list[int]]:
+        """Where the tensors of a message lie: the block, and the start of each in it."""
+        if self._block and layout.size >= SHARED_BYTES:
+            starts = layout.complete(self._room)
+            if starts is not None:
+                return self._block, starts
+        if layout.size < SHARED_BYTES:
+            block = bytearray(layout.size)
+            starts = layout.copied(np.frombuffer(block, np.uint8))
+        else:
+            block = self._blocks.take(layout.size)
+            starts = layout.copied(block.content)
+        if self._block:
+            self._block.is_in_use = False  # not before: it would have been taken
+        return block, starts
+
+
+def _no_room() -> Room:
+    return Room(np.empty(0, np.uint8))
 
 
 def _with_columns(produced: Produced, change: Callable[[Any], Any]) -> Produced:
@@ -238,15 +315,3 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 _TENSORS = (torch.Tensor, _Placed)
 _MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
-
-
-def _unpacked(block: NDArray[np.uint8], column: Any, *, copy: bool) -> Any:
-    if not isinstance(column, _Placed):
-        return column
-    size = prod(column.shape) * column.dtype.itemsize
-    if not size:
-        return torch.empty(column.shape, dtype=column.dtype)
-    values = block[column.start : column.start + size]
-    return (
-        torch.as_tensor(values.copy() if copy else values).view(column.dtype).reshape(column.shape)
-    )

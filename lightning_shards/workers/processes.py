@@ -12,26 +12,27 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
+from weakref import WeakSet
 
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_shards.errors import ConfigError, ShardError, WorkerError
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
+from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
     Message,
-    SharedBlocks,
+    MessageMaker,
     message_sizes,
     shared_bytes,
 )
@@ -112,7 +113,7 @@ class ProcessPool:
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
         )
-        return _ProcessStream(iter(loader), self.num_workers * (self.prefetch + 1))
+        return _ProcessStream(iter(loader))
 
 
 class _Failure(NamedTuple):
@@ -138,21 +139,22 @@ class _WorkerShare(IterableDataset[Any]):
         end_with(self._trainer_pid)
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
-        blocks = SharedBlocks(self._pool.prefetch + 1)
+        maker = MessageMaker(blocks_per_worker(self._pool.prefetch))
         failure: Any = None
         try:
             batches = self._batches(place)
             for size in message_sizes(self._pool.batch):
-                while len(ready) < size:
-                    ready.append(next(batches))
-                yield Message(ready, blocks)
+                with maker.making(size):
+                    while len(ready) < size:
+                        ready.append(next(batches))
+                yield maker.message(ready)
                 ready = []
         except ShardError as error:
             failure = _Failure(error, traceback.format_exc())
         except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
             failure = ExceptionWrapper(where=f"in worker process {info.id}")
         while True:  # torch would give the turns of a worker that ends to others
-            yield Message(ready, blocks, failure)
+            yield maker.message(ready, failure)
             ready = []
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
@@ -164,13 +166,13 @@ class _WorkerShare(IterableDataset[Any]):
 
 
 class _ProcessStream:
-    def __init__(self, iterator: Any, num_blocks: int) -> None:
+    def __init__(self, iterator: Any) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[Iterator[Produced]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
-        self._open_blocks: deque[torch.Tensor] = deque(maxlen=num_blocks)  # they will come again
+        self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
             pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
             with suppress(OSError):  # this user has too many large pipes: it works, slower
@@ -183,14 +185,21 @@ class _ProcessStream:
         produced = next(self._ready[worker], None)
         if produced is None and not self._failures[worker]:  # the next message is of this worker
             message = self._receive()
-            if isinstance(message.block, torch.Tensor):
-                self._open_blocks.append(message.block)
-            self._ready[worker], self._failures[worker] = message.unpack(), message.failure
+            self._ready[worker] = self._unpacked(worker, message)
+            self._failures[worker] = message.failure
             produced = next(self._ready[worker], None)
         if produced is None:
             self._fail(self._failures[worker])
         self._turn += 1
         return produced
+
+    def _unpacked(self, worker: int, message: Message) -> Iterator[Produced]:
+        """The batches of a message; copied if the user keeps some that came before."""
+        lease, leases = message.lease(), self._leases[worker]
+        is_kept = len(leases) >= SPARE_BLOCKS
+        if lease is not None:
+            leases.add(lease)
+        return message.unpack(lease, copy=is_kept)
 
     def _fail(self, failure: "_Failure | ExceptionWrapper") -> NoReturn:
         self.close()
@@ -228,6 +237,7 @@ class _ProcessStream:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
             worker.join()
+        forget_blocks(worker.pid for worker in self._workers)
 
 
 def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
@@ -238,7 +248,8 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
     """
     if not Path(folder).is_dir():
         return  # no Linux: shared memory has no limit of its own there
-    messages = pool.ranks * pool.num_workers * (pool.prefetch + 1)
+    blocks = blocks_per_worker(pool.prefetch)
+    messages = pool.ranks * pool.num_workers * blocks
     size = shared_bytes(pool.batch)
     needed, free = messages * size, shutil.disk_usage(folder).free
     if needed > free:
@@ -246,7 +257,7 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
         raise ConfigError(
             f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
             f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x {pool.num_workers} workers x "
-            f"{pool.prefetch + 1} messages of {size / mib:,.1f} MiB. Enlarge it "
+            f"{blocks} messages of {size / mib:,.1f} MiB. Enlarge it "
             "(docker run --shm-size), or lower prefetch, num_workers or batch_size; "
             "pool='threads' needs none"
         )

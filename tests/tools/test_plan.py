@@ -69,7 +69,7 @@ def test_memory_is_counted_from_the_first_samples(config, run, monkeypatch):
     _, document = run("--config", config_of_three, "--world-size", "1,4")
     assert document["batch_bytes"] == 2 * (3 * 16 * 16 + 8 + 5 + 16)  # pixels, label, key and id
     one, four = document["epochs"]
-    assert one["shm_bytes"] == document["batch_bytes"] * 16 * 3 * (3 + 1)
+    assert one["shm_bytes"] == document["batch_bytes"] * 16 * 3 * (3 + 2)
     assert four["shm_bytes"] == 2 * one["shm_bytes"]  # two ranks on each node
     assert (one["nodes"], four["nodes"]) == (1, 2)
     assert run("--config", config(num_workers=0))[1]["epochs"][0]["shm_bytes"] == 0

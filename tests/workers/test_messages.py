@@ -1,6 +1,9 @@
 """Batches on their way between processes."""
 
+import multiprocessing
+import os
 import pickle
+from contextlib import suppress
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
@@ -9,11 +12,12 @@ import torch
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.collate import BadSample, Made
+from lightning_shards.pipeline.room import new_tensor
+from lightning_shards.workers.blocks import Block, SharedBlocks, forget_blocks
 from lightning_shards.workers.messages import (
     SHARED_BYTES,
     BatchBytes,
-    Message,
-    SharedBlocks,
+    MessageMaker,
     batch_bytes,
     message_sizes,
     tensor_bytes,
@@ -23,15 +27,22 @@ from lightning_shards.workers.processes import ProcessPool, require_shared_memor
 
 SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
 LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
-BLOCKS = SharedBlocks(1)
 BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
+
+
+def message_of(*batches, maker=None):
+    return (maker or MessageMaker(1)).message([Produced(Made(batch), 0.0) for batch in batches])
+
+
+def unpacked(message, **options):
+    return message.unpack(message.lease(), **options)
 
 
 @pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
 def test_a_message_gives_what_was_put_in(batch):
     bad = (BadSample(0, 1, "SampleError"),)
     sent = [Produced(Made(batch, digest, bad), seconds=digest / 2) for digest in (2**64 - 1, 3)]
-    received = list(pickle.loads(ForkingPickler.dumps(Message(sent, BLOCKS))).unpack())
+    received = list(unpacked(pickle.loads(ForkingPickler.dumps(MessageMaker(1).message(sent)))))
     assert [each.seconds for each in received] == [each.seconds for each in sent]
     for each, original in zip(received, sent, strict=True):
         assert each.made[1:] == original.made[1:]
@@ -63,9 +74,9 @@ def test_a_message_gives_what_was_put_in(batch):
 )
 def test_tensors_of_every_type_and_shape_come_back(column):
     nested = [{"boxes": column, "tags": ("a", [column])}] * 2
-    sent = Message([Produced(Made({"x": column, "targets": nested}), 0.0)], BLOCKS)
+    sent = message_of({"x": column, "targets": nested})
     assert b"rebuild" not in pickle.dumps(sent)  # torch's own way, which opens a file for each
-    (received,) = pickle.loads(pickle.dumps(sent)).unpack()
+    (received,) = unpacked(pickle.loads(pickle.dumps(sent)))
     for each in (
         received.made.batch["x"],
         received.made.batch["targets"][1]["boxes"],
@@ -78,39 +89,175 @@ def test_tensors_of_every_type_and_shape_come_back(column):
 
 def test_a_message_is_pinned_as_a_whole(monkeypatch):
     pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
-    message = Message([Produced(Made(BATCH), 0.0)] * 2, BLOCKS).pin_memory()
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
+    )
+    sent = message_of(BATCH, BATCH)
+    block = sent.block
+    message = sent.pin_memory()
+    assert not block.is_in_use  # free for the next message
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
-    assert torch.equal(list(message.unpack())[1].made.batch["small"], SMALL)
+    assert torch.equal(list(unpacked(message))[1].made.batch["small"], SMALL)
 
 
-def message_of(*columns, blocks=BLOCKS):
-    return Message([Produced(Made({"x": column}), 0.0) for column in columns], blocks)
+COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
 
 
-def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_tensors_of_their_own():
-    columns = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
-    sent = message_of(*columns)
-    assert sent.block.is_shared()
-    received = [each.made.batch["x"] for each in sent.unpack()]
-    for column, original in zip(received, columns, strict=True):
+def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked_for():
+    sent = message_of(*({"x": column} for column in COLUMNS))
+    assert isinstance(sent.block, Block)
+    received = [each.made.batch["x"] for each in unpacked(sent, copy=True)]
+    assert not sent.block.is_in_use  # nothing lies in it any more
+    for column, original in zip(received, COLUMNS, strict=True):
         assert torch.equal(column, original)
         assert column.untyped_storage().nbytes() == len(original)
         column.add_(1)
     assert [int(column.max()) for column in received] == list(range(1, 10))
-    assert not torch.is_tensor(message_of(columns[0]).block)
+    assert not isinstance(message_of({"x": COLUMNS[0]}).block, Block)
+
+
+def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
+    sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
+    assert sent.block.is_in_use
+    batches = [each.made.batch for each in unpacked(sent, copy=False)]
+    for batch, original in zip(batches, COLUMNS, strict=True):
+        assert torch.equal(batch["x"], original)
+        assert batch["ids"].untyped_storage().nbytes() == SMALL.nbytes  # no reason to keep it
+    row, small = batches[4]["x"][100:], batches[5]["ids"]
+    row.add_(1)
+    del batches, batch
+    assert sent.block.is_in_use
+    assert int(row.max()) == 5
+    del row
+    assert not sent.block.is_in_use
+    assert torch.equal(small, SMALL)
+
+
+def test_a_forked_process_releases_no_block():
+    sent = message_of(BATCH)
+    (batch,) = unpacked(sent, copy=False)
+    context = multiprocessing.get_context("fork")
+    fork = context.Process(target=batch.made.batch.clear)
+    fork.start()
+    fork.join(60)
+    assert fork.exitcode == 0
+    assert sent.block.is_in_use
+    batch.made.batch.clear()
+    assert not sent.block.is_in_use
+
+
+def test_batches_are_made_where_the_trainer_finds_them():
+    maker = MessageMaker(2)
+    list(unpacked(message_of(BATCH, maker=maker)))  # now it knows how large they are
+    with maker.making(2):
+        made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for number in (1, 2)]
+    small = torch.tensor([5, 6])
+    sent = message_of(*({"x": each, "small": small} for each in made), maker=maker)
+    start, end = (
+        sent.block.content.ctypes.data,
+        sent.block.content.ctypes.data + len(sent.block.content),
+    )
+    assert all(start <= each.data_ptr() < end for each in made)
+    received = [each.made.batch for each in unpacked(sent, copy=False)]
+    assert [each["x"].data_ptr() for each in received] == [each.data_ptr() for each in made]
+    assert [int(each["x"].max()) for each in received] == [1, 2]
+    assert [each["small"].tolist() for each in received] == [[5, 6]] * 2
+
+
+@pytest.mark.parametrize("size", [2 * SHARED_BYTES, 100])
+def test_batches_of_another_size_than_expected_arrive_whole(size):
+    maker = MessageMaker(1)
+    list(unpacked(message_of(BATCH, maker=maker)))
+    with maker.making(1):
+        made = [new_tensor((length,), torch.uint8).fill_(7) for length in (1000, size)]
+    sent = message_of({"x": made}, maker=maker)
+    assert isinstance(sent.block, Block) is (size > SHARED_BYTES)
+    (received,) = unpacked(sent)
+    for column, original in zip(received.made.batch["x"], made, strict=True):
+        assert torch.equal(column, original)
+    with maker.making(1):  # the block is free again
+        made = new_tensor((SHARED_BYTES,), torch.uint8)
+    assert message_of({"x": made}, maker=maker).block.is_in_use
+
+
+def test_batches_that_are_made_twice_need_no_larger_blocks():
+    maker = MessageMaker(3)
+    for number in range(4):
+        with maker.making(2):
+            for _ in range(2):
+                made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for _ in range(2)]
+        sent = message_of(*({"x": each} for each in made), maker=maker)
+        assert len(sent.block.content) == 2 * SHARED_BYTES
+        for received in unpacked(sent, copy=False):
+            assert torch.equal(received.made.batch["x"], made[0])
+        del received
+        assert not any(block and block.is_in_use for block in maker._blocks._blocks)
+
+
+def test_a_message_that_ends_early_brings_what_there_is():
+    maker = MessageMaker(1)
+    list(unpacked(message_of(BATCH, maker=maker)))
+    with suppress(ZeroDivisionError), maker.making(16):
+        made = new_tensor((SHARED_BYTES,), torch.uint8).fill_(7)
+        _ = 1 / 0
+    sent = maker.message([Produced(Made({"x": made}), 0.0)], "why")
+    assert (sent.failure, type(sent.block)) == ("why", Block)
+    assert torch.equal(next(unpacked(sent)).made.batch["x"], made)
+    assert list(unpacked(maker.message([], "why"))) == []
+    assert new_tensor((9,), torch.uint8).data_ptr() not in range(
+        sent.block.content.ctypes.data, sent.block.content.ctypes.data + len(sent.block.content)
+    )
 
 
 def test_shared_blocks_are_used_in_turn_and_grow():
-    blocks = SharedBlocks(2)
+    maker = MessageMaker(2)
     sizes = [SHARED_BYTES, SHARED_BYTES, SHARED_BYTES // 2, 2 * SHARED_BYTES, SHARED_BYTES]
-    sent = [message_of(torch.ones(size, dtype=torch.uint8), blocks=blocks) for size in sizes]
-    addresses = [each.block.data_ptr() for each in sent if torch.is_tensor(each.block)]
-    first, second, larger, again = addresses
-    assert first != second
+    blocks = []
+    for size in sizes:
+        sent = message_of({"x": torch.ones(size, dtype=torch.uint8)}, maker=maker)
+        list(unpacked(sent))
+        blocks.append(sent.block)
+    first, second, small, larger, again = blocks
+    assert isinstance(small, bytearray)
     assert larger not in (first, second)
-    assert again == second
-    assert len(sent[3].block) == 2 * SHARED_BYTES
+    assert again is second is not first
+    assert len(larger.content) == 2 * SHARED_BYTES
+
+
+def test_a_block_in_use_is_never_taken():
+    blocks = SharedBlocks(2)
+    first, second = blocks.take(100), blocks.take(100)
+    third = blocks.take(100)
+    assert len({each.content.ctypes.data for each in (first, second, third)}) == 3
+    second.is_in_use = False
+    assert blocks.take(64) is second
+
+
+def test_a_block_is_opened_once():
+    blocks = SharedBlocks(1)
+    sent = blocks.take(100)
+    pickled = [ForkingPickler.dumps(sent) for _ in range(2)]
+    received = [pickle.loads(each) for each in pickled]
+    assert received[0] is received[1]
+    sent.content[:] = 7
+    assert received[1].content.tolist() == [7] * 100
+    sent.is_in_use = False
+    larger = blocks.take(200)  # under the same name
+    received = [pickle.loads(ForkingPickler.dumps(larger)) for _ in range(2)]
+    larger.content[:] = 8
+    assert received[1].content.tolist() == [8] * 200
+    forget_blocks([os.getpid()])
+    with pytest.raises(KeyError):
+        pickle.loads(ForkingPickler.dumps(larger))
+
+
+def test_a_block_for_want_of_a_free_one_travels_as_a_whole_each_time():
+    blocks = SharedBlocks(1)
+    blocks.take(100)
+    odd = blocks.take(100)
+    received = [pickle.loads(ForkingPickler.dumps(odd)) for _ in range(2)]
+    odd.content[:] = 9
+    assert [int(each.content.min()) for each in received] == [9, 9]
 
 
 def test_messages_grow_up_to_a_number_of_bytes_or_batches():
@@ -134,8 +281,8 @@ def test_the_bytes_of_a_batch_are_judged_by_one_sample():
 def test_tensors_in_lists_are_counted_as_the_block_holds_them():
     boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
     counted = batch_bytes({"targets": [boxes]}, 64)
-    sent = message_of([boxes] * 64)
-    assert counted.shared == len(sent.block) == 64 * 100_032  # in steps of 64 bytes
+    sent = message_of({"targets": [boxes] * 64})
+    assert counted.shared == len(sent.block.content) == 64 * 100_032  # in steps of 64 bytes
     assert counted.inline < 64 * 1000
     assert tensor_bytes({"targets": [boxes]}, 64) == counted.shared
 
@@ -143,16 +290,16 @@ def test_tensors_in_lists_are_counted_as_the_block_holds_them():
 def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 100 * 2**20})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    fits = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**20 * 100 // 6))
+    fits = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**20 * 100 // 8))
     require_shared_memory(fits, str(tmp_path))
     large = {"start_method": "fork", "batch": BatchBytes(2**30, shared=20 * 2**20)}
     with pytest.raises(ConfigError) as caught:
         ProcessPool(2, **large)
-    assert "has 100 MiB free, and the workers need 120 MiB" in str(caught.value)
-    assert "1 ranks x 2 workers x 3 messages of 20.0 MiB" in str(caught.value)
+    assert "has 100 MiB free, and the workers need 160 MiB" in str(caught.value)
+    assert "1 ranks x 2 workers x 4 messages of 20.0 MiB" in str(caught.value)
     assert "--shm-size" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"need 480 MiB: 8 ranks x 1 workers"):
+    with pytest.raises(ConfigError, match=r"need 640 MiB: 8 ranks x 1 workers"):
         ProcessPool(1, ranks=8, **large)
-    with pytest.raises(ConfigError, match=r"need 120 MiB: 1 ranks x 10 workers x 3 messages of 4"):
+    with pytest.raises(ConfigError, match=r"need 160 MiB: 1 ranks x 10 workers x 4 messages of 4"):
         ProcessPool(10, start_method="fork", batch=BatchBytes(shared=2**20))
     require_shared_memory(fits, str(tmp_path / "none"))  # other systems have no such folder

@@ -2,6 +2,7 @@
 
 import fcntl
 import time
+from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
@@ -11,8 +12,10 @@ import torch
 
 from lightning_shards.errors import MissingFieldError, SampleError
 from lightning_shards.pipeline.collate import Made
+from lightning_shards.pipeline.room import new_tensor
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
+from lightning_shards.workers import blocks
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
@@ -190,14 +193,15 @@ def test_a_failed_stream_has_no_processes_left(start, pack_shards, make_source):
 class LargeBatches:
     """Batch number n is a megabyte of n; the first worker fails at one of its own."""
 
-    fails_at: int
+    fails_at: int = -1
     draws_from_globals = ()
 
     def batches(self, place, cursor):
         for number in count(place.worker, place.num_workers):
             if number == self.fails_at:
                 raise SampleError(f"at {number}")
-            yield Made({"x": torch.full((2**20,), number, dtype=torch.uint8)})
+            made = new_tensor((2**20,), torch.uint8).fill_(number % 256)
+            yield Made({"x": made, "number": torch.tensor(number)})
 
 
 @pytest.mark.ddp
@@ -214,3 +218,48 @@ def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fa
             next(stream)
     finally:
         stream.close()
+
+
+def is_shared(tensor):
+    """Whether it lies where its worker put it."""
+    starts = {each.content.ctypes.data: len(each.content) for each in blocks._open_blocks.values()}
+    return any(0 <= tensor.data_ptr() - start < size for start, size in starts.items())
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("batch", [BatchBytes(shared=2**22 + 1), BatchBytes(shared=2**20)])
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("kept", [0, 1, 40])
+def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers, batch):
+    pool = ProcessPool(num_workers, start_method="fork", batch=batch)
+    stream = pool.start(LargeBatches(), Place(), START)
+    batches = deque(maxlen=kept)
+    copies = 0
+    expected = [torch.full((2**20 - 1,), number, dtype=torch.uint8) for number in range(40)]
+    try:
+        for number in range(40):
+            made = next(stream).made.batch
+            made["x"][0] = 255  # a batch may be written to
+            copies += not is_shared(made["x"])
+            batches.append(made)
+            del made
+            for earlier, each in enumerate(batches, number + 1 - len(batches)):
+                assert (each["number"], int(each["x"][0])) == (earlier, 255)
+                assert torch.equal(each["x"][1:], expected[earlier])
+    finally:
+        stream.close()
+    assert len(batches) == kept
+    assert (copies == 0) is (kept < num_workers)
+
+
+@pytest.mark.ddp
+def test_a_stream_that_ends_keeps_no_shared_memory():
+    before = set(blocks._open_blocks)
+    stream = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**22 + 1)).start(
+        LargeBatches(), Place(), START
+    )
+    batch = next(stream).made.batch
+    assert set(blocks._open_blocks) > before
+    stream.close()
+    assert set(blocks._open_blocks) == before
+    assert int(batch["x"].max()) == 0
