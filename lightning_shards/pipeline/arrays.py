@@ -25,6 +25,9 @@ _MAGIC = _NUMPY + b"\x01"
 _NPY_PREFIX = 10
 """Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
 
+_NPY_LONGEST = _NPY_PREFIX + 2**16
+"""Bytes up to the end of the header at most."""
+
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -66,30 +69,30 @@ def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
 
 
 def _number_column(members: Members, dtype: str) -> torch.Tensor | None:
-    joined, kind = members.joined(), np.dtype(dtype)
-    size = joined.common_size()
-    if not size or size % kind.itemsize:
+    rows, kind = members.rows(), np.dtype(dtype)
+    if rows is None or rows.shape[1] % kind.itemsize:
         return None
-    rows = joined.rows(0, size)
-    if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[:size]).all(axis=1).any():
+    if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[: rows.shape[1]]).all(axis=1).any():
         return None  # a file of numpy's among them
-    return _column(rows, _Layout((size // kind.itemsize,), kind))
+    return _column(rows, _Layout((rows.shape[1] // kind.itemsize,), kind))
 
 
 def npy_column(members: Members) -> torch.Tensor | None:
     """.npy files that have one header, and so one shape and type; None if they do not."""
-    joined = members.joined()
-    prefix, size = joined.head(_NPY_PREFIX), joined.common_size()
-    start = _NPY_PREFIX + int.from_bytes(prefix[_NPY_PREFIX - 2 :], "little")
-    header = joined.head(start)
+    rows = members.rows()
+    if rows is None:
+        return None
+    first = rows[0, :_NPY_LONGEST].tobytes()
+    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
+    header = first[:start]
     layout = _layout(header)
-    if layout is None or size is None:
+    if layout is None:
         return None
-    if size != start + prod(layout.shape) * layout.dtype.itemsize:
+    if rows.shape[1] != start + prod(layout.shape) * layout.dtype.itemsize:
         return None
-    if (joined.rows(0, start) != np.frombuffer(header, np.uint8)).any():
+    if rows[:, :start].tobytes() != header * len(rows):
         return None
-    return _column(joined.rows(start, size), layout)
+    return _column(np.ascontiguousarray(rows[:, start:]), layout)
 
 
 def _column(rows: NDArray[np.uint8], layout: _Layout) -> torch.Tensor:

@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.pipeline.fields import Field
-from lightning_shards.pipeline.member_bytes import ABSENT, Ints, MemberBytes
+from lightning_shards.pipeline.member_bytes import ABSENT, Ints, MemberBytes, NotInChunkError
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.pipeline.window import (
     Extents,
     LargeMembers,
-    NotInChunkError,
     Stamps,
     Window,
     by_place,
     inverse,
 )
+from lightning_shards.shards.checksums import joined_crc32
 from lightning_shards.shards.members import ENCODING, ShardReader
 
 WINDOW_BYTES = 64 * 2**20
@@ -40,18 +40,34 @@ workers want what lies between."""
 
 
 class _Keys:
-    """The keys of some samples, cut out of one text when they are asked for."""
+    """The keys of some samples, cut out of one text when they are asked for.
 
-    def __init__(self, data: bytes, starts: Ints, lengths: Ints) -> None:
-        self._data = data.decode("ascii") if data.isascii() else data
+    Args:
+        data: the text, uint8.
+        starts: where each key begins in it.
+        lengths: bytes of each.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
         self._starts, self._stops = starts, starts + lengths
+        text = data.tobytes()
+        self._text = text.decode("ascii") if text.isascii() else text
+        self._alike: NDArray[np.str_] | None = None
+        length = int(lengths[0])
+        is_plain = text.isascii() and b"\0" not in text  # with which numpy fills an item
+        if length and is_plain and (lengths == length).all():
+            # an item of so many letters, of four bytes each, begins at each of them
+            shape, letters = (len(data) - length + 1,), data.astype(np.uint32)
+            self._alike = np.ndarray(shape, f"U{length}", letters, strides=(4,))
 
     def part(self, start: int, stop: int) -> list[str]:
-        data, starts, stops = self._data, self._starts[start:stop], self._stops[start:stop]
+        if self._alike is not None:
+            return self._alike[self._starts[start:stop]].tolist()
+        text, starts, stops = self._text, self._starts[start:stop], self._stops[start:stop]
         pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-        if isinstance(data, str):
-            return [data[a:b] for a, b in pairs]
-        return [str(data[a:b], *ENCODING) for a, b in pairs]
+        if isinstance(text, str):
+            return [text[a:b] for a, b in pairs]
+        return [str(text[a:b], *ENCODING) for a, b in pairs]
 
 
 class Chunk:
@@ -87,7 +103,8 @@ class Chunk:
         self._extents = Extents(*(values[..., back] for values in extents))
         self._large = extents.large()
         self._small = [field for field, is_large in enumerate(self._large) if not is_large]
-        self._keys = _Keys(keys.tobytes(), (np.cumsum(lengths) - lengths)[back], lengths[back])
+        self._joined = [self._joined_of(field) for field in self._small]
+        self._keys = _Keys(keys, (np.cumsum(lengths) - lengths)[back], lengths[back])
 
     def keys(self, start: int, stop: int) -> list[str]:
         """The keys of the samples start to stop."""
@@ -99,19 +116,33 @@ class Chunk:
         They hold until the next call.
 
         Raises:
-            NotInChunkError: a sample has no member for a field, or its bytes are damaged.
+            NotInChunkError: a sample has no member for a field. That the bytes of one are damaged
+                is found when they are asked for.
         """
         if self._small and stop > self._window.stop:
             self._read(start)
         first = self._window.start
-        small = [members.part(start - first, stop - first) for members in self._members]
+        small = [
+            members.part(start - first, stop - first, joined.get((start, stop)))
+            for members, joined in zip(self._members, self._joined, strict=True)
+        ]
         if not (self._are_there or all(column.are_there for column in small)):
-            raise NotInChunkError("a member of this batch is missing or damaged")
+            raise NotInChunkError("a member of this batch is missing")
         following = iter(small)
         return [
             self._large_members(field, start, stop) if is_large else next(following)
             for field, is_large in enumerate(self._large)
         ]
+
+    def _joined_of(self, field: int) -> dict[tuple[int, int], int]:
+        """By batch, the crc32 of a field's members together; empty if their sizes differ."""
+        sizes, checksums = self._extents.sizes[field], self._extents.crc32[field]
+        if (sizes != sizes[0]).any() or sizes[0] <= 0 or (checksums == ABSENT).any():
+            return {}
+        starts = np.concatenate([[0], self._stops[:-1]])
+        joined = joined_crc32(checksums.astype(np.uint32), self._stops - starts, int(sizes[0]))
+        batches = zip(starts.tolist(), self._stops.tolist(), strict=True)
+        return dict(zip(batches, joined.tolist(), strict=True))
 
     def _large_members(self, field: int, start: int, stop: int) -> LargeMembers:
         extents = self._extents.part(start, stop).of([field])

@@ -13,8 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import SampleError
-from lightning_shards.pipeline.member_bytes import ABSENT, Ints, ListedBytes, MemberBytes
+from lightning_shards.pipeline.member_bytes import (
+    ABSENT,
+    Ints,
+    ListedBytes,
+    MemberBytes,
+    NotInChunkError,
+)
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ShardReader
@@ -30,10 +35,6 @@ _PIECE = 2**20
 
 Stamps = dict[int, tuple[int, int]]
 """Size and time of change of shards when their members were looked up."""
-
-
-class NotInChunkError(SampleError):
-    """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
 
 
 class Extents(NamedTuple):
@@ -75,7 +76,6 @@ class _Members(NamedTuple):
     shards: Ints
     offsets: Ints
     sizes: Ints
-    crc32: Ints
 
 
 class _Pieces(NamedTuple):
@@ -104,7 +104,7 @@ class Window:
     """
 
     def __init__(self, extents: Extents) -> None:
-        self._sizes = extents.sizes
+        self._sizes, self._checksums = extents.sizes, extents.crc32
         self._members = _sorted(extents)
         self._pieces = _cut(self._members)
         self.buffered = int(self._pieces.lengths.sum())
@@ -112,12 +112,13 @@ class Window:
     def read(self, shards: OpenShards, stamps: Stamps) -> list[MemberBytes]:
         """The members of each field; they hold until the next window is read.
 
-        A member that cannot be read, or whose bytes are not what they were, is absent.
+        A member that cannot be read is absent.
         """
         buffer = shards.buffer(self.buffered)
         starts = np.empty(self._sizes.size, np.int64)
         starts[self._members.order] = _fill(shards, stamps, self._members, self._pieces, buffer)
-        rows = zip(starts.reshape(self._sizes.shape), self._sizes, strict=True)
+        starts = starts.reshape(self._sizes.shape)
+        rows = zip(starts, self._sizes, self._checksums, strict=True)
         return [MemberBytes(buffer, *row) for row in rows]
 
 
@@ -172,9 +173,9 @@ def inverse(order: Ints) -> Ints:
 
 def _sorted(extents: Extents) -> _Members:
     shards = np.tile(extents.shards, len(extents.sizes))
-    offsets, sizes, crcs = (values.ravel() for values in extents[1:])
+    offsets, sizes = extents.offsets.ravel(), extents.sizes.ravel()
     order = by_place(shards, offsets)
-    return _Members(order, shards[order], offsets[order], sizes[order], crcs[order])
+    return _Members(order, shards[order], offsets[order], sizes[order])
 
 
 def _cut(members: _Members) -> _Pieces:
@@ -212,12 +213,6 @@ def _fill(
     starts = within + np.repeat(pieces.places, pieces.counts)
     is_read = within + members.sizes <= np.repeat(np.array(read), pieces.counts)
     starts[(members.sizes < 0) | ~is_read] = ABSENT
-    checked = np.flatnonzero((starts >= 0) & (members.crc32 >= 0))
-    if len(checked):
-        begins = starts[checked]
-        ends = (begins + members.sizes[checked]).tolist()
-        sums = [crc32(view[a:b]) for a, b in zip(begins.tolist(), ends, strict=True)]
-        starts[checked[np.array(sums) != members.crc32[checked]]] = ABSENT
     return starts
 
 

@@ -20,7 +20,7 @@ from lightning_shards.pipeline.fields import Field, SampleTransforms
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.shards.index import load_index
-from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.members import ENCODING, ShardReader
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("big", "bin"), "raw"))
@@ -220,3 +220,24 @@ def test_a_batch_owns_its_memory(urls, tmp_path):
         assert ids.untyped_storage().nbytes() == 2 * 2 * 8  # a view would carry all others along
         ids.zero_()
         assert made.batch(0, []).batch["__id__"].tolist() == [list(each) for each in ALL[:2]]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["abc", "abd", "x/y"],
+        ["a", "abc", "x/y"],
+        ["abc", "äbc", "ab"],
+        ["ab\0", "abc", "xyz"],
+        ["é", "ab", "xy"],
+        [os.fsdecode(b"\xff\xfe"), "ab", "cd"],
+    ],
+)
+def test_keys_are_cut_out_whatever_they_hold(keys):
+    encoded = [key.encode(*ENCODING) for key in keys]
+    lengths = np.array(list(map(len, encoded)))
+    order = np.array([2, 0, 1, 1])
+    starts = (np.cumsum(lengths) - lengths)[order]
+    cut = chunk_module._Keys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
+    assert cut.part(1, 4) == [keys[0], keys[1], keys[1]]
+    assert cut.part(0, 1) == [keys[2]]
