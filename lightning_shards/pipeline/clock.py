@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 STAGES = ("open", "read", "decode", "transform", "collate")
-"""Opening shards and finding members; reading (or fetching) bytes; decoding them, of fields without
-a transform right into a batch; transforms that do not decode themselves; making batches of the
-rest. What is left of the time is bookkeeping, and the user's own stages of a stream."""
+"""Opening shards and finding members; reading (or fetching) bytes; checking and decoding them, of
+fields without a transform right into a batch; transforms that do not decode themselves; making
+batches of the rest. What is left is bookkeeping, and the user's own stages of a stream."""
 
 
 class _Stage:

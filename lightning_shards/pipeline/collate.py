@@ -189,7 +189,10 @@ class GrowingColumn:
         """The column of these samples, whose values `place` gave; raises what `column_of` does."""
         if self._column is not None and self._placed == self._count:
             return self._column
-        return column_of(samples, field)
+        column = column_of(samples, field)
+        if isinstance(column, list):  # rows must not leave: their memory may be a room's
+            column = [each.copy() if type(each) is np.ndarray else each for each in column]
+        return column
 
 
 def _large_array(value: Any) -> np.ndarray | None:

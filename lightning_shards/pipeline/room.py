@@ -1,6 +1,7 @@
 """Where the tensors of a batch are made: in memory of their own, or side by side in a room.
 
-A worker process makes them right in the shared memory that the trainer will find them in.
+A worker process makes large ones right in the shared memory that the trainer finds them in. What
+lies in a room leaves it as a tensor of a batch only: its memory is used again.
 """
 
 import threading

@@ -80,11 +80,12 @@ class Footprint:
 
 
 def blocks_per_worker(prefetch: int) -> int:
-    """Messages of one worker process that are in shared memory at most, each in a block of its own.
+    """Messages of one worker process that are in shared memory, each in a block of its own.
 
     torch asks a worker for message number k + prefetch when it hands out number k. While that one
     is made, the others up to k may be on their way or be taken apart. One more is left to the
-    trainer, for the batches that it works with.
+    trainer, for the batches that it works with. (A message that is larger than any before it
+    needs another block for a moment.)
     """
     return prefetch + 1 + SPARE_BLOCKS
 

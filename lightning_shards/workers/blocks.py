@@ -77,8 +77,9 @@ def _received(memory: torch.Tensor | None, name: _Name | None) -> Block:
 def forget_blocks(pids: Iterable[int | None]) -> None:
     """Close what these workers sent; tensors that lie in it keep it."""
     workers = set(pids)
-    for name in [name for name in _open_blocks if name[0] in workers]:
-        del _open_blocks[name]
+    for name in list(_open_blocks):  # a copy: torch's thread for pinned memory may add some
+        if name[0] in workers:
+            del _open_blocks[name]
 
 
 class SharedBlocks:

@@ -29,7 +29,7 @@ _MESSAGE_BYTES = 2**22
 """The same with what is in shared memory; a batch that is larger goes alone."""
 
 SHARED_BYTES = 2**19
-"""Blocks from this size on go through shared memory: to open it costs as much as to copy that."""
+"""Messages with tensors of so many bytes use shared memory, smaller ones the pipe alone."""
 
 _KEPT_BYTES = 2**14
 """Tensors from this size on stay in the shared memory that they came in."""

@@ -237,6 +237,7 @@ class _ProcessStream:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
             worker.join()
+        self._ready = []
         forget_blocks(worker.pid for worker in self._workers)
 
 

@@ -7,11 +7,12 @@ from contextlib import suppress
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import BadSample, Made
+from lightning_shards.pipeline.collate import BadSample, GrowingColumn, Made
 from lightning_shards.pipeline.room import new_tensor
 from lightning_shards.workers.blocks import Block, SharedBlocks, forget_blocks
 from lightning_shards.workers.messages import (
@@ -207,6 +208,31 @@ def test_a_message_that_ends_early_brings_what_there_is():
     assert new_tensor((9,), torch.uint8).data_ptr() not in range(
         sent.block.content.ctypes.data, sent.block.content.ctypes.data + len(sent.block.content)
     )
+
+
+def growing(values):
+    column = GrowingColumn(len(values))
+    return column.finished([{"x": column.place(value), "__key__": ""} for value in values], "x")
+
+
+def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
+    def batch(value, last):
+        arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
+        return {"x": growing(arrays if last else [*arrays, None])}
+
+    maker = MessageMaker(2)
+    list(unpacked(message_of(batch(1, 1), maker=maker)))
+    with maker.making(1):
+        listed = batch(2, None)
+    early = message_of(listed, maker=maker)
+    for value in (8, 9):
+        with maker.making(1):
+            later = batch(value, value)
+        message_of(later, maker=maker)
+    late = ForkingPickler.dumps(early)  # by a thread of torch's, when the pipe has room
+    (received,) = unpacked(pickle.loads(late))
+    first, second, third = received.made.batch["x"]
+    assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
 
 
 def test_shared_blocks_are_used_in_turn_and_grow():
