@@ -22,10 +22,10 @@ webdataset's and our own crop in ours. "floor" is that transform alone on bytes 
 is taken of the faster of two bare threads and two bare processes. The first batch is timed in a
 fresh process after its imports, from the construction of the loader on. Memory is the peak of the
 sum over all processes of a run, once a second, shared pages counted once, with the pages of mapped
-files; imports are what the main process holds before the loader is made, in ours Lightning's with it.
-crc32s are counted by zlib-ng, our extra `checksum`. All loaders read the page cache, and shuffle as
-their documentation says. Only ratios within one table mean anything on a machine that others use,
-too."""
+files; imports are what the main process holds before the loader is made, in ours Lightning's with
+it. crc32s are counted by zlib-ng, our extra `checksum`. All loaders read the page cache, and
+shuffle as their documentation says. Only ratios within one table mean anything on a machine that
+others use, too."""
 
 
 def write_report(results: Results, held_by: Mapping[str, str]) -> str:
