@@ -305,7 +305,8 @@ class ShardLoader:
         times.samples += samples
         times.produce_s += produced.seconds
         for stage, spent_s in zip(STAGES, produced.made.seconds, strict=False):
-            times.stages[stage] += spent_s
+            if spent_s:  # most are nothing
+                times.stages[stage] += spent_s
         if self._is_first:
             times.start_s += seconds
             self._is_first = False

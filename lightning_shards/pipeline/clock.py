@@ -9,6 +9,8 @@ STAGES = ("open", "read", "decode", "transform", "collate")
 fields without a transform right into a batch; transforms that do not decode themselves; making
 batches of the rest. What is left is bookkeeping, and the user's own stages of a stream."""
 
+_NOTHING: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+
 
 class _Stage:
     """A part of a worker's time; half a microsecond, where `contextmanager` takes three."""
@@ -33,7 +35,7 @@ class StageClock:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.seconds = _NOTHING.copy()
 
     def on(self, stage: str) -> _Stage:
         """Count what is done inside as this stage."""
@@ -61,5 +63,5 @@ class StageClock:
     def take(self) -> tuple[float, ...]:
         """The seconds since the last call, in the order of `STAGES`."""
         taken = tuple(self.seconds.values())
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.seconds = _NOTHING.copy()
         return taken
