@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_HEADER = 64
+from lightning_shards.pipeline.room import aligned
+
+_HEADER = aligned(1)
 """Bytes before the content of a block: the flag, and room to align what follows."""
 
 _Name: TypeAlias = tuple[int, int]

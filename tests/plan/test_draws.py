@@ -19,6 +19,7 @@ from lightning_shards.plan.draws import (
     shard_draws,
     shard_order,
     spans,
+    stable_order,
 )
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.topology import Place
@@ -332,3 +333,9 @@ def test_spans_need_the_world_of_the_plan():
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(orders_now()).replace("]], ", "]],\n") + "\n")
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 100, 2**64])
+def test_words_that_repeat_stay_in_their_order(distinct):
+    words = np.random.default_rng(distinct).integers(0, distinct, 5000, dtype=np.uint64)
+    assert stable_order(words).tolist() == np.argsort(words, kind="stable").tolist()

@@ -14,7 +14,7 @@ from small_orders import EITHER, EPOCHS, HUGE, JUST_ABOVE, UNEQUAL, make, orders
 from lightning_shards.plan import order as order_module
 from lightning_shards.plan.draws import ORDER_VERSION, Purpose
 from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.plan.order import MAX_TABLE, SampleOrder, permute_runs, stable_order
+from lightning_shards.plan.order import MAX_TABLE, SampleOrder, permute_runs
 
 GOLDEN = Path(__file__).with_name("golden_order.json")
 
@@ -215,9 +215,3 @@ def test_worlds_that_divide_the_global_batch_agree_on_every_step(order, batch_si
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden_now()).replace("]]], ", "]]],\n") + "\n")
-
-
-@pytest.mark.parametrize("distinct", [1, 2, 100, 2**64])
-def test_words_that_repeat_stay_in_their_order(distinct):
-    words = np.random.default_rng(distinct).integers(0, distinct, 5000, dtype=np.uint64)
-    assert stable_order(words).tolist() == np.argsort(words, kind="stable").tolist()
