@@ -9,6 +9,7 @@ goes on working for who does not know this package::
     ├── PlanError (ValueError)              an epoch that cannot be cut into equal steps
     ├── UrlError (ValueError)               a pattern of shards that cannot be read
     ├── ShardNotFoundError (FileNotFoundError)   a shard, or all that a pattern should have matched
+    ├── FileAccessError (OSError)           a file that is there and cannot be opened or read
     ├── IndexMismatchError (ValueError)     two sources of counts, or counts and shard, disagree
     ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
@@ -47,6 +48,10 @@ class UrlError(ShardError, ValueError):
 
 class ShardNotFoundError(ShardError, FileNotFoundError):
     """A shard does not exist, or a pattern matches none."""
+
+
+class FileAccessError(ShardError, OSError):
+    """A file is there and cannot be used: no permission, a fifo or folder, more than its limit."""
 
 
 class IndexMismatchError(ShardError, ValueError):

@@ -1,0 +1,89 @@
+"""Opening the files of a data set: each must be a regular file, and small ones have a limit.
+
+A fifo would make the reader wait for ever, a device could give bytes without end, and a folder ends
+in an error that names neither the shard nor a remedy.
+"""
+
+import errno
+import os
+import stat
+from os import PathLike
+from typing import Final
+
+from lightning_shards.errors import FileAccessError, ShardNotFoundError
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_REMEDIES: Final = {
+    errno.EACCES: "give this user the right to read it",
+    errno.EPERM: "give this user the right to read it",
+    errno.ELOOP: "mend the link",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or threads",
+    errno.ENFILE: "close other programs, or raise the system's limit of open files",
+}
+
+
+def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A file descriptor of a regular file, which the caller closes.
+
+    Args:
+        path: what to open; links are followed unless `flags` has `O_NOFOLLOW`.
+        flags: of `os.open`.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or this process may not or cannot open it.
+    """
+    try:
+        # without O_NONBLOCK a fifo would be waited for
+        file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    except FileNotFoundError as error:
+        raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
+    except OSError as error:
+        raise _not_opened(path, error) from error
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        raise _irregular(path, mode)
+    return file
+
+
+def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
+    """The contents of a small regular file.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, has more than `max_bytes`, or cannot be read.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise FileAccessError(
+                f"{path} has {size:,} bytes, more than the {max_bytes:,} that such a file may "
+                "have; remake it, or move it away"
+            )
+        try:
+            return file.read(max_bytes)
+        except OSError as error:
+            raise FileAccessError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _not_opened(path: str | PathLike[str], error: OSError) -> FileAccessError:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        mode = stat.S_IFREG
+    if stat.S_IFMT(mode) in _KINDS:  # a socket cannot be opened, a folder not for writing
+        return _irregular(path, mode)
+    remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
+    return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
+
+
+def _irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")
