@@ -91,6 +91,18 @@ def count_samples(path: str | PathLike[str]) -> int:
         return count + sum(1 for _ in group_members(walk_members(data, url, position), url))
 
 
+def holds_samples(path: str | PathLike[str]) -> bool:
+    """Whether webdataset yields any sample from this local tar; headers are read up to the first.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        DamagedShardError: What was read is no tar archive.
+    """
+    url = fspath(path)
+    with map_tar(url) as data:
+        return any(True for _ in group_members(walk_members(data, url), url))
+
+
 def scan_samples(data: Buffer, url: str) -> SampleRun:
     """All samples of a tar; `url` only serves the messages.
 

@@ -11,6 +11,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from socket import getaddrinfo
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,7 @@ from urllib.request import getproxies
 from braceexpand import braceexpand
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
+from lightning_shards.shards.regular_files import open_regular
 
 ALLOWED_SCHEMES: Final = ("file", "http", "https", "gs", "hf", "ais", "sftp", "ftps", "scp", "htgs")
 
@@ -107,10 +109,14 @@ def require_local_shards(urls: Sequence[str]) -> None:
 
     Raises:
         ShardNotFoundError: It names the first few, how many of how many, and what to look at.
+        FileAccessError: One is a fifo, a socket, a device or a folder, or may not be looked at.
     """
     missing = missing_shards(urls)
     if not missing:
         return
+    for url in missing:
+        with suppress(ShardNotFoundError):
+            os.close(open_regular(url))  # which says what it is
     named = ", ".join(missing[:_NUM_NAMED])
     more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
     folder = os.path.dirname(missing[0]) or "."

@@ -5,6 +5,7 @@ index (whose crc32s tell which member changed), and what the JSON files beside i
 is found is written anywhere, so that the table of a sound shard outlives the damage.
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
-from lightning_shards.shards.formats.count_files import http_claims, read_json
+from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.formats.count_files import http_claims
 from lightning_shards.shards.inspection.findings import Finding
 from lightning_shards.shards.inspection.salvage import (
     Damage,
@@ -51,6 +53,9 @@ from lightning_shards.shards.urls import is_local, redact, split_url
 
 _MAX_NAMED = 1000
 """Findings of one kind in one shard; the rest are counted in the last one."""
+
+_MAX_SHOWN = 40
+"""Letters of a value that somebody else wrote."""
 
 REPAIRABLE = frozenset(
     {"damaged shard", "changed member", "undecodable member", "split sample", "duplicate key"}
@@ -262,8 +267,8 @@ def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None)
         return []
     name = different[0]
     message = (
-        f"its {name} is {facts[name]}, {entry[name]} by the index {entry['source']}; index it "
-        "again if it was written anew, else fetch it again"
+        f"its {name} is {facts[name]}, {str(entry[name])[:_MAX_SHOWN]} by the index "
+        f"{entry['source']}; index it again if it was written anew, else fetch it again"
     )
     return [Finding("changed shard", message, path)]
 
@@ -322,7 +327,8 @@ def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Name and entry of each shard of this folder that a wids JSON in it lists."""
     found: list[tuple[str, dict[str, Any]]] = []
     for path in sorted(folder.glob("*.json")):
-        content = read_json(path, containing=b'"wids_version"') if path.is_file() else None
+        is_folder = os.path.isdir(path)  # noqa: PTH112 never raises
+        content = None if is_folder else read_json(path, containing=b'"wids_version"')
         fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
         listed: Any = fields.get("shardlist")
         for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
@@ -344,5 +350,5 @@ def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> l
             path,
         )
         for path, entry in indexed.items()
-        if entry["source"] in sources and not Path(path).is_file()
+        if entry["source"] in sources and not os.path.isfile(path)  # noqa: PTH113 never raises
     ]

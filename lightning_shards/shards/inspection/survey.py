@@ -7,6 +7,7 @@ its URL without secrets.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,7 @@ from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url
 
@@ -246,7 +248,7 @@ def damaged_byte(error: Exception) -> int | None:
 def file_md5(path: str) -> str:
     """MD5 of a file, which is what the wids JSON has a place for; against accidents only."""
     digest = hashlib.md5(usedforsecurity=False)
-    with Path(path).open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while chunk := file.read(_MD5_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
