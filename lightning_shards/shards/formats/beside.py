@@ -13,6 +13,9 @@ from typing import Final
 
 from lightning_shards.shards.regular_files import open_regular, read_regular
 
+SIZES: Final = "sizes.json"
+WIDS: Final = "wids.json"
+
 MAX_INDEX_BYTES: Final = 256 << 20
 """Of one file: a wids JSON of a million shards has about 150 MB."""
 
@@ -51,6 +54,18 @@ def _passing_over(path: Path, read: Callable[[], bytes]) -> bytes | None:
     except OSError as error:  # it names the path
         _log.warning("passed over: %s", error)
         return None
+
+
+def json_files(folder: Path) -> list[Path]:
+    """The files of a folder that may be indexes of its shards, by name.
+
+    A folder in it that is named like a JSON file is none of them, unless by a name of an index.
+    """
+    return [
+        path
+        for path in sorted(folder.glob("*.json"))
+        if path.name in (SIZES, WIDS) or not os.path.isdir(path)  # noqa: PTH112 never raises
+    ]
 
 
 def read_json(path: Path, *, containing: bytes = b"") -> object:

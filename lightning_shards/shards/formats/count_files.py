@@ -7,7 +7,6 @@ of them is wrong; a file that cannot be read is passed over, since the shards th
 
 import json
 import logging
-import os
 import re
 import urllib.error
 import urllib.request
@@ -19,7 +18,7 @@ from typing import Final, TypeGuard, cast
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.formats import beside
-from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.formats.beside import SIZES, WIDS, json_files, read_json
 from lightning_shards.shards.formats.count_formats import (
     LENGTH,
     MAX_HEADER,
@@ -33,8 +32,6 @@ from lightning_shards.shards.urls import redact
 MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
 HTTP_TIMEOUT_S: Final = 10.0
 
-_SIZES = "sizes.json"
-_WIDS = "wids.json"
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
 _WIDS_MARKER = b'"wids_version"'
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
@@ -66,10 +63,8 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted = frozenset(names)
     parts = Path(folder).absolute().parts
     claims: dict[str, CountClaim] = {}
-    for path in sorted(Path(folder).glob("*.json")):
-        if path.name not in (_SIZES, _WIDS) and os.path.isdir(path):  # noqa: PTH112 never raises
-            continue  # a folder that is named like a file, and no index
-        marker = b"" if path.name == _SIZES else _WIDS_MARKER
+    for path in json_files(Path(folder)):
+        marker = b"" if path.name == SIZES else _WIDS_MARKER
         content = read_json(path, containing=marker)
         for name, claim in _claims(content, str(path), parts, wanted):
             _check_size(Path(folder) / name, claim)
@@ -92,7 +87,7 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted = frozenset(names)
     parts = tuple(folder.split("/"))
     claims: dict[str, CountClaim] = {}
-    for file_name in (_SIZES, _WIDS, *REMOTE_NAMES):
+    for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and wanted <= claims.keys():
             break
         url = f"{folder}/{file_name}"
@@ -198,7 +193,7 @@ def _claims(
     if fields.get("wids_version") == 1:
         yield from _wids_claims(fields, source, folder, names)
         return
-    is_sizes = source.rpartition("/")[2] == _SIZES
+    is_sizes = source.rpartition("/")[2] == SIZES
     counts = fields if is_sizes else counts_in(fields) if source.endswith(REMOTE_NAMES) else {}
     for name in names & counts.keys():
         samples = counts[name]

@@ -24,7 +24,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
-from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.formats.beside import json_files, read_json
 from lightning_shards.shards.formats.count_files import http_claims
 from lightning_shards.shards.inspection.findings import Finding
 from lightning_shards.shards.inspection.salvage import (
@@ -326,9 +326,8 @@ def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], lis
 def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Name and entry of each shard of this folder that a wids JSON in it lists."""
     found: list[tuple[str, dict[str, Any]]] = []
-    for path in sorted(folder.glob("*.json")):
-        is_folder = os.path.isdir(path)  # noqa: PTH112 never raises
-        content = None if is_folder else read_json(path, containing=b'"wids_version"')
+    for path in json_files(folder):
+        content = read_json(path, containing=b'"wids_version"')
         fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
         listed: Any = fields.get("shardlist")
         for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
