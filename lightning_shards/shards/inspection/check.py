@@ -22,7 +22,6 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
 )
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.formats.beside import json_files, read_json
 from lightning_shards.shards.formats.count_files import http_claims
@@ -48,7 +47,7 @@ from lightning_shards.shards.inspection.survey import (
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore, open_table
-from lightning_shards.shards.tar import map_tar
+from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
 
 _MAX_NAMED = 1000
@@ -200,7 +199,7 @@ def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Find
     if not Path(path).is_file() or not Path(path).stat().st_size:
         return [first]
     before: str | None = None
-    with map_tar(path) as data:
+    with open_tar(path) as data:
         for found in walk_around_damage(data, path):
             if isinstance(found, Damage):
                 break
@@ -228,7 +227,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
     return _named(path, known, np.flatnonzero(known.crc32 != table.crc32).tolist())
 
 
-def _changed(data: Any, known: MemberTable) -> list[int]:
+def _changed(data: TarBytes, known: MemberTable) -> list[int]:
     """Members of the table whose bytes are not there or are others."""
     if known.crc32 is None:
         return []
@@ -236,7 +235,7 @@ def _changed(data: Any, known: MemberTable) -> list[int]:
     return [
         member
         for member, (start, size, right) in enumerate(extents)
-        if start + size > len(data) or crc32(data[start : start + size]) != right
+        if start + size > len(data) or data.crc32(start, size) != right
     ]
 
 
@@ -280,7 +279,7 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
     columns = (owners, table.suffix_ids, table.offsets, table.sizes)
     rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
     findings: list[Finding] = []
-    with map_tar(path) as data:
+    with open_tar(path) as data:
         for sample, suffix, offset, size in rows:
             decode = decoders[suffix]
             if decode is None:
