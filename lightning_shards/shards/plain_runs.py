@@ -101,7 +101,7 @@ def holds_samples(path: str | PathLike[str]) -> bool:
         DamagedShardError: What was read is no tar archive.
     """
     url = fspath(path)
-    with map_tar(url) as data:
+    with open_tar(url) as data:
         return any(True for _ in group_members(walk_members(data, url), url))
 
 
