@@ -267,7 +267,7 @@ def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
             found.fields[suffix] = sizes_of(sizes[start:stop])
         if start < stop < start + table.num_samples:
             # a sample has a suffix once, so that up to a gap the owners are 0, 1, 2 and so on
-            is_behind = owners[start:stop] != np.arange(stop - start)
+            is_behind: NDArray[np.bool_] = owners[start:stop] != np.arange(stop - start)
             lacks = int(is_behind.argmax()) if is_behind.any() else stop - start
             found.lacking[suffix] = table.key(lacks)
         start = stop
