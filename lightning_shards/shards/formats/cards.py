@@ -8,10 +8,12 @@ from typing import Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.regular_files import read_regular
 
 CARD: Final = "README.md"
 MARK: Final = "<!-- written by lightning-shards index -->"
 
+_MAX_BYTES = 256 << 20  # a card of millions of shards, each by its name
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 _LARGER = ("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T")
 
@@ -26,9 +28,10 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
 
     Raises:
         ConfigError: There is a README that somebody else wrote.
+        FileAccessError: What is there is no file that can be read, or the card cannot be written.
     """
     path = root / CARD
-    if path.exists() and MARK not in path.read_text("utf-8", "replace"):
+    if path.exists() and MARK.encode() not in read_regular(path, _MAX_BYTES):
         raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
     replace_file(path, card_text(root, splits, counts))
     return path
