@@ -251,6 +251,8 @@ def _unpacked(data: mmap.mmap) -> MemberTable:
         raise _Unusable("it is of another version, or no member table")
     if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
         raise _Unusable("it is damaged: its checksum does not match")
+    if header_bytes % _ALIGNMENT:
+        raise _Unusable("its arrays are not aligned")  # and could not be read item by item
     position = _PREFIX.size + header_bytes
     facts = _facts(json.loads(data[_PREFIX.size : position]))
     columns = _columns(facts)
@@ -281,7 +283,7 @@ def _facts(content: object) -> dict[str, Any]:
         and isinstance(suffixes, list)
         and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
     )
-    if not are_right:
+    if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
         raise _Unusable("its JSON is not that of a member table")
     return facts
 

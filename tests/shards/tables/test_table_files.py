@@ -130,6 +130,7 @@ FORGED_FACTS = {
     "other flag": {"has_crc32": False},
     "suffixes": {"suffixes": "cls"},
     "suffix": {"suffixes": ["cls", 1]},
+    "one suffix twice": {"suffixes": ["cls", "cls"]},
     "few suffixes": {"suffixes": ["cls"]},
     "fewer samples": {"num_samples": 2},
     "smaller shard": {"file_size": 4000},
@@ -150,6 +151,15 @@ FORGED_NUMBERS = {
     "size that overflows": (120, (1 << 63) - 1),
     "overlap": (96, 2000),
 }
+
+
+def test_a_sidecar_with_arrays_that_are_not_aligned_is_no_table(sidecar, caplog):
+    data = sidecar.read_bytes()
+    (length,) = struct.unpack_from("<Q", data, 16)
+    checked = struct.pack("<Q", length + 3) + data[24 : 24 + length] + b"   " + data[24 + length :]
+    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 1, crc32(checked)) + checked)
+    assert open_table(sidecar) is None
+    assert "its arrays are not aligned" in caplog.text
 
 
 def _assert_refused(sidecar, caplog, **forgery):
