@@ -64,17 +64,19 @@ def write_private(root: Path, path: Path, data: bytes | bytearray) -> None:
 
 def _folders(root: Path, path: Path) -> list[Path]:
     """The cache folder and those on the way down to a file in it."""
-    parts = path.relative_to(root).parent.parts
-    return [root.joinpath(*parts[:length]) for length in range(len(parts) + 1)]
+    depth = len(path.parts) - len(root.parts)
+    return list(reversed(path.parents[:depth]))
 
 
 def _is_there(folder: Path, root: Path) -> bool:
     """Whether there is such a folder, which then is private to this user."""
     try:
-        name, target = folder.lstat(), folder.stat()
+        name = target = folder.lstat()
+        if stat.S_ISLNK(name.st_mode):
+            target = folder.stat()
     except OSError:
         return False
-    if stat.S_ISLNK(name.st_mode) and folder != root:
+    if target is not name and folder != root:
         raise FileAccessError(f"{folder} is a link, and the cache has none; remove it")
     if not stat.S_ISDIR(target.st_mode):
         return False
