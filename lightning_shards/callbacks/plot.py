@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_shards.callbacks.rates import Measured
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.atomic import make_folder, new_file
 
 SUFFIXES = (".pdf", ".png", ".svg")
 
@@ -79,5 +80,15 @@ def save_plot(path: str, windows: Sequence[Measured]) -> None:
         axes.stairs(milliseconds, steps, fill=label != "step", label=label)
     axes.set(xlabel="step of this fit", ylabel="ms a step (rank 0)", ylim=(0, None))
     axes.legend()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Write a picture that is there as a whole or not at all; a link there is not followed.
+
+    Raises:
+        FileAccessError: It cannot be written.
+    """
+    make_folder(Path(path).parent)
+    with new_file(Path(path)) as file:
+        figure.savefig(file, dpi=150, format=Path(path).suffix[1:])

@@ -1,69 +1,203 @@
 """Files that appear under their name whole or not at all, whenever the program is killed.
 
-The contents go to `.NAME.part` beside the file, which is renamed once it is on the disk. That name
-is always the same, so that what a killed run left is overwritten by the next and nothing piles up
-in a folder of data; a lock keeps two programs from writing it at the same time.
+The contents go to `.NAME.RANDOM.part` beside the file, which is renamed once it is on the disk. The
+name is random and must be new, so that a link which somebody left in a shared folder is never
+written through. Its writer holds a lock on it: a part without one is of a run that was killed, and
+the next program that writes into the folder removes it, so that nothing piles up in a folder of
+data. Two programs may write one file: each writes all of it, and the last one stays.
 """
 
+import errno
 import fcntl
 import os
+import re
+import secrets
+import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import FileAccessError, ShardError
+from lightning_shards.shards.regular_files import irregular
+
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part", re.DOTALL)
+_RANDOM_BYTES: Final = 8
+_NAME_IN_PART: Final = 50  # characters: the part's name may have 255 bytes
+_PUBLIC: Final = 0o644
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REMEDIES: Final = {
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "give this user the right to write there",
+    errno.EROFS: "name another folder",
+    errno.ENOSPC: "make room there, or name another folder",
+    errno.EDQUOT: "make room there, or name another folder",
+    errno.EEXIST: "a file stands where a folder should be: name another folder",
+    errno.ENOTDIR: "a file stands where a folder should be: name another folder",
+}
 
 
 @contextmanager
-def new_file(path: Path) -> Generator[BinaryIO, None, None]:
+def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, None]:
     """A file to write, put at `path` when the block ends; after an error `path` is as it was.
 
+    Args:
+        path: a link there is replaced, and what it points to is not touched.
+        mode: permissions of the file.
+
     Raises:
-        ConfigError: Another program is writing the same file.
+        FileAccessError: `path` is a folder, a fifo or the like, or cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
-    with _locked(part) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut leaves the name without the contents
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    try:
+        _refuse_irregular(path)
+        part, file = _new_part(path, mode)
+    except OSError as error:
+        raise not_written(path, error) from error
+    try:
+        with file:
+            try:
+                yield file
+                _publish(file, part, path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise not_written(path, error) from error
+        raise
 
 
 def replace_file(path: Path, data: bytes | str) -> None:
-    """Put these contents at `path` in one step; nothing is touched if they are there already."""
+    """Put these contents at `path` in one step; nothing is touched if they are there already.
+
+    Raises:
+        FileAccessError: They cannot be put there.
+    """
     contents = data.encode() if isinstance(data, str) else data
-    if not path.is_file() or path.read_bytes() != contents:
+    if not _has_contents(path, contents):
         with new_file(path) as file:
             file.write(contents)
 
 
-def _locked(part: Path) -> BinaryIO:
-    """The empty file at `part`, open and locked for as long as it is open."""
+def make_folder(folder: Path, below: str = "") -> Path:
+    """The folder `below` a folder that the user named, both made if they are not there.
+
+    Raises:
+        FileAccessError: It cannot be made, or a name in `below` is a link, which may lead anywhere.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in Path(below).parts:
+            folder = folder / name
+            folder.mkdir(exist_ok=True)
+            refuse_link(folder)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return folder
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link where this package has its own folder in one that others may share.
+
+    Raises:
+        FileAccessError: It is one.
+    """
+    if path.is_symlink():
+        raise FileAccessError(
+            f"{path} is a link to {path.readlink()}, and nothing is written through a link that is "
+            "in a folder of data: remove it, or name another folder"
+        )
+
+
+def not_written(path: Path, error: OSError) -> OSError:
+    """The error of the system in our words; one of ours stays as it is."""
+    if isinstance(error, ShardError):
+        return error
+    remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
+    return FileAccessError(f"{path} cannot be written: {error.strerror or error}; {remedy}")
+
+
+def _publish(file: BinaryIO, part: Path, path: Path) -> None:
+    """Give a file that is written its name."""
+    try:
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut leaves the name without the contents
+        part.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, which nobody else has opened; locked for as long as it is open."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    _remove_parts(path.parent)
     while True:
-        file = open(part, "r+b", opener=_opener)  # noqa: SIM115 the caller closes it
-        try:
+        token = secrets.token_hex(_RANDOM_BYTES)
+        part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{token}.part")
+        # x (O_EXCL): no link of this name is followed
+        file = open(part, "xb", opener=opener)  # noqa: SIM115 the caller closes it
+        if _lock(file) and _is_at(part, file):
+            return part, file
+        file.close()  # another program took it for a part that was left, before it was locked
+
+
+@lru_cache(maxsize=1024)
+def _remove_parts(folder: Path) -> None:
+    """Remove what killed runs of this user left in a folder; a process looks once into each."""
+    parts: list[str] = []
+    with suppress(PermissionError), os.scandir(folder) as entries:
+        parts = [entry.path for entry in entries if _PART.fullmatch(entry.name)]
+    for part in parts:
+        with suppress(OSError):  # removed or renamed meanwhile, or another user's
+            _remove_if_left(part)
+
+
+def _remove_if_left(part: str) -> None:
+    """Remove a file of this user that nobody is writing."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise ConfigError(f"{part} is being written by another program; wait for it") from error
-        if _is_at(part, file):
-            file.truncate()
-            return file
-        file.close()  # its writer renamed it between our opening and our lock
+            os.unlink(part)  # noqa: PTH108 - a path of scandir; under this name no other file comes
 
 
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o644)
+def _lock(file: BinaryIO) -> bool:
+    """Lock a file; False if another program holds its lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # where there are no locks, nobody takes it for a left one either
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
     """Whether the open file is still the one of this name."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
+        return False
+
+
+def _refuse_irregular(path: Path) -> None:
+    """Refuse, before anything is written, to put a file where something else is."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise irregular(path, mode)
+
+
+def _has_contents(path: Path, contents: bytes) -> bool:
+    """Whether the file is there and holds just these bytes."""
+    try:
+        status = path.stat()
+        is_like = stat.S_ISREG(status.st_mode) and status.st_size == len(contents)
+        return is_like and path.read_bytes() == contents
+    except OSError:
         return False

@@ -1,25 +1,27 @@
 """The counts that scans have found, kept between runs: one small JSON file per folder of shards.
 
 The cache is a convenience and nothing else: an entry holds only while the shard has the same size
-and time of change, what cannot be read is scanned again, what cannot be written is lost with one
-warning. Any number of processes may use it; each file is replaced as a whole.
+and time of change, what is damaged is scanned again, what cannot be written is lost with one
+warning. Any number of processes may use it; each file is replaced as a whole. A checksum over the
+counts tells a damaged file, and `private_files` one that another user could have written.
 """
 
 import hashlib
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Final, TypeGuard, cast
 
-from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.formats.count_files import is_count
+from lightning_shards.shards.private_files import open_private, write_private
 
 DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
 
-_VERSION = 1
+_VERSION = 2
 _LENGTH_OF_ENTRY = 3
+_MAX_BYTES = 256 << 20  # three million shards
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +47,20 @@ class CountsCache:
         """Read what earlier runs have stored.
 
         Raises:
-            FileAccessError: The file of the cache is a fifo, a socket, a device or a folder.
+            FileAccessError: The file, or the cache folder, could be another user's work.
         """
         try:
-            stored = read_json(self._path())
+            path = self._path()
+            file = open_private(path.parent, path)
         except RuntimeError:  # this user has no home folder
             return
-        if not isinstance(stored, dict):
+        if file is None:
             return
-        fields = cast("dict[str, object]", stored)
-        entries = fields.get("counts")
-        is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
-        if is_ours and isinstance(entries, dict):
-            named = cast("dict[str, object]", entries)
-            self._entries = {name: entry for name, entry in named.items() if _is_entry(entry)}
+        try:
+            with os.fdopen(file, "rb") as stored:
+                self._entries = self._entries_in(stored.read(_MAX_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("the counts in %s are made again: %s", path, error)
 
     def get(self, name: str, stamp: tuple[int, int]) -> int | None:
         """The count of a shard, if it is known and the shard has not changed since."""
@@ -74,8 +76,8 @@ class CountsCache:
         content = {"version": _VERSION, "folder": self._folder, "counts": self._entries}
         try:
             path = self._path()
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(path, json.dumps(content))
+            rest = json.dumps(content)[1:].encode()
+            write_private(path.parent, path, b'{"crc32": %d, ' % crc32(rest) + rest)
         except (OSError, RuntimeError) as error:
             _log.warning(
                 "the counts of the shards in %s could not be kept, so the next run scans them "
@@ -83,6 +85,21 @@ class CountsCache:
                 self._folder,
                 error,
             )
+
+    def _entries_in(self, data: bytes) -> dict[str, list[int]]:
+        """The entries of a stored file; none if it is of another folder or version.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        content: object = json.loads(data)
+        fields = cast("dict[str, object]", content) if isinstance(content, dict) else {}
+        if fields.get("crc32") != crc32(data.partition(b", ")[2]):  # of all that follows it
+            raise ValueError("the checksum does not match")
+        entries = fields.get("counts")
+        is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
+        named = cast("dict[str, object]", entries) if isinstance(entries, dict) and is_ours else {}
+        return {name: entry for name, entry in named.items() if _is_entry(entry)}
 
     def _path(self) -> Path:
         """The file of this folder; its name gives nothing away."""
@@ -97,15 +114,3 @@ def _is_entry(entry: object) -> TypeGuard[list[int]]:
     values = cast("list[object]", entry)
     is_whole = len(values) == _LENGTH_OF_ENTRY and all(isinstance(value, int) for value in values)
     return is_whole and is_count(values[-1])
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put a new file in the place of `path` in one step."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise

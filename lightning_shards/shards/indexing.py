@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
-from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.formats.beside import read_json
 from lightning_shards.shards.formats.cards import write_card
-from lightning_shards.shards.formats.count_files import local_claims
+from lightning_shards.shards.formats.count_files import is_count, local_claims
 from lightning_shards.shards.formats.energon import write_energon
 from lightning_shards.shards.formats.idx_files import (
     dali_index,
@@ -119,7 +119,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
 
     Raises:
         ConfigError: A file would lose what it says of other shards, or cannot say what it has to.
-        OSError: A file cannot be written.
+        FileAccessError: A file cannot be written.
     """
     shards = _placed(survey.shards, files.output)
     folders = _by_folder(shards)
@@ -185,8 +185,8 @@ def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[Shar
     if output is None:
         return shards
     places = _places_of([shard.path for shard in shards], output)
-    for folder in dict.fromkeys(place.parent for place in places):
-        folder.mkdir(parents=True, exist_ok=True)
+    for below in dict.fromkeys(place.parent.relative_to(output) for place in places):
+        make_folder(output, str(below))
     return [replace(shard, path=str(place)) for shard, place in zip(shards, places, strict=True)]
 
 
@@ -320,7 +320,11 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
     path = folder / SIZES_NAME
     old = read_json(path)
     sizes = dict(cast("Mapping[str, Any]", old)) if isinstance(old, dict) else {}
-    sizes = {name: count for name, count in sizes.items() if _may_exist(folder / name, files)}
+    sizes = {
+        name: count
+        for name, count in sizes.items()
+        if "/" not in name and is_count(count) and _may_exist(folder / name, files)
+    }
     sizes |= {Path(shard.path).name: shard.samples for shard in shards}
     replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path

@@ -18,6 +18,7 @@ _KINDS: Final = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
 }
 _REMEDIES: Final = {
     errno.EACCES: "give this user the right to read it",
@@ -45,11 +46,11 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
     except OSError as error:
-        raise _not_opened(path, error) from error
+        raise _not_opened(path, flags, error) from error
     mode = os.fstat(file).st_mode
     if not stat.S_ISREG(mode):
         os.close(file)
-        raise _irregular(path, mode)
+        raise irregular(path, mode)
     return file
 
 
@@ -73,17 +74,20 @@ def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
             raise FileAccessError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _not_opened(path: str | PathLike[str], error: OSError) -> FileAccessError:
+def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
+    """The error for what is no regular file, by the mode that `stat` gives."""
+    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")
+
+
+def _not_opened(path: str | PathLike[str], flags: int, error: OSError) -> FileAccessError:
     try:
         mode = os.lstat(path).st_mode
     except OSError:
         mode = stat.S_IFREG
-    if stat.S_IFMT(mode) in _KINDS:  # a socket cannot be opened, a folder not for writing
-        return _irregular(path, mode)
+    is_followed = stat.S_ISLNK(mode) and not flags & os.O_NOFOLLOW
+    # a socket cannot be opened, a folder not for writing
+    if stat.S_IFMT(mode) in _KINDS and not is_followed:
+        return irregular(path, mode)
     remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
     return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
-
-
-def _irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
-    return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")

@@ -16,7 +16,6 @@ import logging
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,9 @@ from numpy.typing import NDArray
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
-from lightning_shards.shards.formats.beside import require_regular
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
+from lightning_shards.shards.private_files import open_private, write_private
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.urls import redact
 
 _MAGIC: Final = b"LSmember"
@@ -72,12 +70,13 @@ class TableStore:
 
         Raises:
             ShardNotFoundError: There is no such file.
+            FileAccessError: The kept table, or a folder of the cache, could be another user's work.
             DamagedShardError: It had to be scanned and is not one whole tar archive, or has the
                 same members as before and other bytes in them.
             IndexMismatchError: It holds another number of samples than expected.
         """
         url = os.fspath(path)
-        table = self._stored(url)
+        table = self.kept_table(url)
         if table is None or not self._is_current(table, url):
             table = self._renew(url, table)
         if expected_samples is not None and table.num_samples != expected_samples:
@@ -91,8 +90,22 @@ class TableStore:
     def has_current(self, path: str | os.PathLike[str]) -> bool:
         """Whether the table of this shard is there, so that it need not be scanned."""
         url = os.fspath(path)
-        table = self._stored(url)
+        table = self.kept_table(url)
         return table is not None and self._is_current(table, url)
+
+    def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
+        """The table that is kept of this shard, in whatever state the shard was then.
+
+        Raises:
+            FileAccessError: The table, or a folder of the cache, could be another user's work.
+        """
+        kept = self._unwritten.get(str(Path(path).absolute()))
+        if kept is not None:
+            return kept
+        try:
+            return open_table(self.sidecar_of(path), self._cache_dir.expanduser())
+        except RuntimeError:
+            return None
 
     def sidecar_of(self, path: str | os.PathLike[str]) -> Path:
         """Where the table of this shard is kept; the folder's name gives nothing away.
@@ -103,16 +116,6 @@ class TableStore:
         folder, name = os.path.split(Path(path).absolute())
         digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
         return self._cache_dir.expanduser() / "members" / digest / f"{name}.members"
-
-    def _stored(self, url: str) -> MemberTable | None:
-        """The table that is kept of this shard, in whatever state the shard was then."""
-        kept = self._unwritten.get(str(Path(url).absolute()))
-        if kept is not None:
-            return kept
-        try:
-            return open_table(self.sidecar_of(url))
-        except RuntimeError:
-            return None
 
     def _is_current(self, table: MemberTable, url: str) -> bool:
         """Whether the table says all that is asked for, of the shard as it is."""
@@ -143,7 +146,7 @@ class TableStore:
         """Write the sidecar, or remember the table."""
         name = str(Path(url).absolute())
         try:
-            write_table(self.sidecar_of(url), table)
+            write_table(self.sidecar_of(url), table, self._cache_dir.expanduser())
             self._unwritten.pop(name, None)
         except (OSError, RuntimeError) as error:
             if not self._unwritten:
@@ -192,35 +195,30 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
     )
 
 
-def write_table(path: Path, table: MemberTable) -> None:
-    """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_packed(table))
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut leaves the name without the contents
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def write_table(path: Path, table: MemberTable, cache_dir: Path | None = None) -> None:
+    """Put the table at `path` in one step; a reader sees the old file, the new one or none.
+
+    `cache_dir` is the folder that holds the cache; None: the one that `path` is in.
+    """
+    write_private(cache_dir or path.parent, path, _packed(table))
 
 
-def open_table(path: Path) -> MemberTable | None:
+def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
     """The table in a sidecar, mapped and not copied; None if there is none, or a damaged one.
 
+    `cache_dir` is the folder that holds the cache; None: the one that `path` is in.
+
     Raises:
-        FileAccessError: It is a fifo, a socket, a device or a folder.
+        FileAccessError: It is no regular file, or could be another user's work.
     """
-    require_regular(path)
+    sidecar = open_private(cache_dir or path.parent, path)
+    if sidecar is None:
+        return None
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(sidecar, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 raise _Unusable("is empty")  # and cannot be mapped
             return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, RecursionError) as error:  # the last two: hostile JSON
         _log.warning("the member table %s is made again: %s", path, error)
         return None
@@ -275,6 +273,8 @@ def _unpacked(data: mmap.mmap) -> MemberTable:
         raise _Unusable("it is of another version, or no member table")
     if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
         raise _Unusable("it is damaged: its checksum does not match")
+    if header_bytes % _ALIGNMENT:
+        raise _Unusable("its arrays are not aligned")  # and could not be read item by item
     position = _PREFIX.size + header_bytes
     facts = _facts(json.loads(data[_PREFIX.size : position]))
     columns = _columns(facts)
@@ -305,7 +305,7 @@ def _facts(content: object) -> dict[str, Any]:
         and isinstance(suffixes, list)
         and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
     )
-    if not are_right:
+    if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
         raise _Unusable("its JSON is not that of a member table")
     return facts
 

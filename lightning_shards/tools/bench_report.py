@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from lightning_shards.callbacks.plot import save_figure
 from lightning_shards.callbacks.rates import Throughput
 from lightning_shards.errors import ConfigError
 from lightning_shards.tools.console import table
@@ -212,8 +212,7 @@ def save_bench_plot(
     axes.set(ylabel="samples/s", ylim=(0, None))
     axes.set_title(heading, fontsize="small", wrap=True)
     axes.legend()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _throughput(window: "Window") -> Throughput:

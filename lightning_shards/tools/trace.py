@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning_shards.errors import ConfigError, IndexMismatchError, ShardError
+from lightning_shards.shards.atomic import make_folder, not_written
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
@@ -210,7 +211,7 @@ def _write_samples(
     """Write the members of all rows as they are in the tars; no file is overwritten."""
     from lightning_shards.pipeline.open_shards import OpenShards  # noqa: PLC0415
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with OpenShards(source.index, module.loader_config.cache_dir) as shards:
         for step, rank, number, row in _rows(served, first_step):
             members = shards.members(row.shard, row.sample)
@@ -231,3 +232,5 @@ def _write_new(path: Path, data: bytes) -> None:
             file.write(data)
     except FileExistsError as error:
         raise ConfigError(f"{path} is there already; name another folder for --samples") from error
+    except OSError as error:
+        raise not_written(path, error) from error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.inspection.check import Checked, check_shards
 from lightning_shards.shards.inspection.salvage import Decode
 from lightning_shards.tools.console import (
@@ -71,7 +71,7 @@ def _verify(options: Namespace) -> int:
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
     if checked.repairs:
-        options.repair.mkdir(parents=True, exist_ok=True)
+        make_folder(options.repair)
         report = json.dumps(document["repairs"], indent=1, sort_keys=True) + "\n"
         replace_file(options.repair / REPORT, report)
     if options.json:

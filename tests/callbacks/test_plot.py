@@ -50,6 +50,13 @@ def test_a_plot_is_saved_in_the_format_of_its_suffix(tmp_path: Path, suffix: str
     assert path.read_bytes().startswith(start)
 
 
+def test_link_in_the_place_of_a_plot_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "wait.png").symlink_to(tmp_path / "precious")
+    save_plot(str(tmp_path / "wait.png"), [window(1)])
+    assert (tmp_path / "precious").read_text() == "years of work"
+
+
 def test_a_plot_shows_steps_and_waits_in_milliseconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Shards are data: nothing in them, and no URL, runs a program unless it was switched on."""
 
 import io
+import json
 import os
 import pickle
 
@@ -75,6 +76,39 @@ def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix)
 def test_a_field_of_saved_tensors_is_refused(first_batch):
     with pytest.raises(UnsafeError, match=r"decoded as 'pth'.*allow_unsafe=\['pth'\]"):
         first_batch({"x": "pth"})
+
+
+SWITCH = {"allow_unsafe": ["pickle", "pth", "pipe"], "data": {"allow_unsafe": ["pickle"]}}
+WIDS = {"wids_version": 1, "shardlist": [{"url": "shard.tar", "nsamples": 2} | SWITCH]}
+BESIDE_SHARDS = {
+    "sizes.json": {"shard.tar": 2},
+    "wids.json": WIDS,
+    "_info.json": {"splits": {"train": {"filenames": ["shard.tar"], "shard_lengths": [2]}}},
+    ".nv-meta/.info.json": {"shard_counts": {"shard.tar": 2}},
+    "shard_stats.json": {"successes": 2},
+    ".nv-meta/dataset.yaml": {},
+    ".nv-meta/split.yaml": {},
+    "README.md": {},
+    "config.yaml": {"train": {"allow_unsafe": ["pickle"]}},
+    "lightning_shards.yaml": {},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_SHARDS)
+def test_no_file_beside_shards_switches_anything_on(
+    first_batch, canary, url, tmp_path, monkeypatch, name
+):
+    (tmp_path / ".nv-meta").mkdir()
+    text = json.dumps(BESIDE_SHARDS[name] | SWITCH)  # JSON is YAML, too
+    (tmp_path / name).write_text(f"---\n{text}\n---\n" if name == "README.md" else text)
+    monkeypatch.chdir(tmp_path)
+    for field in ("pkl", "pth"):
+        with pytest.raises(UnsafeError):
+            first_batch({"x": field})
+    with pytest.raises(UnsafeError):
+        first_batch({"x": "cls"}, SplitConfig(f"pipe:cat {url}", dataset_size=2))
+    assert first_batch({"label": "cls"})["label"].tolist() == [1, 1]
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize("decoder", ["pickle", "pth"])

@@ -1,16 +1,127 @@
 """Files are there as a whole or not at all, and what a killed program left does no harm."""
 
+import errno
+import fcntl
+import os
+from pathlib import Path
+
 import pytest
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.shards.atomic import new_file, replace_file
+from lightning_shards.errors import FileAccessError
+from lightning_shards.shards import atomic
+from lightning_shards.shards.atomic import make_folder, new_file, replace_file
+
+LEFT = ".b.json.0123456789abcdef.part"
+"""The name of what a killed program left."""
 
 
-def test_what_a_killed_program_left_is_overwritten(tmp_path):
-    (tmp_path / ".a.json.part").write_bytes(b"x" * 1000)
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what killed programs left
+
+
+def test_what_a_killed_program_left_is_removed(tmp_path):
+    (tmp_path / LEFT).write_bytes(b"x" * 1000)
     replace_file(tmp_path / "a.json", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_what_another_program_is_writing_is_not_removed(tmp_path):
+    with (tmp_path / LEFT).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        replace_file(tmp_path / "a.json", "new")
+        assert names(tmp_path) == [LEFT, "a.json"]
+
+
+@pytest.mark.parametrize(
+    "name", [".part", ".b.json.part", "b.json.0123456789abcdef.part", ".b.xyz.part"]
+)
+def test_files_of_other_names_are_not_removed(tmp_path, name):
+    (tmp_path / name).touch()
+    replace_file(tmp_path / "a.json", "new")
+    assert names(tmp_path) == sorted([name, "a.json"])
+
+
+def test_links_and_folders_of_that_name_are_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / LEFT).symlink_to(tmp_path / "mine")
+    (tmp_path / "data" / LEFT.replace("b", "c", 1)).mkdir()
+    os.mkfifo(tmp_path / "data" / LEFT.replace("b", "d", 1))
+    replace_file(tmp_path / "data" / "a.json", "new")
+    assert len(names(tmp_path / "data")) == 4
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+def test_what_another_user_left_is_not_removed(tmp_path):
+    (tmp_path / LEFT).touch()
+    os.chown(tmp_path / LEFT, 12345, 12345)
+    replace_file(tmp_path / "a.json", "new")
+    assert names(tmp_path) == [LEFT, "a.json"]
+
+
+def test_part_that_was_taken_for_a_left_one_is_begun_anew(tmp_path, monkeypatch):
+    """Between its making and its locking another program may have removed it."""
+    lock, removed = fcntl.flock, []
+
+    def late(file, operation):
+        if not removed:
+            removed.append(file.name)
+            Path(file.name).unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", late)
+    replace_file(tmp_path / "a.json", "new")
+    assert len(removed) == 1
     assert (tmp_path / "a.json").read_text() == "new"
+
+
+def test_part_that_another_program_has_locked_is_begun_anew(tmp_path, monkeypatch):
+    lock, tried = fcntl.flock, []
+
+    def busy(file, operation):
+        tried.append(file.name)
+        if len(tried) == 1:
+            Path(file.name).unlink()  # as the other program does
+            raise BlockingIOError
+        lock(file, operation)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", busy)
+    replace_file(tmp_path / "a.json", "new")
+    assert len(tried) == 2
+    assert (tmp_path / "a.json").read_text() == "new"
+
+
+def test_file_is_written_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", no_locks)
+    replace_file(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_text() == "new"
+
+
+# --- whole or not at all
+
+
+def test_name_is_given_only_once_the_contents_are_on_the_disk(tmp_path, monkeypatch):
+    calls, sync, replace = [], os.fsync, Path.replace
+
+    def synced(file):
+        calls.append(("fsync", os.fstat(file).st_size))
+        sync(file)
+
+    def replaced(part, target):
+        calls.append(("replace", target.name))
+        return replace(part, target)
+
+    monkeypatch.setattr(atomic.os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    replace_file(tmp_path / "a.json", "contents")
+    assert calls == [("fsync", 8), ("replace", "a.json")]
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -32,10 +143,11 @@ def test_nothing_is_there_before_the_end(tmp_path):
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
     with new_file(tmp_path / "a.json") as file:
-        file.write(b"first")
-        with pytest.raises(ConfigError, match="written by another program"):
-            replace_file(tmp_path / "a.json", "second")
-    assert (tmp_path / "a.json").read_bytes() == b"first"
+        file.write(b"the first")
+        replace_file(tmp_path / "a.json", "second")
+        assert (tmp_path / "a.json").read_bytes() == b"second"
+    assert (tmp_path / "a.json").read_bytes() == b"the first"
+    assert names(tmp_path) == ["a.json"]
 
 
 def test_equal_contents_are_not_written_again(tmp_path):
@@ -52,3 +164,111 @@ def test_who_reads_the_old_file_goes_on_reading_it(tmp_path):
         replace_file(path, "new")
         assert reader.read() == "old, and longer"
     assert path.read_text() == "new"
+
+
+def test_name_of_any_length_that_the_file_system_takes_is_written(tmp_path):
+    for name in ("x" * 255, "\u00e9" * 127):
+        replace_file(tmp_path / name, "new")
+    assert len(names(tmp_path)) == 2
+
+
+# --- what others may have planted
+
+
+@pytest.fixture
+def precious(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text("years of work")
+    return path
+
+
+@pytest.mark.parametrize("name", [".a.json.part", "a.json"])
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
+def test_links_in_a_shared_folder_lead_nowhere(tmp_path, precious, plant, name):
+    (tmp_path / "data").mkdir()
+    plant(tmp_path / "data" / name, precious)
+    replace_file(tmp_path / "data" / "a.json", "new")
+    assert precious.read_text() == "years of work"
+    assert not (tmp_path / "data" / "a.json").is_symlink()
+
+
+def test_part_has_a_name_that_cannot_be_foreseen(tmp_path):
+    seen = set()
+    for _ in range(3):
+        with new_file(tmp_path / "a.json") as file:
+            seen.add(file.name)
+    assert len(seen) == 3
+
+
+def test_part_is_never_opened_if_its_name_is_there(tmp_path, precious, monkeypatch):
+    monkeypatch.setattr(atomic.secrets, "token_hex", lambda _: "0" * 16)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f".a.json.{'0' * 16}.part").symlink_to(precious)
+    with pytest.raises(FileAccessError, match="cannot be written: File exists"):
+        replace_file(tmp_path / "data" / "a.json", "new")
+    assert precious.read_text() == "years of work"
+
+
+def test_fifo_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(FileAccessError, match=r"a\.json is a fifo; put a regular file there"):
+        replace_file(tmp_path / "a.json", "new")
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_folder_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with (
+        pytest.raises(FileAccessError, match=r"a\.json is a folder"),
+        new_file(tmp_path / "a.json"),
+    ):
+        pytest.fail("nothing may be written")
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("absent", "No such file"), ("precious", "Not a directory")]
+)
+def test_folder_that_is_none_is_told(tmp_path, precious, folder, reason):
+    with pytest.raises(FileAccessError, match=rf"a\.json cannot be written: {reason}"):
+        replace_file(tmp_path / folder / "a.json", "new")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_full_disk_names_the_file(tmp_path, number):
+    message = rf"a\.json cannot be written: {os.strerror(number)}; "
+    with pytest.raises(FileAccessError, match=message), new_file(tmp_path / "a.json"):
+        raise OSError(number, os.strerror(number))
+    assert names(tmp_path) == []
+
+
+def test_error_of_another_file_keeps_its_own_words(tmp_path):
+    with pytest.raises(OSError, match=r"^.Errno 5. the camera$"), new_file(tmp_path / "a.json"):
+        raise OSError(errno.EIO, "the camera")
+
+
+# --- folders
+
+
+def test_folder_below_a_named_one_is_made(tmp_path):
+    assert make_folder(tmp_path / "x" / "y", "a/b") == tmp_path / "x" / "y" / "a" / "b"
+    assert (tmp_path / "x" / "y" / "a" / "b").is_dir()
+
+
+def test_folder_that_the_user_named_may_be_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    make_folder(tmp_path / "data", "train")
+    assert (tmp_path / "disk" / "train").is_dir()
+
+
+def test_folder_below_a_named_one_is_no_link(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "train").symlink_to("home")
+    with pytest.raises(FileAccessError, match=r"train is a link to home, .*: remove it"):
+        make_folder(tmp_path, "train")
+
+
+def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
+    for folder in (precious, precious / "x"):
+        with pytest.raises(FileAccessError, match="a file stands where a folder should be"):
+            make_folder(folder)

@@ -126,35 +126,6 @@ def test_folders_with_equal_names_do_not_mix(write_shards, load, tmp_path):
         assert load(urls).counts.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "\udcff",
-        "[]",
-        "[" * 100_000,
-        '{"version": 2, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, 7]}}',
-        '{"version": 1, "folder": "/elsewhere", "counts": {"000.tar": [SIZE, TIME, 7]}}',
-        '{"version": 1, "folder": "FOLDER", "counts": []}',
-        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": 7}}',
-        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME]}}',
-        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, "7"]}}',
-        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, -7]}}',
-    ],
-)
-def test_a_cache_that_makes_no_sense_is_scanned_again(write_shards, load, tmp_path, content):
-    (url,) = write_shards([3])
-    load([url])
-    (cached,) = (tmp_path / "cache").iterdir()
-    size, time = Path(url).stat().st_size, Path(url).stat().st_mtime_ns
-    for name, value in (("SIZE", size), ("TIME", time), ("FOLDER", tmp_path)):
-        content = content.replace(name, str(value))
-    cached.write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert load([url]).samples == 3
-    assert json.loads(cached.read_text())["counts"] == {"000.tar": [size, time, 3]}
-
-
 def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, caplog):
     (tmp_path / "file").touch()
     assert load_index(write_shards([3]), cache_dir=tmp_path / "file" / "x").samples == 3

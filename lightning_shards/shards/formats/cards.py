@@ -28,6 +28,7 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
 
     Raises:
         ConfigError: There is a README that somebody else wrote.
+        FileAccessError: What is there is no file that can be read, or the card cannot be written.
     """
     path = root / CARD
     if os.path.lexists(path) and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):

@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.atomic import new_file, replace_file
+from lightning_shards.shards.atomic import make_folder, new_file, replace_file
 from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tables import TableStore
@@ -55,9 +55,9 @@ def write_energon(
 
     Raises:
         ConfigError: A key is in two shards, which energon does not take.
+        FileAccessError: The folder is a link, or a file cannot be written.
     """
-    folder = root / FOLDER
-    folder.mkdir(exist_ok=True)
+    folder = make_folder(root, FOLDER)
     database = folder / "index.sqlite"
     _write_database(database, root, counts, store)
     info = {"energon_version": _VERSION, "shard_counts": dict(counts)}
@@ -71,7 +71,7 @@ def write_energon(
         ("split.yaml", json.dumps({"split_parts": split_parts, "exclude": []}, indent=2) + "\n"),
         ("dataset.yaml", _DATASET),
     ):
-        if not (folder / name).exists():
+        if not (folder / name).is_file():
             replace_file(folder / name, text)
             written.append(folder / name)
     return written

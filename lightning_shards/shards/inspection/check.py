@@ -46,7 +46,7 @@ from lightning_shards.shards.inspection.survey import (
 )
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
-from lightning_shards.shards.tables import TableStore, open_table
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
 
@@ -187,10 +187,7 @@ def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
 
 def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
     """The table that an earlier index made, of whatever the shard was then."""
-    try:
-        return open_table(TableStore(cache_dir).sidecar_of(path))
-    except RuntimeError:  # the cache is in a home folder, and this user has none
-        return None
+    return TableStore(cache_dir).kept_table(path)
 
 
 def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, DamagedShardError
-from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar import BLOCK, RESERVED_SUFFIXES, Buffer, split_name, walk_members
 from lightning_shards.shards.tar_bytes import TarBytes, open_tar
@@ -105,7 +105,7 @@ def salvage(
         if not samples:
             return Salvage(None, 0, lost)
         target = folder / Path(shard).name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with new_file(target) as file:
             for pieces in samples.values():
                 for piece in pieces.values():

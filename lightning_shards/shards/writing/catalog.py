@@ -7,6 +7,7 @@ serve every kind of input. Columns, not objects: about 100 bytes a sample.
 
 import hashlib
 import os
+import stat
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,8 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
+from lightning_shards.shards.regular_files import irregular, open_regular
 from lightning_shards.shards.writing.keys import check_field, check_key
 
 INLINE: Final = 0
@@ -323,18 +325,25 @@ def source_at(path: str) -> Source:
 
     Raises:
         ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or this user may not look at it.
     """
     try:
         status = Path(path).stat()
     except FileNotFoundError as error:
         raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
+    except OSError as error:
+        raise FileAccessError(
+            f"{path} cannot be looked at: {error.strerror}; look at the rights of its folder"
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise irregular(path, status.st_mode)
     return Source(os.path.abspath(path), status.st_size, status.st_mtime_ns)  # noqa: PTH100 - "..", links stay
 
 
 def _opened(source: Source) -> int:
     try:
-        file = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
+        file = open_regular(source.path)
+    except ShardNotFoundError as error:
         raise ShardNotFoundError(f"{source.path} was deleted since it was listed") from error
     status = os.fstat(file)
     if (status.st_size, status.st_mtime_ns) != source[1:]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardNotFoundError
 from lightning_shards.shards.processes import run_in_processes
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar import Member, group_members, split_name, walk_members
@@ -113,7 +113,9 @@ def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    raise FileAccessError(
+        f"{error.filename} cannot be listed: {error.strerror}; look at its rights, or move it away"
+    ) from error
 
 
 def _split_path(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError
-from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.processes import run_in_processes
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
@@ -157,7 +157,7 @@ def rewrite(
         for name, text in beside.items():
             replace_file(output.folder / name, text)
         data_sets = {
-            split: _finish(output.folder / split, split, prefix, done)
+            split: _finish(make_folder(output.folder, split), split, prefix, done)
             for split, prefix in prefixes.items()
         }
     return Rewritten(data_sets, kept_shards)
@@ -232,6 +232,8 @@ def _write_missing(
         _ShardJob(split, output.folder / split / name, _listed(catalog, numbers))
         for (split, name), numbers in missing.items()
     )
+    for split in dict.fromkeys(split for split, _ in missing):
+        make_folder(output.folder, split)
     write = partial(_write, edit=edit, cache_dir=output.cache_dir)
     done: dict[tuple[str, str], WrittenShard | None] = {}
     place = str(output.folder)
@@ -282,7 +284,7 @@ def _filtered(catalog: Catalog, edit: Edit, output: Output, journal: Journal) ->
         for (start, _), kept in run_in_processes(keep, jobs, output.processes):
             journal.note_fact(f"kept {start}", kept.hex())
             step()
-    packed = b"".join(bytes.fromhex(journal.fact(f"kept {start}")) for start in starts)
+    packed = b"".join(bytes.fromhex(journal.fact(f"kept {start}") or "") for start in starts)
     bits = np.unpackbits(np.frombuffer(packed, np.uint8))
     return bits[: len(catalog)].astype(np.bool_)
 

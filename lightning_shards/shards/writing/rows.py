@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.writing.catalog import CatalogBuilder
 from lightning_shards.shards.writing.keys import escape_key
 from lightning_shards.shards.writing.listing import Listing
@@ -95,15 +96,17 @@ def read_rows(path: str) -> Iterator[Row]:
 
     Raises:
         ConfigError: It is no table, or one that cannot be read.
+        FileAccessError: It is no regular file, or this user may not read it.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
+        os.close(open_regular(path))
         yield from parquet_rows(path)
         return
     if suffix not in TABLE_SUFFIXES:
         raise ConfigError(f"it is no table: their names end in {', '.join(TABLE_SUFFIXES)}")
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
             if suffix in (".csv", ".tsv"):
                 yield from _csv_rows(file, "," if suffix == ".csv" else "\t")
             else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from lightning_shards.errors import SampleError
-from lightning_shards.shards.atomic import new_file, replace_file
+from lightning_shards.shards.atomic import make_folder, new_file, replace_file
 from lightning_shards.shards.tar import BLOCK
 from lightning_shards.shards.writing.keys import check_field, check_key
 
@@ -104,9 +104,9 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
 
     Raises:
         SampleError: A sample cannot be written so that it reads back as itself.
-        OSError: The file cannot be written; nothing of it is left.
+        FileAccessError: The file cannot be written; nothing of it is left.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with new_file(path) as file:
         writer = TarWriter(file)
         for key, fields in samples:

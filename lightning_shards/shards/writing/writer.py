@@ -115,7 +115,7 @@ class ShardWriter:
         journal = self._opened_journal()
         names = {shard.name for shard in self._shards}
         for path in journal.own_shards(""):  # of a longer run that died
-            if path.name not in names:
+            if path.name not in names and not path.is_dir():
                 path.unlink()
         write_index(self._folder, self._shards)
         self.abort()

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.shards import tables
 from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
 from lightning_shards.shards.tables import TableStore, open_table, write_table
 from tests.shards.tables.conftest import ARCHIVE
@@ -131,6 +130,7 @@ FORGED_FACTS = {
     "other flag": {"has_crc32": False},
     "suffixes": {"suffixes": "cls"},
     "suffix": {"suffixes": ["cls", 1]},
+    "one suffix twice": {"suffixes": ["cls", "cls"]},
     "few suffixes": {"suffixes": ["cls"]},
     "fewer samples": {"num_samples": 2},
     "smaller shard": {"file_size": 4000},
@@ -151,6 +151,15 @@ FORGED_NUMBERS = {
     "size that overflows": (120, (1 << 63) - 1),
     "overlap": (96, 2000),
 }
+
+
+def test_a_sidecar_with_arrays_that_are_not_aligned_is_no_table(sidecar, caplog):
+    data = sidecar.read_bytes()
+    (length,) = struct.unpack_from("<Q", data, 16)
+    checked = struct.pack("<Q", length + 3) + data[24 : 24 + length] + b"   " + data[24 + length :]
+    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 1, crc32(checked)) + checked)
+    assert open_table(sidecar) is None
+    assert "its arrays are not aligned" in caplog.text
 
 
 def _assert_refused(sidecar, caplog, **forgery):
@@ -202,7 +211,7 @@ def test_a_randomly_forged_sidecar_never_points_outside(tmp_path_factory, write_
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from lightning_shards.shards import members, tables
+from lightning_shards.shards import atomic, members, tables
 
 shard, sidecar, stage = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 table = members.scan_members(shard, with_crc32=True)
@@ -218,12 +227,10 @@ class Half:
     def __enter__(self): return self
     def __exit__(self, *_): self.file.close()
 
-if stage == "created": tables.os.fdopen = die
-if stage == "half":
-    fdopen = os.fdopen
-    tables.os.fdopen = lambda *a: Half(fdopen(*a))
-if stage == "synced": tables.os.fsync = die
-if stage == "replaced": tables.Path.replace = die
+if stage == "created": atomic.fcntl.flock = die
+if stage == "half": atomic.open = lambda *a, **options: Half(open(*a, **options))
+if stage == "synced": atomic.os.fsync = die
+if stage == "replaced": atomic.Path.replace = die
 if stage == "ready":
     print("ready", flush=True)
 while True:
@@ -243,7 +250,7 @@ def test_a_writer_that_is_killed_leaves_what_was_there(tmp_path, path, caplog, s
     old = scan_members(path)
     write_table(target, old)
     assert _write(path, target, stage).wait() == -9
-    assert len(list(tmp_path.glob("*.part"))) == 1
+    assert len(list(tmp_path.glob(".*.part"))) == 1
     opened = open_table(target)
     assert opened.crc32 is None
     assert opened.has_same_members(old)
@@ -295,7 +302,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(tables.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_table(tmp_path / "f" / "x.members", scan_members(path))
     assert list((tmp_path / "f").iterdir()) == []

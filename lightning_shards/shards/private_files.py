@@ -1,0 +1,102 @@
+"""Files of the cache folder: private to this user, and believed for that reason alone.
+
+What is in the cache says how many samples a shard holds and where they are, and nothing checks it
+against the shard but size and time. So no other user may have written it: the cache folder, all
+folders below and each file belong to this user (or to root) and nobody else may write them. What
+lies above the cache folder is the system's, and not looked at.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from lightning_shards.errors import FileAccessError, ShardNotFoundError
+from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.regular_files import open_regular
+
+_FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_private(root: Path, path: Path) -> int | None:
+    """A file of the cache, open for reading, which the caller closes; None if there is none.
+
+    Args:
+        root: the cache folder, which may be a link of this user.
+        path: of the file, below `root`; nothing below may be a link.
+
+    Raises:
+        FileAccessError: It, or a folder that it is in, is another user's or could have been written
+            by one; or it is no regular file or cannot be opened.
+    """
+    if not all(_is_there(folder, root) for folder in _folders(root, path)):
+        return None
+    try:
+        file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except ShardNotFoundError:
+        return None
+    try:
+        _require_private(path, os.fstat(file))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def write_private(root: Path, path: Path, data: bytes | bytearray) -> None:
+    """Put a file into the cache in one step; folders that are not there are made.
+
+    Raises:
+        FileAccessError: A folder is another user's or open to others, or the file is not written.
+        OSError: A folder cannot be made.
+    """
+    for folder in reversed(root.parents):
+        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    for folder in _folders(root, path):
+        if not _is_there(folder, root):
+            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may be as far
+            _is_there(folder, root)
+    with new_file(path, mode=_FILE_MODE) as file:
+        file.write(data)
+
+
+def _folders(root: Path, path: Path) -> list[Path]:
+    """The cache folder and those on the way down to a file in it."""
+    depth = len(path.parts) - len(root.parts)
+    return list(reversed(path.parents[:depth]))
+
+
+def _is_there(folder: Path, root: Path) -> bool:
+    """Whether there is such a folder, which then is private to this user."""
+    try:
+        name = target = folder.lstat()
+        if stat.S_ISLNK(name.st_mode):
+            target = folder.stat()
+    except OSError:
+        return False
+    if target is not name and folder != root:
+        raise FileAccessError(f"{folder} is a link, and the cache has none; remove it")
+    if not stat.S_ISDIR(target.st_mode):
+        return False
+    _require_owner(folder, name)
+    _require_private(folder, target)
+    return True
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    _require_owner(path, status)
+    if status.st_mode & _OTHERS_WRITE:
+        raise FileAccessError(
+            f"{path} may be written by other users, and what is in the cache is believed; remove "
+            "what is not yours and take that right away (chmod go-w), or name another cache_dir"
+        )
+
+
+def _require_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise FileAccessError(
+            f"{path} belongs to another user (uid {status.st_uid}), and what is in the cache is "
+            "believed; make it yours (chown) or remove it, or name another cache_dir"
+        )
