@@ -8,12 +8,13 @@ into samples is webdataset's, so that a count is the number of samples that a st
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.long_names import compared_bytes
 from lightning_shards.shards.urls import redact
 
 BLOCK: Final = 512
@@ -22,6 +23,7 @@ MAX_EXTENDED_BYTES: Final = 1 << 20
 MAX_NAME_BYTES: Final = 4096
 
 _ZERO_BLOCK = bytes(BLOCK)
+_POSIX: Final = b"ustar\0"
 _FLAG = 156
 _REGULAR = frozenset(b"0\x007")
 _WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, fifos: their size is not used
@@ -63,11 +65,14 @@ class Member:
         name: full name; bytes that are not UTF-8 are kept as surrogates.
         offset: where its data begins, in bytes from the start of the tar.
         size: bytes of data.
+        unprotected: bytes of the name that no checksum covers, not even that of the header which
+            repeats the name, or its beginning.
     """
 
     name: str
     offset: int
     size: int
+    unprotected: int = field(default=0, compare=False)
 
 
 def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
@@ -93,7 +98,8 @@ def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
                 overrides = _extend(overrides, flag, data[offset : offset + size], chained)
             else:
                 if flag in _REGULAR:
-                    yield Member(_member_name(header, overrides), offset, size)
+                    name, unprotected = _member_name(header, overrides)
+                    yield Member(name, offset, size, unprotected)
                 if chained:
                     chained, overrides = 0, {}
             position = offset + (size + BLOCK - 1 & -BLOCK)
@@ -260,16 +266,28 @@ def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], availabl
     return size
 
 
-def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> str:
-    """The name, from an extended header if there is one."""
-    name = overrides.get(b"path")
-    if name is None:
-        name = header[:100].partition(b"\0")[0]
-        if header[345]:
-            name = header[345:500].partition(b"\0")[0] + b"/" + name
-    elif len(name) > MAX_NAME_BYTES:
-        raise _Damage(f"has a name of {len(name)} bytes, more than {MAX_NAME_BYTES}")
-    return name.decode("utf-8", "surrogateescape")
+def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int]:
+    """The name, from an extended header if there is one, and how many bytes nothing protects."""
+    long_name = overrides.get(b"path")
+    name = header[:100].partition(b"\0")[0]
+    # GNU tar has times where others have a prefix; it is read as tarfile does where it is the name
+    if header[345] and (long_name is None or header[257:263] == _POSIX):
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    if long_name is None:
+        return name.decode("utf-8", "surrogateescape"), 0
+    if len(long_name) > MAX_NAME_BYTES:
+        raise _Damage(f"has a name of {len(long_name)} bytes, more than {MAX_NAME_BYTES}")
+    compared = compared_bytes(long_name, name)
+    if compared is None:
+        raise _Damage(
+            f"has a damaged name: its extended header says {_shown(long_name)}, the header of the "
+            f"member {_shown(name)}"
+        )
+    return long_name.decode("utf-8", "surrogateescape"), len(long_name) - compared
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode("utf-8", "backslashreplace"))
 
 
 def _extend(
@@ -281,7 +299,10 @@ def _extend(
     if flag == _LONG_LINK:
         return overrides
     if flag == _LONG_NAME:
-        found = {b"path": body.partition(b"\0")[0]}
+        name = body.rstrip(b"\0")
+        if not name or 0 in name:
+            raise _Damage("has a damaged long name: zeros stand where it should")
+        found = {b"path": name}
     else:
         found = _pax_overrides(body)
         if flag == _GLOBAL and found:
@@ -308,8 +329,18 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
             found[keyword] = _checked_digits(value)
         elif keyword.startswith(b"GNU.sparse."):
             raise _Damage("has a sparse member: write the shard without sparse files")
+        elif len(keyword) == len(b"path") and _is_one_bit_off(keyword):
+            raise _Damage(f"has a damaged PAX header: nobody writes {keyword!r}")
         position = end
     return found
+
+
+def _is_one_bit_off(keyword: bytes) -> bool:
+    """Whether one bit makes a keyword of four letters one that matters."""
+    number = int.from_bytes(keyword, "big")
+    return any(
+        (number ^ int.from_bytes(meant, "big")).bit_count() == 1 for meant in (b"path", b"size")
+    )
 
 
 def _checked_digits(value: bytes) -> bytes:

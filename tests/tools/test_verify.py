@@ -141,6 +141,31 @@ def test_the_order_of_members_and_keys_that_come_twice_are_named(run, tmp_path):
     assert [each["sample"] for each in of("duplicate key", document)] == ["b"]
 
 
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_whose_ends_nothing_protects_are_counted(run, tmp_path, tar_format):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for name in ("n" * 120 + ".cls", "m" * 96 + ".cls", "k" * 120 + ".cls"):
+            archive.addfile(tarfile.TarInfo(name))
+    status, document = run(path)
+    [found] = of("unprotected name", document)
+    assert (status, found["count"], found["is_failure"]) == (0, 2, False)
+    assert "of 0 not even the beginnings" in found["message"]
+
+
+def test_a_name_that_changed_since_the_index_is_named_by_its_shard(run, tmp_path, run_json):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("n" * 120 + ".cls"))
+    cache = ["--cache-dir", tmp_path / "cache", "--processes", 1]
+    assert run_json(index.main, [path, "--checksums", *cache])[0] == 0
+    (tmp_path / "wids.json").unlink()  # its MD5 would tell
+    flip(path, path.read_bytes().index(b".cls") + 1)
+    status, document = run(path)
+    [found] = of("changed shard", document)
+    assert (status, found["message"].split(" are not")[0]) == (1, "the names of its members")
+
+
 # --- repair
 
 

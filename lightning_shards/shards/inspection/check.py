@@ -44,9 +44,10 @@ from lightning_shards.shards.inspection.survey import (
     under_url,
     unfetched,
 )
-from lightning_shards.shards.members import MemberTable, scan_members
+from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar import walk_members
 from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
 
@@ -163,6 +164,7 @@ def _check_file(
     describe_shard(found, table)
     found.findings += _changed_members(path, table, known)
     found.findings += _differences(path, table, entry)
+    found.findings += _unprotected_names(path)
     if decoder_of is not None:
         found.findings += _undecodable(path, table, decoder_of)
     return found
@@ -221,7 +223,30 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
         )
         return [Finding("changed shard", message, path)]
     assert table.crc32 is not None  # noqa: S101 it was scanned with them
-    return _named(path, known, np.flatnonzero(known.crc32 != table.crc32).tolist())
+    changed = np.flatnonzero(known.crc32 != table.crc32).tolist()
+    if not changed:
+        message = (
+            "the names of its members are not those of its last index, their bytes are; index it "
+            "again if it was meant, else fetch it again"
+        )
+        return [Finding("changed shard", message, path)]
+    return _named(path, known, changed)
+
+
+def _unprotected_names(path: str) -> list[Finding]:
+    """Names in long-name headers, of which a checksum covers a part or nothing."""
+    with open_tar(path) as data:
+        found = [member for member in walk_members(data, path) if member.unprotected]
+    if not found:
+        return []
+    bare = sum(member.unprotected >= len(member.name.encode(*ENCODING)) for member in found)
+    message = (
+        f"nothing protects the ends of the names of {len(found):,} members, first "
+        f"{found[0].name!r}: they stand in long-name headers, which have no checksum; of {bare:,} "
+        "not even the beginnings could be compared; pack them under names of 100 ASCII letters"
+    )
+    place = found[0].offset
+    return [Finding("unprotected name", message, path, byte=place, count=len(found))]
 
 
 def _changed(data: TarBytes, known: MemberTable) -> list[int]:

@@ -24,12 +24,20 @@ Rule = Literal[
     "dotted key",
     "passed over",
     "unsafe name",
+    "unprotected name",
     "empty shard",
     "stale count",
 ]
 
 NOTES: frozenset[Rule] = frozenset(
-    {"repeated key", "missing field", "dotted key", "passed over", "empty shard"}
+    {
+        "repeated key",
+        "missing field",
+        "dotted key",
+        "passed over",
+        "empty shard",
+        "unprotected name",
+    }
 )
 """What may be meant: reported, and no failure."""
 

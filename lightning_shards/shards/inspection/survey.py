@@ -260,15 +260,15 @@ def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
     # the members by suffix, each group in file order: there may be as many suffixes as members
     members = np.argsort(table.suffix_ids, kind="stable")
     stops = np.cumsum(np.bincount(table.suffix_ids, minlength=len(table.suffixes)))
-    sizes, owners = table.sizes[members], samples[members]
+    sizes, owners = table.sizes[members], samples[members].tolist()
     start = 0
     for suffix, stop in zip(table.suffixes, stops.tolist(), strict=True):
         if start < stop:
             found.fields[suffix] = sizes_of(sizes[start:stop])
         if start < stop < start + table.num_samples:
             # a sample has a suffix once, so that up to a gap the owners are 0, 1, 2 and so on
-            is_behind: NDArray[np.bool_] = owners[start:stop] != np.arange(stop - start)
-            lacks = int(is_behind.argmax()) if is_behind.any() else stop - start
+            group = enumerate(owners[start:stop])
+            lacks = next((count for count, owner in group if owner > count), stop - start)
             found.lacking[suffix] = table.key(lacks)
         start = stop
     if table.num_samples:

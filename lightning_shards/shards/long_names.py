@@ -1,0 +1,93 @@
+"""Names in extended headers, which have no checksum, held against the header that follows.
+
+That header has one, and its writer repeats the name there, as far as it fits. The forms differ:
+
+| writer | name field of the header that follows |
+|---|---|
+| GNU tar, busybox, tarfile (GNU), Go (GNU), commons-compress | the first 100 bytes, or 99 |
+| tarfile (PAX) | the first 100 letters, `?` for each that is not ASCII |
+| Go (PAX) | the first 100 ASCII letters, the others left out |
+| tar-rs | the first 100 bytes, without `./` and double slashes |
+| bsdtar (PAX) | the first folders, and the beginning of the last part, with the prefix field |
+| tar-stream | `PaxHeader` |
+
+A name that fits none of them is damaged where its writer can be told: the field is full, so that it
+was cut from the name, or it differs from one of the forms in a single bit.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final
+
+_FULL: Final = 97
+"""Bytes from which on a field was cut: writers leave room for an end, or end before a letter."""
+
+_ANY: Final = -1
+"""Stands for a letter that is not ASCII, which a writer may replace by any other."""
+
+_ASCII: Final = 128
+
+
+def compared_bytes(name: bytes, repeated: bytes) -> int | None:
+    """How many bytes of a long name its header repeats: 0 if it has a name of another kind.
+
+    Args:
+        name: from the extended header.
+        repeated: name of the header that follows, with its prefix.
+
+    Returns:
+        None where both contradict each other, so that the long name is damaged.
+    """
+    if repeated and name.startswith(repeated):
+        return len(repeated)
+    if not repeated or (len(name) < _FULL and name.isascii()):
+        return 0  # no writer puts such a name into an extended header
+    forms = [name, _without_empty_parts(name), name.decode("ascii", "ignore").encode()]
+    if any(form.startswith(repeated) for form in forms) or _is_shortened(name, repeated):
+        return len(repeated)
+    text = name.decode("utf-8", "surrogateescape")
+    letters = [_byte_of(letter) for letter in text]
+    if _differences(letters, repeated) == []:
+        return sum(0 <= letter < _ASCII for letter in letters[: len(repeated)])
+    is_foreign = not text.isascii() and text.isprintable()  # a writer may spell it in its own way
+    is_cut = len(repeated) >= _FULL and not is_foreign
+    is_near = any(_is_one_bit(_differences(form, repeated)) for form in (*forms, letters))
+    return None if is_cut or is_near else 0
+
+
+def _without_empty_parts(name: bytes) -> bytes:
+    return b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
+
+
+def _is_shortened(name: bytes, repeated: bytes) -> bool:
+    """Whether it is some folders of the name and the beginning of its last part."""
+    pairs = zip(name, repeated, strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    head = name.rfind(b"/", 0, common) + 1
+    last = name[name.rfind(b"/") + 1 :]
+    return head < len(repeated) and last.startswith(repeated[head:])
+
+
+def _byte_of(letter: str) -> int:
+    if letter.isascii():
+        return ord(letter)
+    return ord(letter) - 0xDC00 if "\udc80" <= letter <= "\udcff" else _ANY
+
+
+def _differences(form: Sequence[int], repeated: bytes) -> list[tuple[int, int]] | None:
+    """The bytes that differ, of both; None if this form is not cut so."""
+    if len(repeated) != len(form) and not _FULL <= len(repeated) <= len(form):
+        return None
+    return [
+        (right, found)
+        for right, found in zip(form, repeated, strict=False)
+        if right not in (found, _ANY) and not (right >= _ASCII and found in b"?_")
+    ]
+
+
+def _is_one_bit(differences: list[tuple[int, int]] | None) -> bool:
+    """Whether a single bit differs."""
+    if differences is None or len(differences) != 1:
+        return False
+    right, found = differences[0]
+    return (right ^ found).bit_count() == 1
