@@ -13,7 +13,13 @@ from lightning_shards.errors import TransformError
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.columns import ColumnBatches, can_decode
-from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform, draw_from_globals
+from lightning_shards.pipeline.fields import (
+    Field,
+    SampleTransforms,
+    Transform,
+    draw_from_globals,
+    repeated,
+)
 from lightning_shards.pipeline.open_shards import OpenShards, read_sample
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
@@ -94,7 +100,8 @@ class IndexedSource:
         Raises:
             ShardError: they do not.
         """
-        alone = replace(self, epochs=epochs_to_try(place), max_bad=None)
+        transforms = repeated(self.transforms)
+        alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:

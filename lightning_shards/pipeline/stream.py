@@ -35,6 +35,7 @@ from lightning_shards.pipeline.fields import (
     SampleTransforms,
     Transform,
     draw_from_globals,
+    repeated,
 )
 from lightning_shards.pipeline.parts import ShardPart, Watch, exact_parts, resampled_parts
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
@@ -145,6 +146,7 @@ class StreamSource:
             shuffle_buffer=0,
             epochs=epochs_to_try(place),
             max_bad=None,
+            transforms=repeated(self.transforms),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
