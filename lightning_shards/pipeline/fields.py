@@ -5,7 +5,7 @@ import io
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -319,6 +319,25 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
         for name, each in transforms.items()
         if _may_draw_from_globals(each) or own_generators(each)
     ]
+
+
+def counted(
+    samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
+) -> Iterator[Sample]:
+    """The samples of one batch; their images are counted where no transform makes them smaller.
+
+    Raises:
+        SampleError: they have too many pixels.
+    """
+    counts = {
+        field.name: images.PixelCount(field.name)
+        for field in fields
+        if field.decoders & IMAGE_DECODERS and field.name not in transforms
+    }
+    for sample in samples:
+        for name, count in counts.items():
+            count.add(sample.get(name))
+        yield sample
 
 
 def own_generators(transform: Transform) -> list[Any]:

@@ -17,6 +17,7 @@ from lightning_shards.pipeline.fields import (
     Field,
     SampleTransforms,
     Transform,
+    counted,
     draw_from_globals,
     repeated,
 )
@@ -198,16 +199,19 @@ class _Rows:
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by number of the row."""
         bad: dict[int, BadSample] = {}
-        rows: list[Sample] = []
+        rows = self._made_between(start, stop, bad)
+        return list(counted(rows, self.source.fields, self.source.transforms)), bad
+
+    def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         for position, (shard, sample) in enumerate(self._ids(start, stop), start):
             with self.clock.on("open"):
                 self.shards.reader(shard)  # not in the try: a shard that changed is no bad sample
             try:
-                rows.append(self._row(position, shard, sample))
+                row = self._row(position, shard, sample)
             except BAD as error:
-                rows.append(self._stand_in(position, error))
+                row = self._stand_in(position, error)
                 bad[position - start] = bad_sample(shard, sample, error)
-        return rows, bad
+            yield row
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         try:

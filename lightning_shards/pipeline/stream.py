@@ -34,6 +34,7 @@ from lightning_shards.pipeline.fields import (
     Field,
     SampleTransforms,
     Transform,
+    counted,
     draw_from_globals,
     repeated,
 )
@@ -178,7 +179,7 @@ class StreamSource:
 
     def _batch(self, samples: Iterator[Sample], turn: Turn, step: int, clock: StageClock) -> Made:
         size = turn.plan.size(step, turn.place.rank)
-        rows = list(islice(samples, size))
+        rows = list(counted(islice(samples, size), self.fields, self.transforms))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
