@@ -20,6 +20,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.pipeline.member_bytes import Members
 
 _NUMPY = b"\x93NUMPY"
+_ZIP = b"PK"
 _NUMPY_BYTES = np.frombuffer(_NUMPY, np.uint8)
 _MAGIC = _NUMPY + b"\x01"
 _NPY_PREFIX = 10
@@ -37,8 +38,25 @@ class _Layout(NamedTuple):
 
 
 def decode_npy(data: bytes) -> np.ndarray:
-    """An .npy file; one with pickled objects is refused."""
-    return np.load(BytesIO(data), allow_pickle=False)
+    """An .npy file; one with pickled objects is refused, and an archive of several (.npz)."""
+    if not data.startswith(_NUMPY):
+        kind = "an archive (.npz): decode it as 'raw'" if data.startswith(_ZIP) else "no .npy file"
+        raise ValueError(f"this is {kind}")
+    _require_data(data)
+    return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+
+
+def _require_data(data: bytes) -> None:
+    """Check that an .npy file holds what its header says, before room is made for it."""
+    file = BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    size, available = prod(shape) * max(dtype.itemsize, 1), len(data) - file.tell()
+    if size > available and not dtype.hasobject:
+        raise ValueError(f"its header speaks of {size} bytes, {available} follow")
 
 
 def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:

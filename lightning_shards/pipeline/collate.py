@@ -149,7 +149,7 @@ def column_of(samples: Sequence[Sample], field: str) -> Column:
         _require_one_shape(samples, field)
         try:
             return _stacked(values, is_tensors)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             raise SampleError(
                 f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
                 f"{error}; give the field a transform that makes it one of numbers torch has"

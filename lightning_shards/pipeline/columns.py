@@ -32,7 +32,7 @@ from lightning_shards.pipeline.collate import (
     join_columns,
     numbers_or_list,
 )
-from lightning_shards.pipeline.fields import DECODERS, Field, SampleTransforms
+from lightning_shards.pipeline.fields import DECODERS, Field, SampleTransforms, counted
 from lightning_shards.pipeline.member_bytes import Members
 from lightning_shards.pipeline.open_shards import OpenShards
 from lightning_shards.plan.digest import id_digests, sum_digests
@@ -64,8 +64,8 @@ def decode_column(field: Field, members: Members) -> Column:
             column = decode(members)
             if column is not None:
                 return column
-    values = [_decoded(field, data) for data in members.to_list()]
-    return column_of([{field.name: value, "__key__": ""} for value in values], field.name)
+    samples = ({field.name: _decoded(field, data), "__key__": ""} for data in members.to_list())
+    return column_of(list(counted(samples, [field], {})), field.name)
 
 
 def _ints(members: Members) -> torch.Tensor:

@@ -5,7 +5,7 @@ import io
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,11 @@ from lightning_shards.pipeline.arrays import (
 )
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
+from lightning_shards.pipeline.own_generators import (
+    RepeatedTransform,
+    outside_workers,
+    seeded_objects,
+)
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals
 from lightning_shards.shards.tar import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
@@ -44,7 +49,10 @@ OnBad: TypeAlias = Callable[[Sample, SampleError], None]
 
 
 def _decode_int(data: bytes) -> int:
-    return int(data)
+    number = int(data)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("it fits no int64; decode it as 'text'")
+    return number
 
 
 def _decode_pth(data: bytes) -> Any:
@@ -78,6 +86,9 @@ _SUFFIX_DECODERS = {
     "pickle": "pkl pickle pyd",
     "pth": "pth",
 }
+_MOST_NAMED = 50
+"""Suffixes of a sample that an error lists."""
+
 _KEPT = ("__key__", "__url__", "__local_path__", "__id__")
 """What a sample has beside its members; none of these is a member's suffix."""
 
@@ -118,7 +129,7 @@ class Field:
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
         if suffix is None:
-            found = sorted(key for key in members if not key.startswith("__"))
+            found = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
             raise MissingFieldError(
                 f"{where} has no member for field {self.name!r}: wanted one of "
                 f"{list(self.suffixes)}, found {found}; name one of these in `fields`"
@@ -236,6 +247,7 @@ class SampleTransforms:
         self._seeds, self._clock = seeds, clock or StageClock()
         self.names = frozenset(transforms)
         self.draws_from_globals = bool(draw_from_globals(transforms))
+        self._own = [own for each in transforms.values() for own in own_generators(each)]
 
     def apply(self, sample: Sample, position: int) -> Sample:
         """Transform the fields of one sample in place.
@@ -246,6 +258,18 @@ class SampleTransforms:
         if not self._transforms:
             return sample
         begin = time.perf_counter()
+        if self._own:
+            with outside_workers():
+                self._seed_own(position)
+                return self._apply(sample, position, begin)
+        return self._apply(sample, position, begin)
+
+    def _seed_own(self, position: int) -> None:
+        seeds = self._seeds.words(position, len(self._own))
+        for own, seed in zip(self._own, seeds, strict=True):
+            own.set_random_seed(seed)
+
+    def _apply(self, sample: Sample, position: int, begin: float) -> Sample:
         if self.draws_from_globals:
             self._seeds.seed_globals(position)
         rng = self._seeds.generator(position)
@@ -285,15 +309,52 @@ class ApplyTransforms:
 
 
 def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
-    """Names of the transforms that may draw from the generators of the whole process.
+    """Names of the transforms that may draw from generators that all threads share.
 
-    Those that have neither a parameter `rng` nor an attribute ``deterministic = True``.
+    Those that have neither a parameter `rng` nor an attribute ``deterministic = True``, and those
+    that have generators of their own.
     """
     return [
         name
         for name, each in transforms.items()
-        if not takes_rng(each) and getattr(each, "deterministic", False) is not True
+        if _may_draw_from_globals(each) or own_generators(each)
     ]
+
+
+def counted(
+    samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
+) -> Iterator[Sample]:
+    """The samples of one batch; their images are counted where no transform makes them smaller.
+
+    Raises:
+        SampleError: they have too many pixels.
+    """
+    counts = {
+        field.name: images.PixelCount(field.name)
+        for field in fields
+        if field.decoders & IMAGE_DECODERS and field.name not in transforms
+    }
+    for sample in samples:
+        for name, count in counts.items():
+            count.add(sample.get(name))
+        yield sample
+
+
+def own_generators(transform: Transform) -> list[Any]:
+    """What in a transform is seeded for each sample by its method `set_random_seed`."""
+    return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
+
+
+def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
+    """The same transforms; what nobody answers for is compared with itself on its first value."""
+    return {
+        name: RepeatedTransform(name, each) if _may_draw_from_globals(each) else each
+        for name, each in transforms.items()
+    }
+
+
+def _may_draw_from_globals(transform: Transform) -> bool:
+    return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
 
 
 def takes_bytes(transform: Transform | None) -> bool:

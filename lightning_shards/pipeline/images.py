@@ -15,16 +15,21 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
+from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, SampleError
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
+
+MAX_BATCH_PIXELS = 24 * MAX_PIXELS
+"""Of one field in a batch, where no transform makes its images smaller: 6.4 GB in RGB. Small files
+that each claim a little less than the limit above would fill the memory, too."""
 
 Backend: TypeAlias = Literal["pillow", "turbo"]
 
@@ -66,6 +71,32 @@ def require_backend(backend: str) -> None:
             raise ConfigError(
                 f"decoding images by {backend!r} needs {package}, which is not installed: "
                 "pip install 'lightning-shards[image]', or decode the field as 'raw'"
+            )
+
+
+class PixelCount:
+    """Counts the pixels of one field in a batch, as its images are decoded.
+
+    Args:
+        field: its name.
+    """
+
+    def __init__(self, field: str) -> None:
+        self._field, self._pixels = field, 0
+
+    def add(self, image: Any) -> None:
+        """Count one more; what a stage has made no image any more counts as nothing.
+
+        Raises:
+            SampleError: they are too many.
+        """
+        sides = image.size if hasattr(image, "getbands") else getattr(image, "shape", ())[-2:]
+        self._pixels += prod(sides)
+        if self._pixels > MAX_BATCH_PIXELS:
+            raise SampleError(
+                f"the images of field {self._field!r} in one batch have more than "
+                f"{MAX_BATCH_PIXELS} pixels; give the field a transform that crops them, or lower "
+                "batch_size"
             )
 
 

@@ -13,7 +13,14 @@ from lightning_shards.errors import TransformError
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import BadSample, BatchFormat, Made, Sample, make_batch
 from lightning_shards.pipeline.columns import ColumnBatches, can_decode
-from lightning_shards.pipeline.fields import Field, SampleTransforms, Transform, draw_from_globals
+from lightning_shards.pipeline.fields import (
+    Field,
+    SampleTransforms,
+    Transform,
+    counted,
+    draw_from_globals,
+    repeated,
+)
 from lightning_shards.pipeline.open_shards import OpenShards, read_sample
 from lightning_shards.pipeline.seeds import SampleSeeds
 from lightning_shards.pipeline.source import Epochs, Turn
@@ -94,7 +101,8 @@ class IndexedSource:
         Raises:
             ShardError: they do not.
         """
-        alone = replace(self, epochs=epochs_to_try(place), max_bad=None)
+        transforms = repeated(self.transforms)
+        alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
@@ -191,16 +199,19 @@ class _Rows:
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by number of the row."""
         bad: dict[int, BadSample] = {}
-        rows: list[Sample] = []
+        rows = self._made_between(start, stop, bad)
+        return list(counted(rows, self.source.fields, self.source.transforms)), bad
+
+    def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         for position, (shard, sample) in enumerate(self._ids(start, stop), start):
             with self.clock.on("open"):
                 self.shards.reader(shard)  # not in the try: a shard that changed is no bad sample
             try:
-                rows.append(self._row(position, shard, sample))
+                row = self._row(position, shard, sample)
             except BAD as error:
-                rows.append(self._stand_in(position, error))
+                row = self._stand_in(position, error)
                 bad[position - start] = bad_sample(shard, sample, error)
-        return rows, bad
+            yield row
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         try:

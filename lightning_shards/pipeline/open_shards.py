@@ -1,5 +1,6 @@
 """The shards that a process has open, and the fields of one sample read from them."""
 
+import errno
 import os
 import resource
 from collections import OrderedDict
@@ -9,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.errors import FileAccessError
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.fields import Field
@@ -26,6 +28,11 @@ FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
 
 _OTHER_FILES = 1024
 
+_SPARE_FILES = 16
+"""Descriptors that are left for all else where the limit is low: pipes, shared memory, tables."""
+
+_FULL = (errno.EMFILE, errno.ENFILE)
+
 
 def allow_open_files(number: int) -> None:
     """Let this process have so many open files beside its others, as far as it may."""
@@ -35,6 +42,18 @@ def allow_open_files(number: int) -> None:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _shards_allowed() -> int:
+    """Shards that this process may have open, as far as its limit of open files goes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_OPEN_SHARDS
+    try:
+        num_open = sum(1 for _ in os.scandir("/dev/fd"))
+    except OSError:
+        num_open = 4 * _SPARE_FILES
+    return max(1, (soft - num_open - _SPARE_FILES) // 2)
 
 
 class Members(Mapping[str, Any]):
@@ -70,8 +89,8 @@ class OpenShards:
         cache_dir: str | os.PathLike[str] | None,
         limit: int = MAX_OPEN_SHARDS,
     ) -> None:
-        self._index, self._limit = index, limit
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
+        self._index, self._limit = index, min(limit, _shards_allowed())
         self._store = TableStore(cache_dir)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._buffer = np.empty(0, np.uint8)
@@ -118,7 +137,15 @@ class OpenShards:
     def _open(self, shard: int) -> ShardReader:
         assert self._index.counts is not None  # noqa: S101 the data module sees to it
         url, expected = self._index.urls[shard], int(self._index.counts[shard])
-        return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+        while True:
+            try:
+                return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+            except FileAccessError as error:
+                if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:
+                    raise
+            self._limit = max(1, len(self._readers) // 2)  # others in this process have files, too
+            while len(self._readers) >= self._limit and self._readers:
+                self._readers.popitem(last=False)[1].close()
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,9 @@ from lightning_shards.pipeline.fields import (
     Field,
     SampleTransforms,
     Transform,
+    counted,
     draw_from_globals,
+    repeated,
 )
 from lightning_shards.pipeline.parts import ShardPart, Watch, exact_parts, resampled_parts
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals, python_generator
@@ -145,6 +147,7 @@ class StreamSource:
             shuffle_buffer=0,
             epochs=epochs_to_try(place),
             max_bad=None,
+            transforms=repeated(self.transforms),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
@@ -176,7 +179,7 @@ class StreamSource:
 
     def _batch(self, samples: Iterator[Sample], turn: Turn, step: int, clock: StageClock) -> Made:
         size = turn.plan.size(step, turn.place.rank)
-        rows = list(islice(samples, size))
+        rows = list(counted(islice(samples, size), self.fields, self.transforms))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "

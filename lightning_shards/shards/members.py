@@ -289,7 +289,7 @@ class ShardReader:
         if found is None:
             raise MissingFieldError(
                 f"sample {self._table.key(sample)!r} of {redact(self._url)} has no {suffix!r}; it "
-                f"has {', '.join(self._table.suffixes_of(sample))}"
+                f"has {', '.join(self._table.suffixes_of(sample)[:50])}"
             )
         offset, size, checksum = found
         try:

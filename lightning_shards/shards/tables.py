@@ -10,6 +10,7 @@ readers see a whole file or none. The format, all numbers little-endian::
     the arrays of `MemberTable`, widest items first, so that each one is aligned
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import DamagedShardError, IndexMismatchError
+from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
@@ -220,6 +221,11 @@ def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
                 raise _Unusable("is empty")  # and cannot be mapped
             return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError, RecursionError) as error:  # the last two: hostile JSON
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise FileAccessError(
+                f"the member table {path} cannot be opened: {error.strerror}; raise the limit of "
+                "open files (ulimit -n), or use fewer workers or threads"
+            ) from error
         _log.warning("the member table %s is made again: %s", path, error)
         return None
 
