@@ -22,7 +22,7 @@ from lightning_shards.config import (
 )
 from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import ShardLoader, require_same
+from lightning_shards.loader import ShardLoader
 from lightning_shards.parsing import load_callables
 from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
@@ -30,6 +30,7 @@ from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.pools import make_pool
 from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
+from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
@@ -55,10 +56,6 @@ _ANSWERED = (
     "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # `__id__` says
 )
 """Warnings of Lightning's that do not hold here."""
-_TRANSLATE = (
-    "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
-    "checkpoints resume with another batch size and another number of ranks"
-)
 
 
 class ShardDataModule(pl.LightningDataModule):
@@ -185,6 +182,8 @@ class ShardDataModule(pl.LightningDataModule):
             warnings.filterwarnings("ignore", message=answered)
         if stage == "validate":
             self._config("val")  # without it Lightning would ask for a val_dataloader method
+        if stage == "fit" and self.trainer is not None:
+            self._forget_checkpoint(self.trainer)
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
 
     def train_dataloader(self) -> ShardLoader:
@@ -220,13 +219,11 @@ class ShardDataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must agree with, in plain values, equal on all ranks."""
         loader = self._loaders.get("train")
-        if loader is None:
-            return self._saved
-        return loader.state_dict() | _shape(loader)
+        return self._saved if loader is None else loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state; it is compared when fit asks for its train loader."""
-        self._saved = state_dict
+        self._saved = require_state(state_dict, type(self).__name__)
         if "train" in self._loaders and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
             self._check_saved(self._loaders["train"])
 
@@ -381,18 +378,20 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _check_saved(self, loader: ShardLoader) -> None:
         """Compare a checkpoint with this run: called for `train` alone."""
-        if not self._saved:
+        if self._saved:
+            loader.load_state_dict(self._saved)
+        if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
             return
-        require_same(loader.identity, self._saved)
-        if self.trainer is None or not translates_batches(cast("Any", self.trainer).callbacks):
-            require_same(_shape(loader), self._saved, _TRANSLATE)
+        if self._saved:
+            require_same(loader.shape, self._saved, TRANSLATE)
+        cast("TrainProgress", loader.progress).require_known(loader, self._saved)
+
+    def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
+        """What an earlier fit was resumed from says nothing about this one."""
+        self._saved = {}
+        if "train" in self._loaders:
+            self._loaders["train"].progress = TrainProgress(trainer)
 
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
-
-
-def _shape(loader: ShardLoader) -> dict[str, int | str]:
-    """What Lightning's count of batches depends on: it means nothing under another one."""
-    plan = loader.epochs.plan(loader.place.world_size)
-    return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError, StateError
+from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.pipeline.clock import STAGES
 from lightning_shards.pipeline.collate import BadSample, Batch, Made
 from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.pipeline.substitute import require_budget
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
+from lightning_shards.saved_state import State, read_count, require_same, require_state
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Pool
 
@@ -210,24 +211,34 @@ class ShardLoader:
             self.times.handed_at = time.perf_counter()
             yield made.batch
 
-    def state_dict(self) -> dict[str, int | str]:
+    @property
+    def shape(self) -> State:
+        """What a count of batches depends on: it means nothing under another one."""
+        plan = self.epochs.plan(self.place.world_size)
+        return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
+
+    def state_dict(self) -> State:
         """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
             "epoch": trained.epoch,
             "samples": trained.samples,
+            **self.shape,
             **self.identity,
         }
 
-    def load_state_dict(self, state: dict[str, int | str]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Begin the next iteration where the state was taken.
 
         Raises:
-            StateError: the state belongs to other shards, another seed or another version.
+            StateError: the state belongs to other shards, another seed or another version, or it is
+                damaged.
         """
+        state = require_state(state, "the train loader")
         require_same({"version": STATE_VERSION, **self.identity}, state)
-        self._resumed = self._trained = Cursor(int(state["epoch"]), int(state["samples"]))
+        samples = read_count(state, "samples", self.epochs.samples)
+        self._resumed = self._trained = Cursor(read_count(state, "epoch"), samples)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -314,21 +325,3 @@ class ShardLoader:
             times.wait_s += seconds
         self._standing = _Standing(self._standing.stream, following, self._standing.limit)
         return produced.made
-
-
-def require_same(
-    expected: dict[str, int | str],
-    state: dict[str, int | str],
-    ways_out: str = "set it back to resume, or start anew without the loader's state",
-) -> None:
-    """Check that a saved state agrees with this run.
-
-    Raises:
-        StateError: naming the field, both values and the two ways out.
-    """
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise StateError(
-                f"the checkpoint was made with {name}={state.get(name)!r}, this run has {value!r}; "
-                f"{ways_out}"
-            )
