@@ -339,6 +339,12 @@ def translates_batches(callbacks: Iterable[Any]) -> bool:
     return any(getattr(each, "translates_batches", False) for each in callbacks)
 
 
+def place_of(trainer: Any) -> Place:
+    """The data-parallel rank of this process, and the world size, as the trainer has them."""
+    replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+    return Place(replicas["rank"], replicas["num_replicas"])
+
+
 def train_loaders(trainer: Any) -> list[Any]:
     """The train loaders of a running fit, ours and foreign, in the order of their container."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001 Lightning names no other way

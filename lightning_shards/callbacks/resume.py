@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.loader import ShardLoader
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
@@ -161,6 +163,13 @@ class ExactResume(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell Lightning what no counter can say."""
+        require_own_places(trainer, train_loaders(trainer))
+        if self._watched(trainer) is None:
+            rank_zero_warn(
+                "ExactResume() has nothing to watch: the one train loader of this fit must come "
+                "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
+                "Fit with datamodule=, or leave the callback out"
+            )
         if self._standing is not None:
             self._overrides = self._overrides or Overrides(trainer)
             settle(trainer, self._standing, self._overrides, is_cut_short=self._is_cut_short)
