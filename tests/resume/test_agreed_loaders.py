@@ -88,3 +88,12 @@ def test_each_fit_and_validation_agrees_anew(asking: Asking, tmp_path: Path) -> 
     for _ in range(2):
         trainer.validate(Ledger(), data, verbose=False)
     assert len(asking.agreed) == 6
+
+
+@pytest.mark.parametrize(("batch_size", "is_said"), [(4, True), (2, False)])
+def test_the_first_line_remarks_when_more_than_one_percent_is_dropped(
+    batch_size: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    make_trainer(tmp_path, max_epochs=1).fit(Ledger(), ToyData(batch_size))
+    assert ("; drops 2 of 26 samples (7.7 %) in each epoch" in caplog.text) == is_said
