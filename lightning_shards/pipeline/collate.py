@@ -78,8 +78,21 @@ def collate(
         SampleError: a stage dropped a key, or the shapes of a field differ.
     """
     columns = {field: column_of(samples, field) for field in fields}
-    ids = torch.tensor(_values(samples, "__id__"), dtype=torch.int64)
+    ids = _ids_of(samples)
     return join_columns(_values(samples, "__key__"), columns, ids, weights)
+
+
+def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
+    """int64 of shape (samples, 2)."""
+    values = _values(samples, "__id__")
+    with suppress(TypeError, ValueError, RuntimeError):
+        ids = torch.tensor(values, dtype=torch.int64)
+        if ids.shape == (len(samples), 2):
+            return ids
+    raise SampleError(
+        f"the '__id__' of a sample is a pair of numbers, these are {str(values)[:200]}: a stage or "
+        "transform wrote over one; keep it as it came"
+    )
 
 
 def join_columns(

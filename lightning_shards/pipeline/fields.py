@@ -30,6 +30,7 @@ from lightning_shards.pipeline.arrays import (
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Sample
 from lightning_shards.pipeline.seeds import SampleSeeds, preserved_globals
+from lightning_shards.shards.tar import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
 Decoder: TypeAlias = Callable[[bytes], Any]
@@ -77,6 +78,9 @@ _SUFFIX_DECODERS = {
     "pickle": "pkl pickle pyd",
     "pth": "pth",
 }
+_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
+"""What a sample has beside its members; none of these is a member's suffix."""
+
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
 
@@ -170,6 +174,12 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
             "'jpg;png', none empty, and let no field's name begin with '__'"
         )
+    reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
+    if reserved:
+        raise ConfigError(
+            f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
+            "themselves: no shard may hold such members; name another suffix"
+        )
     unknown = field.decoders - DECODERS.keys()
     if unknown:
         raise ConfigError(
@@ -191,7 +201,7 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class DecodeFields:
-    """A stage that turns members into fields and keeps the keys that begin with `__`."""
+    """A stage that turns members into fields and keeps what says which sample it is."""
 
     fields: tuple[Field, ...]
     on_bad: OnBad
@@ -200,7 +210,7 @@ class DecodeFields:
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Decode sample by sample."""
         for members in samples:
-            kept = {key: value for key, value in members.items() if key.startswith("__")}
+            kept = {key: members[key] for key in _KEPT if key in members}
             try:
                 with self.clock.on("decode"):
                     decoded = {field.name: field.decode(members) for field in self.fields}

@@ -20,7 +20,7 @@ from lightning_shards.pipeline.source import Epochs, Turn
 from lightning_shards.pipeline.substitute import (
     BAD,
     SAMPLES_TRIED,
-    as_stand_in,
+    StandIn,
     bad_sample,
     epochs_to_try,
     first_good_sample,
@@ -218,7 +218,7 @@ class _Rows:
         for shard, sample in self._following(position, tries):
             self.shards.reader(shard)
             with suppress(*BAD):
-                return as_stand_in(self._row(position, shard, sample))
+                return StandIn(self._row(position, shard, sample))
         error.add_note(f"the {tries} samples that follow it in the order are bad, too")
         raise error
 

@@ -51,7 +51,8 @@ from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.shards.fetching import fetch_problem, opened
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.tar import read_samples
+from lightning_shards.shards.tar import RESERVED_SUFFIXES, split_name
+from lightning_shards.shards.tar_bytes import read_samples
 from lightning_shards.shards.urls import is_local, redact, require_hosts
 from lightning_shards.topology import Place
 
@@ -323,7 +324,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
     try:
         with opened(url) as stream:
             files = tar_file_expander(iter([{"url": url, "stream": stream}]))
-            for sample in group_by_keys(files):
+            for sample in group_by_keys(_require_unreserved(files)):
                 yield sample
                 number += 1
     except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or curl raise
@@ -332,6 +333,15 @@ def fetch_samples(url: str) -> Generator[Sample]:
             f"{redact(url)} cannot be read on after {number} samples: {type(error).__name__}: "
             f"{fetch_problem(error)}; check that it can be fetched, then fetch or write it again"
         ) from None
+
+
+def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
+    """The files, if none has a name that samples use for themselves."""
+    for file in files:
+        parts = split_name(file.get("fname", ""))
+        if parts is not None and parts[1] in RESERVED_SUFFIXES:
+            raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
+        yield file
 
 
 def _require_any(url: str) -> None:

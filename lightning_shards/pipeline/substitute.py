@@ -21,7 +21,6 @@ SAMPLES_TRIED = 8
 """Before a fit, where bad samples are allowed: if one of a hundred is bad, eight in a row are bad
 once in 10**16 starts. A wrong field or transform fails on all of them."""
 
-_STAND_IN = "__substitute__"
 _MESSAGE_LENGTH = 1000
 _NAMED = 3
 
@@ -31,15 +30,16 @@ def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
     return BadSample(shard, sample, type(error).__name__, str(error)[:_MESSAGE_LENGTH])
 
 
-def as_stand_in(sample: Sample) -> Sample:
-    """This sample in the place of another one."""
-    return sample | {_STAND_IN: True}
+class StandIn(Sample):
+    """A sample in the place of another one; a mark among its keys could be one of the data."""
 
 
 def weights_of(rows: Sequence[Sample], planned: Sequence[int]) -> list[int]:
     """The weights of a batch: 0 for each substitute, the others as planned (1 if nothing is)."""
     weights = planned or [1] * len(rows)
-    return [0 if _STAND_IN in row else each for row, each in zip(rows, weights, strict=True)]
+    return [
+        0 if isinstance(row, StandIn) else each for row, each in zip(rows, weights, strict=True)
+    ]
 
 
 def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) -> None:
@@ -150,7 +150,7 @@ class Losses:
         for bad in gaps:
             if bad is not None:
                 self.found.append(bad)
-            yield as_stand_in(sample)
+            yield StandIn(sample)
 
     def _require_budget(self) -> None:
         if len(self.found) + len(self.gaps) > (self.max_bad or 0):

@@ -149,8 +149,10 @@ class LargeMembers:
             data = b""
             reader = _reader(self._shards, self._stamps, shard)
             if reader is not None and size > 0:
-                with suppress(OSError):
+                with suppress(OSError, MemoryError):
                     data = reader.read_span(offset, size)
+                if not reader.is_unchanged:
+                    data = b""
             if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
                 raise NotInChunkError("a member of this batch is missing or damaged")
             yield data
@@ -207,8 +209,11 @@ def _fill(
     rows = zip(*(values.tolist() for values in pieces[1:]), strict=True)
     for shard, own in groupby(rows, lambda row: row[0]):
         reader = _reader(shards, stamps, shard)
-        for _, begin, place, length in own:
-            read.append(_read_into(reader, begin, view[place : place + length]))
+        rooms = [(begin, view[place : place + length]) for _, begin, place, length in own]
+        lengths = [_read_into(reader, begin, room) for begin, room in rooms]
+        if reader is None or not reader.is_unchanged:  # asked behind the reading, see there
+            lengths = [0] * len(lengths)
+        read += lengths
     within = members.offsets - np.repeat(pieces.begins, pieces.counts)
     starts = within + np.repeat(pieces.places, pieces.counts)
     is_read = within + members.sizes <= np.repeat(np.array(read), pieces.counts)
@@ -217,7 +222,7 @@ def _fill(
 
 
 def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | None:
-    """The open shard; None if it was written anew since the lookup."""
+    """The open shard; None if it was opened again since the lookup, and is another one."""
     reader = shards.reader(shard)
     return reader if reader.table.stamp == stamps[shard] else None
 
@@ -225,6 +230,6 @@ def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | Non
 def _read_into(reader: ShardReader | None, begin: int, room: memoryview) -> int:
     """Bytes that were read."""
     if reader is not None:
-        with suppress(OSError):
+        with suppress(OSError, MemoryError):
             return reader.read_into(begin, room)
     return 0

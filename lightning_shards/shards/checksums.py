@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-_Crc32: TypeAlias = Callable[[bytes | bytearray | memoryview], int]
+_Crc32: TypeAlias = Callable[..., int]
 _Sums: TypeAlias = NDArray[np.uint32]
 
 

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Final, TypeGuard, cast
 
-from lightning_shards.shards.formats.count_files import is_count, read_json
+from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.formats.count_files import is_count
 
 DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
 
@@ -41,11 +42,14 @@ class CountsCache:
         self._entries: dict[str, list[int]] = {}
 
     def load(self) -> None:
-        """Read what earlier runs have stored."""
+        """Read what earlier runs have stored.
+
+        Raises:
+            FileAccessError: The file of the cache is a fifo, a socket, a device or a folder.
+        """
         try:
-            path = self._path()
-            stored = read_json(path) if path.is_file() else None
-        except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
+            stored = read_json(self._path())
+        except RuntimeError:  # this user has no home folder
             return
         if not isinstance(stored, dict):
             return

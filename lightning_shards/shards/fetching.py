@@ -24,6 +24,9 @@ from lightning_shards.shards.urls import (
 
 _CHUNK: Final = 1 << 20
 
+_ADDRESS = re.compile(r"https?://(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.%\w]+\]")
+"""The start of a URL up to the end of an IPv6 address."""
+
 _EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
 """How webdataset's `Pipe` says, behind the whole command, that its program failed."""
 
@@ -110,9 +113,7 @@ def opened(url: str) -> Generator[Any, None, None]:
     """A remote shard's bytes; the program behind them is checked, or killed if left early."""
     from webdataset.gopen import Pipe, gopen  # noqa: PLC0415 imports torch
 
-    # curl expands [1-2] and {a,b} in a URL on its own: two shards would be read as one
-    plain = quote(url, safe="%/:=&?~#+!$,;'@()*") if url.startswith("http") else url
-    stream = cast("Any", gopen(plain))
+    stream = cast("Any", gopen(plain_url(url)))
     try:
         yield stream
     except BaseException:
@@ -124,6 +125,21 @@ def opened(url: str) -> Generator[Any, None, None]:
     while stream.read(1 << 16):
         pass  # what follows the archive, so that the program can end by itself
     stream.close()  # a Pipe raises here when its program failed
+
+
+def plain_url(url: str) -> str:
+    """The URL as curl takes it; it would expand [1-2] and {a,b}, and read two shards as one.
+
+    The brackets of an IPv6 address stay: curl knows them.
+
+    >>> plain_url("http://[::1]:8080/a[1-2].tar")
+    'http://[::1]:8080/a%5B1-2%5D.tar'
+    """
+    if not url.startswith("http"):
+        return url
+    head = _ADDRESS.match(url)
+    start = head.end() if head else 0
+    return url[:start] + quote(url[start:], safe="%/:=&?~#+!$,;'@()*")
 
 
 def fetch_problem(error: Exception) -> str:

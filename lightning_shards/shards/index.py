@@ -6,6 +6,7 @@ that counts them they have no counts, and then the whole index has none; at most
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,16 @@ from lightning_shards.shards.counts_cache import CountsCache, stamp_of
 from lightning_shards.shards.formats.count_files import (
     CountClaim,
     http_claims,
+    http_start,
     http_total,
     local_claims,
 )
-from lightning_shards.shards.plain_runs import count_samples
+from lightning_shards.shards.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.urls import is_local, require_local_shards, split_url
+from lightning_shards.shards.tar import BLOCK
+from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
+
+_log = logging.getLogger(__name__)
 
 _FINGERPRINT_LENGTH = 16
 
@@ -121,8 +126,13 @@ def load_index(
         folders.setdefault(folder, []).append(name)
     known: dict[tuple[str, str], int] = {}
     unknown: dict[str, list[str]] = {}
+    by_place = dict(zip(places, urls, strict=True))
     for folder, names in folders.items():
-        claims = _claims(folder, names)
+        claims = {
+            name: claim
+            for name, claim in _claims(folder, names).items()
+            if claim.samples or _is_empty(by_place[folder, name], claim)
+        }
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
@@ -132,6 +142,7 @@ def load_index(
         if names:
             counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
             known |= {(folder, name): samples for name, samples in counts.items()}
+    _report_empty([by_place[place] for place, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
     return ShardIndex(tuple(urls), in_order)
 
@@ -148,6 +159,37 @@ def _total(folders: Sequence[str]) -> int | None:
     return http_total(folders[0]) if len(folders) == 1 and _is_http(folders[0]) else None
 
 
+def _is_empty(url: str, claim: CountClaim) -> bool:
+    """Whether a shard that is said to hold no sample holds none: its own headers tell.
+
+    Of a remote one only the first is asked for, and it must be the end marker.
+    """
+    if is_local(url):
+        is_empty, reason = not holds_samples(url), "it holds some"
+    else:
+        is_empty, reason = http_start(url, BLOCK) == bytes(BLOCK), "it does not begin with its end"
+    if not is_empty:
+        _log.warning(
+            "%s is not believed that %s holds no sample: %s; remake that file",
+            claim.source,
+            redact(url),
+            reason,
+        )
+    return is_empty
+
+
+def _report_empty(empty: Sequence[str], num_shards: int) -> None:
+    """Say it of shards without samples among others."""
+    if empty and len(empty) < num_shards:
+        _log.warning(
+            "%d of %d shards hold no sample, first %s; leave them out, or fetch them again if they "
+            "should hold some",
+            len(empty),
+            num_shards,
+            redact(empty[0]),
+        )
+
+
 def _is_http(folder: str) -> bool:
     return folder.lower().startswith(("http://", "https://"))
 
@@ -160,7 +202,8 @@ def _scan(
     # taken before any shard is read: one that changes meanwhile is counted anew by the next run
     stamps = {name: stamp_of(Path(folder, name)) for name in names}
     found = {name: cache.get(name, stamp) for name, stamp in stamps.items()}
-    counts = {name: samples for name, samples in found.items() if samples is not None}
+    # a count of 0 is never believed: such a shard is read in no time
+    counts = {name: samples for name, samples in found.items() if samples}
     to_scan = [name for name in names if name not in counts]
     if not to_scan:
         return counts

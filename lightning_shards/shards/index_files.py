@@ -1,13 +1,17 @@
 """A data set from an index file alone: which shards, how many samples, how many bytes."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.shards.formats.count_files import is_count, read_json
+from lightning_shards.errors import ConfigError, ShardNotFoundError
+from lightning_shards.shards.formats.beside import MAX_INDEX_BYTES
+from lightning_shards.shards.formats.count_files import is_count, is_number
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.urls import is_local
 
 
@@ -22,11 +26,12 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
 
     Raises:
         ConfigError: It is neither.
-        FileNotFoundError: There is no such file.
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or cannot be opened.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; name a wids JSON, as `index` writes it")
-    content = read_json(path)
+    if not os.path.exists(path):  # noqa: PTH110 never raises
+        raise ShardNotFoundError(f"{path} does not exist; name a wids JSON, as `index` writes it")
+    content = _parsed(path)
     fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     listed: Any = fields.get("shardlist")
     is_list = isinstance(listed, list)
@@ -41,11 +46,20 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
             raise ConfigError(f"{path} does not say how many samples {url!r} holds; remake it")
         urls.append(f"{folder}/{url}" if folder else url)
         counts.append(count)
-        sizes += [size] if isinstance(size, int) else []
+        sizes += [size] if is_number(size) else []
     if not urls:
         raise ConfigError(f"{path} lists no shard; name a wids JSON, as `index` writes it")
     total = sum(sizes) if len(sizes) == len(urls) else None
     return ShardIndex(tuple(urls), np.array(counts, np.int64)), total
+
+
+def _parsed(path: Path) -> object:
+    try:
+        return json.loads(read_regular(path, MAX_INDEX_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no JSON ({error}); name a wids JSON, as `index` writes it"
+        ) from error
 
 
 def _as_entries(sizes: dict[str, Any]) -> list[dict[str, Any]]:

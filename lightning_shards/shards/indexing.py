@@ -9,6 +9,7 @@ has the folders that the shards have below the one that holds them all.
 """
 
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -21,8 +22,9 @@ from typing import Any, Final, Literal, cast, get_args
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.formats.beside import read_json
 from lightning_shards.shards.formats.cards import write_card
-from lightning_shards.shards.formats.count_files import local_claims, read_json
+from lightning_shards.shards.formats.count_files import local_claims
 from lightning_shards.shards.formats.energon import write_energon
 from lightning_shards.shards.formats.idx_files import (
     dali_index,
@@ -31,7 +33,7 @@ from lightning_shards.shards.formats.idx_files import (
     energon_path,
 )
 from lightning_shards.shards.inspection.findings import Finding
-from lightning_shards.shards.inspection.survey import ShardSurvey, Survey
+from lightning_shards.shards.inspection.survey import ShardSurvey, Survey, file_md5
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
@@ -40,6 +42,8 @@ Format = Literal["wids", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)
 WIDS_NAME: Final = "wids.json"
 SIZES_NAME: Final = "sizes.json"
+
+_log = logging.getLogger(__name__)
 
 _SPLITS = (
     ("validation", re.compile(r"(^|[-_./])(val|valid|validation|dev)([-_./\d]|$)")),
@@ -239,47 +243,82 @@ def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -
     """The contents of the wids JSON of a folder; `url`s are names, so that the folder may move."""
     names = {Path(shard.path).name for shard in shards}
     path = folder / files.wids_name
-    old = read_json(path) if "wids" in files.formats and path.is_file() else None
-    others = sorted(name for name in _shards_in(old) - names if _may_exist(folder / name, files))
+    old = read_json(path) if "wids" in files.formats else None
+    listed = _shards_in(old)
+    others = sorted(name for name in listed.keys() - names if _may_exist(folder / name, files))
     if others:
         raise ConfigError(
             f"{path} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
             "now; name another file for these shards (--wids train.json), or index all together"
         )
+    known = {} if files.output is not None else _true_md5s(path, shards, listed)
     content = {
         "__kind__": "wids-shard-index-v1",
         "wids_version": 1,
         "name": Path(files.wids_name).stem,
-        "shardlist": [_wids_entry(shard) for shard in shards],
+        "shardlist": [_wids_entry(shard, known.get(Path(shard.path).name)) for shard in shards],
     }
     return json.dumps(content, indent=1) + "\n"
 
 
 def _may_exist(shard: Path, files: IndexFiles) -> bool:
     """Whether an old index may be right that there is this shard; nobody asks for remote ones."""
-    return files.output is not None or shard.is_file()
+    return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
 
 
-def _wids_entry(shard: ShardSurvey) -> dict[str, str | int]:
+def _true_md5s(
+    index: Path, shards: Sequence[ShardSurvey], listed: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """The MD5s of an old index that are those of the shards still, by file name.
+
+    A shard that was touched since that index was written is read; of another size it is not.
+    """
+    kept: dict[str, str] = {}
+    for shard in shards:
+        path = Path(shard.path)
+        entry = listed.get(path.name, {})
+        md5 = entry.get("md5sum")
+        if shard.md5 is not None or not isinstance(md5, str) or shard.is_damaged:
+            continue
+        is_same = (entry.get("filesize"), entry.get("nsamples")) == (
+            shard.size_bytes,
+            shard.samples,
+        )
+        # the time of its inode: that of its contents travels with a copy
+        is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
+        if is_same and (is_older or file_md5(shard.path) == md5):
+            kept[path.name] = md5
+        else:
+            _log.warning(
+                "the MD5 of %s in %s is out of date and left out; --checksums makes it anew",
+                shard.path,
+                index,
+            )
+    return kept
+
+
+def _wids_entry(shard: ShardSurvey, known_md5: str | None) -> dict[str, str | int]:
     entry: dict[str, str | int] = {"url": Path(shard.path).name}
-    if shard.md5 is not None:
-        entry["md5sum"] = shard.md5
+    md5 = shard.md5 or known_md5
+    if md5 is not None:
+        entry["md5sum"] = md5
     return entry | {"nsamples": shard.samples, "filesize": shard.size_bytes}
 
 
-def _shards_in(content: object) -> set[str]:
-    """The file names that a wids JSON lists."""
+def _shards_in(content: object) -> dict[str, dict[str, Any]]:
+    """The entries of a wids JSON by file name."""
     fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     entries: Any = fields.get("shardlist")
     listed = cast("list[Any]", entries) if isinstance(entries, list) else []
-    urls = [cast("dict[str, Any]", entry).get("url") for entry in listed if isinstance(entry, dict)]
-    return {url for url in urls if isinstance(url, str) and "/" not in url}
+    found = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
+    named = [(entry.get("url"), entry) for entry in found]
+    return {url: entry for url, entry in named if isinstance(url, str) and "/" not in url}
 
 
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
     """Put the counts into `sizes.json`, beside those of other shards that are still there."""
     path = folder / SIZES_NAME
-    old = read_json(path) if path.is_file() else None
+    old = read_json(path)
     sizes = dict(cast("Mapping[str, Any]", old)) if isinstance(old, dict) else {}
     sizes = {name: count for name, count in sizes.items() if _may_exist(folder / name, files)}
     sizes |= {Path(shard.path).name: shard.samples for shard in shards}

@@ -6,17 +6,19 @@ bytes, or one with an extended header before it, and are known at a glance; in t
 reads what is there. The tar is one that was walked whole: its headers are known to be sound.
 """
 
+import os
 import tarfile
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tar import BLOCK, split_name
+from lightning_shards.shards.tar_bytes import open_tar
 
 _FLAG: Final = 156
 _SIZE: Final = slice(124, 135)  # eleven octal digits
@@ -24,6 +26,7 @@ _EXTENDED: Final = np.frombuffer(b"xL", np.uint8)
 _REGULAR: Final = np.frombuffer(b"\x000", np.uint8)
 _ONE_EXTENDED: Final = 3 * BLOCK  # an extended header, a body of one block, the member's header
 _ZERO: Final = ord("0")
+_GAPS_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def lay_out(table: MemberTable, path: str | PathLike[str]) -> Layout:
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     headers = starts.copy()
     passed_over: list[PassedOver] = []
-    with Path(path).open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         for gap in np.flatnonzero(~_is_plain(path, starts, stops)):
             found = _read_gap(file, int(starts[gap]), int(stops[gap]))
             headers[gap] = found[-1].offset
@@ -87,19 +90,28 @@ def _is_plain(
     lengths = stops - starts
     plain = lengths == BLOCK
     candidates = np.flatnonzero(lengths == _ONE_EXTENDED)
-    if len(candidates):
-        data = np.memmap(path, np.uint8, "r")
-        first = starts[candidates]
-        digits = data[first[:, None] + np.arange(_SIZE.start, _SIZE.stop)].astype(np.int64) - _ZERO
-        size = digits @ (8 ** np.arange(_SIZE.stop - _SIZE.start)[::-1])
-        plain[candidates] = (
-            np.isin(data[first + _FLAG], _EXTENDED)
-            & np.isin(data[first + 2 * BLOCK + _FLAG], _REGULAR)
-            & (digits >= 0).all(axis=1)
-            & (size > 0)
-            & (size <= BLOCK)
-        )
+    if not len(candidates):
+        return plain
+    with open_tar(path) as data:
+        for begin in range(0, len(candidates), _GAPS_AT_ONCE):
+            gaps = candidates[begin : begin + _GAPS_AT_ONCE]
+            parts = [data[start : start + _ONE_EXTENDED] for start in starts[gaps].tolist()]
+            plain[gaps] = _have_one_extended(b"".join(parts))
     return plain
+
+
+def _have_one_extended(gaps: bytes) -> NDArray[np.bool_]:
+    """For each of these gaps, whether it is an extended header with its body, and one header."""
+    blocks = np.frombuffer(gaps, np.uint8).reshape(-1, _ONE_EXTENDED)
+    digits = blocks[:, _SIZE].astype(np.int64) - _ZERO
+    size = digits @ (8 ** np.arange(_SIZE.stop - _SIZE.start)[::-1])
+    return (
+        np.isin(blocks[:, _FLAG], _EXTENDED)
+        & np.isin(blocks[:, 2 * BLOCK + _FLAG], _REGULAR)
+        & (digits >= 0).all(axis=1)
+        & (size > 0)
+        & (size <= BLOCK)
+    )
 
 
 def _read_gap(file: BinaryIO, start: int, stop: int | None) -> list[tarfile.TarInfo]:

@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import (
     DamagedShardError,
+    FileAccessError,
     IndexMismatchError,
     MissingFieldError,
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import stamp_of
 from lightning_shards.shards.plain_runs import scan_samples
-from lightning_shards.shards.tar import absent, damaged, map_tar
+from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.tar import absent, damaged
+from lightning_shards.shards.tar_bytes import open_stamp, open_tar, read_at
 from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known
@@ -194,11 +197,10 @@ def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> M
     url = os.fspath(path)
     stamp = shard_stamp(url)  # of the path, before and after: a file put in its place shows too
     crcs = array("I")
-    with map_tar(url) as data, memoryview(data) as view:
+    with open_tar(url) as data:
         found = scan_samples(data, url)
         if with_crc32:
-            extents = zip(found.offsets.data, found.sizes.data, strict=True)
-            crcs.extend(crc32(view[offset : offset + size]) for offset, size in extents)
+            crcs.extend(map(data.crc32, found.offsets.data, found.sizes.data))
     if shard_stamp(url) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
     return MemberTable(
@@ -225,11 +227,16 @@ def shard_stamp(url: str) -> tuple[int, int]:
 
     Raises:
         ShardNotFoundError: There is no such file.
+        FileAccessError: This process may not or cannot look at it.
     """
     try:
         return stamp_of(Path(url))
     except FileNotFoundError as error:
         raise absent(url) from error
+    except OSError as error:
+        raise FileAccessError(
+            f"{url} cannot be looked at: {error.strerror}; check the path, and who may read it"
+        ) from error
 
 
 class ShardReader:
@@ -240,31 +247,34 @@ class ShardReader:
 
     Raises:
         ShardNotFoundError: There is no such file.
-        IndexMismatchError: The file has not the size that it had when the table was made. That its
-            time of change is the same `TableStore.table_of` sees to: ask it before each opening.
+        FileAccessError: It is no regular file, or cannot be opened.
+        IndexMismatchError: The file is not the one that the table was made of.
     """
 
     def __init__(self, path: str | os.PathLike[str], table: MemberTable) -> None:
         self._url = os.fspath(path)
         self._table = table
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
-        try:
-            self._file = Path(self._url).open("rb", buffering=0)  # noqa: SIM115 - see close
-        except FileNotFoundError as error:
-            raise absent(self._url) from error
+        self._file = os.fdopen(open_regular(self._url), "rb", buffering=0)
         size = os.fstat(self._file.fileno()).st_size
-        if size != table.file_size:
+        if size != table.file_size or not self.is_unchanged:
             self.close()
-            raise IndexMismatchError(
-                f"{redact(self._url)} changed since it was indexed: it has {size} bytes, "
-                f"{table.file_size} by its member table; start the run anew, or fetch the shard "
-                "again"
-            )
+            raise self._changed(size)
 
     @property
     def table(self) -> MemberTable:
         """What the shard holds."""
         return self._table
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether what was read so far is of the file that the table was made of.
+
+        It is asked after the reading: who writes to a file changes its time before its bytes. Where
+        the table has crc32s, these tell, and whoever reads compares them.
+        """
+        has_crc32 = self._table.crc32 is not None
+        return has_crc32 or open_stamp(self._file.fileno()) == self._table.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.
@@ -273,6 +283,7 @@ class ShardReader:
             IndexError: There is no such sample.
             MissingFieldError: The sample has no such suffix.
             DamagedShardError: The data is not there, or not what it was when the table was made.
+            IndexMismatchError: The file was written to since, and the table has no crc32s.
         """
         found = self._table.find(sample, suffix)
         if found is None:
@@ -283,8 +294,8 @@ class ShardReader:
         offset, size, checksum = found
         try:
             data = self.read_span(offset, size)
-        except OSError as error:
-            what = f"could not be read: {error.strerror}"
+        except (OSError, MemoryError) as error:
+            what = f"could not be read: {getattr(error, 'strerror', None) or 'no memory for it'}"
             raise self._damaged(what, sample, suffix, offset) from error
         if len(data) < size:
             what = f"was cut short: {len(data)} of {size} bytes are there"
@@ -292,6 +303,8 @@ class ShardReader:
         if checksum is not None and crc32(data) != checksum:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
             raise self._damaged(what, sample, suffix, offset)
+        if not self.is_unchanged:
+            raise self._changed(os.fstat(self._file.fileno()).st_size)
         return data
 
     def read_span(self, offset: int, size: int) -> bytes:
@@ -300,14 +313,7 @@ class ShardReader:
         Raises:
             OSError: They could not be read.
         """
-        file = self._file.fileno()
-        data = os.pread(file, size, offset)
-        while len(data) < size:  # one call gives 2 GiB at most
-            more = os.pread(file, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return read_at(self._file.fileno(), offset, size)
 
     def read_into(self, offset: int, room: memoryview) -> int:
         """Fill `room` with the bytes of the tar at this place; how many there were.
@@ -345,6 +351,16 @@ class ShardReader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _changed(self, size: int) -> IndexMismatchError:
+        """The error for a shard that is another one now, of this size."""
+        what = f"it has {size} bytes, {self._table.file_size} by its member table"
+        if size == self._table.file_size:
+            what = "it was written to after its members were listed"
+        return IndexMismatchError(
+            f"{redact(self._url)} changed since it was indexed: {what}; start the run anew, or "
+            "fetch the shard again"
+        )
 
     def _damaged(self, what: str, sample: int, suffix: str, offset: int) -> DamagedShardError:
         """The error for a member that cannot be read as it was."""

@@ -18,17 +18,20 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import IndexMismatchError
+from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
+from lightning_shards.shards.formats.beside import require_regular
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.urls import redact
 
 _MAGIC: Final = b"LSmember"
@@ -48,7 +51,9 @@ class TableStore:
 
     Args:
         cache_dir: default `~/.cache/lightning_shards`; the sidecars lie in its folder `members`.
-        with_crc32: whether scans read every byte; a table that has no crc32s is then made anew.
+        with_crc32: whether scans read every byte; a table that has no crc32s is then made anew, and
+            the crc32s of a shard that was written again are replaced. Only who indexes or writes
+            shards asks for it: a run holds a shard against the checksums that there are.
     """
 
     def __init__(
@@ -67,7 +72,8 @@ class TableStore:
 
         Raises:
             ShardNotFoundError: There is no such file.
-            DamagedShardError: It had to be scanned and is not one whole tar archive.
+            DamagedShardError: It had to be scanned and is not one whole tar archive, or has the
+                same members as before and other bytes in them.
             IndexMismatchError: It holds another number of samples than expected.
         """
         url = os.fspath(path)
@@ -111,13 +117,16 @@ class TableStore:
     def _is_current(self, table: MemberTable, url: str) -> bool:
         """Whether the table says all that is asked for, of the shard as it is."""
         lacks_crc32 = self._with_crc32 and table.crc32 is None
-        return table.stamp == shard_stamp(url) and not lacks_crc32
+        # that there is no sample is never believed: such a shard is scanned in no time
+        return table.num_samples > 0 and table.stamp == shard_stamp(url) and not lacks_crc32
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
         """Scan the shard and keep its table."""
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(url, with_crc32=self._with_crc32 or had_crc32)
         if old is not None and not old.has_same_members(table):
+            if not self._with_crc32:
+                _require_same_bytes(url, old, table)
             _log.warning(
                 "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
                 "in %d",
@@ -168,6 +177,21 @@ def build_tables(
             step()
 
 
+def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
+    """Refuse a shard that has the same members as before, and other bytes in them."""
+    if old.crc32 is None or new.crc32 is None or not old.has_same_members(replace(new, crc32=None)):
+        return
+    changed = np.flatnonzero(old.crc32 != new.crc32)
+    member = int(changed[0])
+    sample = int(np.searchsorted(old.sample_starts, member, side="right")) - 1
+    name = f"{old.key(sample)}.{old.suffixes[old.suffix_ids[member]]}"
+    raise DamagedShardError(
+        f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
+        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; fetch it "
+        "again, or, if it was written anew, run `lightning-shards index --checksums` on it"
+    )
+
+
 def write_table(path: Path, table: MemberTable) -> None:
     """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,9 +208,14 @@ def write_table(path: Path, table: MemberTable) -> None:
 
 
 def open_table(path: Path) -> MemberTable | None:
-    """The table in a sidecar, mapped and not copied; None if there is none, or a damaged one."""
+    """The table in a sidecar, mapped and not copied; None if there is none, or a damaged one.
+
+    Raises:
+        FileAccessError: It is a fifo, a socket, a device or a folder.
+    """
+    require_regular(path)
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 raise _Unusable("is empty")  # and cannot be mapped
             return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -6,16 +6,11 @@ against the file, and an archive ends with its end marker or not at all. The gro
 into samples is webdataset's, so that a count is the number of samples that a stream will yield.
 """
 
-import mmap
 import re
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from os import SEEK_END
-from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
@@ -38,7 +33,11 @@ _NO_SUM = -(1 << 20)  # far from any sum of a block, signed or not
 _PAX_RECORD = re.compile(rb"(\d{1,8}) ([^=\n]+)=")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META_NAME = re.compile(r"__[^/]*__($|/)")
-_RESERVED_SUFFIXES = frozenset({"__key__", "__url__"})  # webdataset's own fields of a sample
+RESERVED_SUFFIXES: Final = frozenset(
+    {"__key__", "__url__", "__local_path__", "__id__", "__weight__", "__substitute__"}
+)
+"""What webdataset and this package call their own in a sample or a batch: no member may."""
+
 _TAIL_CHUNK = 1 << 20
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -47,7 +46,13 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstandard",
 }
 
-Buffer = bytes | mmap.mmap  # the whole tar
+
+class Buffer(Protocol):
+    """The whole tar: its bytes, or what reads them when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,47 +139,11 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
                 yield key, fields
             key, fields = parts[0], {}
         suffix = parts[1]
-        if suffix in fields or suffix in _RESERVED_SUFFIXES:
+        if suffix in fields or suffix in RESERVED_SUFFIXES:
             raise _duplicate(fields.get(suffix), member, suffix, url)
         fields[suffix] = member
     if key is not None and not _is_bad(fields):
         yield key, fields
-
-
-def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
-    """The samples of a local tar in file order from number `skip` on; of those before, headers.
-
-    A sample is what webdataset makes of it: suffix to bytes, and `__key__` and `__url__`.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: The file is not one whole tar archive.
-    """
-    with map_tar(url) as data:
-        for key, members in islice(group_members(walk_members(data, url), url), skip, None):
-            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
-            for suffix, member in members.items():
-                sample[suffix] = data[member.offset : member.offset + member.size]
-            yield sample
-
-
-@contextmanager
-def map_tar(url: str) -> Generator[mmap.mmap, None, None]:
-    """The bytes of a local tar, mapped for as long as the block lasts.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: It is empty.
-    """
-    try:
-        file = Path(url).open("rb")  # noqa: SIM115 - only the opening is in the try
-    except FileNotFoundError as error:
-        raise absent(url) from error
-    with file:
-        if not file.seek(0, SEEK_END):  # an empty file cannot be mapped
-            raise damaged("is empty", url, 0)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
 
 
 def damaged(what: str, url: str, position: int) -> DamagedShardError:
@@ -253,7 +222,7 @@ def _has_signed_sum(header: bytes, total: int) -> bool:
 def _compression(data: Buffer) -> str:
     """What to say about a compressed tar; empty if it is not one."""
     for magic, name in _COMPRESSED.items():
-        if data[: len(magic)] == magic:
+        if data[0 : len(magic)] == magic:
             return f"is compressed ({name}): decompress it, shards are plain tar files"
     return ""
 

@@ -11,21 +11,30 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from socket import getaddrinfo
 from typing import Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
-from braceexpand import braceexpand
-
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
+from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
+from lightning_shards.shards.regular_files import open_regular
 
 ALLOWED_SCHEMES: Final = ("file", "http", "https", "gs", "hf", "ais", "sftp", "ftps", "scp", "htgs")
 
+MAX_EXPANDED: Final = 10**6
+"""Shards that the braces of one data set may stand for."""
+
+_LARGE: Final = 10**18
+_MAX_DEPTH: Final = 50
+_MAX_SHOWN: Final = 60
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
+_IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
+_JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
 _NUM_NAMED = 3  # missing shards that a message names; the rest are counted
 
 
@@ -41,18 +50,20 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
 '/data/extra.tar']
 
     Raises:
-        UrlError: A pattern is empty, has an unbalanced brace or an unknown scheme, or is a folder.
+        UrlError: A pattern is empty, has an unbalanced brace or an unknown scheme, or is a folder;
+            or the braces stand for more than `MAX_EXPANDED` shards.
         UnsafeError: A `pipe:` URL without `allow_pipe`.
         ShardNotFoundError: A wildcard matches no file.
     """
     patterns = [urls] if isinstance(urls, str) else list(urls)
     if not patterns:
         raise UrlError("no shards: the list of urls is empty; name at least one shard")
+    parts = [part for pattern in patterns for part in split_joined(pattern)]
+    _require_countable(parts)
     expanded: list[str] = []
-    for pattern in patterns:
-        for part in pattern.split("::"):
-            for url in _braces(part):
-                expanded += _resolve(url.strip(), allow_pipe=allow_pipe)
+    for part in parts:
+        for url in _braces(part):
+            expanded += _resolve(url.strip(), allow_pipe=allow_pipe)
     return expanded
 
 
@@ -97,6 +108,14 @@ def split_url(url: str) -> tuple[str, str]:
     return folder, name
 
 
+def split_joined(pattern: str) -> list[str]:
+    """The patterns that `::` joins; the one in the brackets of an IPv6 address joins nothing."""
+    joints = [found.span() for found in _JOINT.finditer(pattern) if found[0] == "::"]
+    starts = [0, *(stop for _, stop in joints)]
+    stops = [*(start for start, _ in joints), len(pattern)]
+    return [pattern[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
 def missing_shards(urls: Sequence[str]) -> list[str]:
     """The local shards among expanded urls that are not files, each once."""
     return [url for url in dict.fromkeys(urls) if is_local(url) and not os.path.isfile(url)]
@@ -107,10 +126,14 @@ def require_local_shards(urls: Sequence[str]) -> None:
 
     Raises:
         ShardNotFoundError: It names the first few, how many of how many, and what to look at.
+        FileAccessError: One is a fifo, a socket, a device or a folder, or may not be looked at.
     """
     missing = missing_shards(urls)
     if not missing:
         return
+    for url in missing:
+        with suppress(ShardNotFoundError):
+            os.close(open_regular(url))  # which says what it is
     named = ", ".join(missing[:_NUM_NAMED])
     more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
     folder = os.path.dirname(missing[0]) or "."
@@ -130,10 +153,31 @@ def _scheme(url: str) -> str:
     return match[1].lower() if match else ""
 
 
+def _require_countable(parts: Sequence[str]) -> None:
+    """Refuse braces that stand for too many shards, before any are expanded."""
+    total = 0
+    for part in parts:
+        if "{" in part:
+            depth = nesting_depth(part)
+            if depth > _MAX_DEPTH:
+                raise UrlError(
+                    f"{depth:,} braces are nested in {redact(part)[:_MAX_SHOWN]!r}, and "
+                    f"{_MAX_DEPTH} are the most; write the shards in several patterns"
+                )
+            total += count_expanded(part)
+            if total > MAX_EXPANDED:
+                number = f"{total:,}" if total < _LARGE else "over 10^18"
+                raise UrlError(
+                    f"the braces stand for {number} shards up to {redact(part)!r}, and "
+                    f"{MAX_EXPANDED:,} are the most; check the numbers in them, or pack larger "
+                    "shards"
+                )
+
+
 def _braces(pattern: str) -> Iterator[str]:
     """The pattern with its braces expanded."""
     try:
-        yield from braceexpand(pattern)
+        yield from expand_braces(pattern)
     except ValueError as error:
         raise UrlError(
             f"unbalanced braces in {redact(pattern)!r}: every {{ needs a }}, as in "
@@ -181,11 +225,27 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
             f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}; "
             "a local file of that name is written with a leading ./"
         )
-    if _REMOTE_WILDCARDS.search(redact(url)):
+    if not _REMOTE_WILDCARDS.search(url):
+        return
+    plain = redact(url)
+    if _IPV6_HOST.search(url):
+        _check_address(url)
+        plain = _IPV6_HOST.sub("//", plain)
+    if _REMOTE_WILDCARDS.search(plain):
         raise UrlError(
             f"a wildcard in {redact(url)!r}: only local folders can be listed; count the shards in "
             "braces, {000..123}, and write %5B for a [ that belongs to the name"
         )
+
+
+def _check_address(url: str) -> None:
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        raise UrlError(
+            f"the host in {redact(url)!r} cannot be read ({error}); an IPv6 address is written as "
+            "in http://[::1]:8080/000.tar"
+        ) from error
 
 
 def _path_of_file_url(url: str) -> str:

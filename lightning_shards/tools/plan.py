@@ -145,9 +145,9 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
 
 def _remote_folder(urls: str | list[str]) -> str:
     """The folder of the first pattern if it is remote, else the empty string."""
-    from lightning_shards.shards.urls import is_local, split_url  # noqa: PLC0415
+    from lightning_shards.shards.urls import is_local, split_joined, split_url  # noqa: PLC0415
 
-    first = (urls if isinstance(urls, str) else urls[0]).split("::")[0]
+    first = split_joined(urls if isinstance(urls, str) else urls[0])[0]
     return "" if is_local(first) else split_url(first)[0]
 
 

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import threading
 import time
 import traceback
@@ -50,10 +51,15 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class IPv6Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
 @contextmanager
-def serving(folder):
+def serving(folder, address="127.0.0.1"):
     """A server on a free port of the loopback interface."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
+    kind = IPv6Server if ":" in address else http.server.ThreadingHTTPServer
+    with kind((address, 0), FaultyHandler) as server:
         server.folder, server.asked = folder, []
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()

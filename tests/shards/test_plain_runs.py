@@ -94,7 +94,7 @@ def test_runs_hold_all_samples_of_a_plain_tar_but_the_last():
     data = tar_of(plain(3000))
     assert stop_of(data) == 2999 * 4 * 512
     runs = list(plain_runs.plain_runs(data))
-    assert len(runs) == 4  # 31 samples to begin with, then 1,023 in 4,096 blocks
+    assert len(runs) == 7  # 31 samples to begin with, then 511 in 2,048 blocks
     assert runs[0].suffixes == ["cls", "jpg"]
     assert runs[1].keys.startswith(b"d/0031d/0032")
 

@@ -1,6 +1,7 @@
 """What users write, and the shards that it stands for."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
+from lightning_shards.shards import braces
+from lightning_shards.shards import urls as urls_module
+from lightning_shards.shards.fetching import local_copy
+from lightning_shards.shards.plain_runs import count_samples
 from lightning_shards.shards.urls import (
     expand_urls,
     is_local,
     missing_shards,
     redact,
+    require_hosts,
     require_local_shards,
     split_url,
 )
+from tests.pipeline.test_stream_http import serving
 
 
 @pytest.fixture
@@ -219,3 +226,115 @@ def test_a_missing_folder_is_named(folder):
 def test_shards_that_are_there_pass(folder):
     require_local_shards([os.fspath(Path(folder, "a.tar")), "http://h/0.tar"])
     assert missing_shards([str(folder / "c.tar")]) == [str(folder / "c.tar")]  # a folder
+
+
+# --- how many shards braces stand for
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"),
+    [
+        ("s-{0..9999999999}.tar", "10,000,000,000"),
+        ("{0..999}{0..999}{0..999}", "1,000,000,000"),
+        ("{0..1000000}", "1,000,001"),
+        ("{{0..999}{0..999}{0..999},x}", "1,000,000,001"),
+        (["{0..599999}", "{0..599999}"], "1,200,000"),
+        ("{0..599999}::{0..599999}", "1,200,000"),
+        ("{0.." + "9" * 5000 + "}", "over 10.18"),
+        ("{0..9}" * 30, "over 10.18"),
+        ("{-9999999..9999999..3}", "6,666,667"),
+        ("https://u:secret@h/{0..9999999}.tar?secret", "10,000,000"),
+    ],
+)
+def test_braces_that_stand_for_too_many_shards_are_refused_unexpanded(pattern, number, monkeypatch):
+    monkeypatch.setattr(braces, "braceexpand", lambda _: pytest.fail("expanded"))
+    message = f"stand for {number} shards .* 1,000,000 are the most; check the numbers in them"
+    with pytest.raises(UrlError, match=message) as caught:
+        expand_urls(pattern)
+    assert "secret" not in str(caught.value)
+
+
+def test_as_many_shards_as_the_limit_says_are_expanded(monkeypatch):
+    assert braces.count_expanded("http://h/{000..999}/{000..999}.tar") == urls_module.MAX_EXPANDED
+    monkeypatch.setattr(urls_module, "MAX_EXPANDED", 1000)
+    assert len(expand_urls("http://h/{00..99}/{0..9}.tar")) == 1000
+    with pytest.raises(UrlError, match="stand for 1,001 shards"):
+        expand_urls("http://h/{0..1000}.tar")
+
+
+def test_braces_nested_without_end_are_refused():
+    with pytest.raises(UrlError, match=r"5,000 braces are nested in .* 50 are the most"):
+        expand_urls("{a," * 5000 + "}" * 5000)
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["a", "\\{", "\\,", "{", "}", ",", "0..3", "{1..9..2}", "{c..a}", "x..z"]),
+        lambda inner: (
+            st.lists(inner, max_size=3).map("".join)
+            | st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"{{{','.join(parts)}}}")
+        ),
+        max_leaves=12,
+    )
+)
+def test_shards_are_counted_as_they_are_expanded(pattern):
+    try:
+        expected = len(list(braceexpand(pattern)))
+    except ValueError:
+        return
+    assert braces.count_expanded(pattern) == expected
+
+
+# --- addresses in brackets
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("http://[::1]:8080/x.tar", ["http://[::1]:8080/x.tar"]),
+        (
+            "http://[fe80::1%25eth0]/{0..1}.tar::a.tar",
+            ["http://[fe80::1%25eth0]/0.tar", "http://[fe80::1%25eth0]/1.tar", "a.tar"],
+        ),
+        (
+            "a::https://u:p@[2001:db8::1]/x.tar::http://[::]/y",
+            ["a", "https://u:p@[2001:db8::1]/x.tar", "http://[::]/y"],
+        ),
+    ],
+)
+def test_an_ipv6_address_is_a_host(pattern, expected):
+    assert expand_urls(pattern) == expected
+    assert all(redact(url).partition("@")[2] == "" for url in expected)
+
+
+def test_an_ipv6_address_has_a_folder_and_a_name():
+    assert split_url("http://u:p@[::1]:8080/d/x.tar?q") == ("http://[::1]:8080/d", "x.tar")
+    require_hosts(["http://[::1]:8080/d/x.tar"])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[:::]:8080/x.tar", "http://[::1/x.tar", "http://[x]/x.tar"]
+)
+def test_what_is_no_ipv6_address_is_refused(url):
+    with pytest.raises(UrlError):
+        expand_urls(url)
+
+
+def test_brackets_behind_an_ipv6_address_are_a_wildcard():
+    with pytest.raises(UrlError, match="a wildcard"):
+        expand_urls("http://[::1]/[0-9].tar")
+
+
+@pytest.mark.network
+def test_shards_of_an_ipv6_server_are_counted_and_fetched(write_shards, load, tmp_path):
+    write_shards([3], tmp_path / "served")
+    (tmp_path / "served" / "sizes.json").write_text('{"000.tar": 3}')
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(serving(tmp_path / "served", "::1"))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        url = f"http://[::1]:{server.server_address[1]}/000.tar"
+        assert load(expand_urls(url)).counts.tolist() == [3]
+        with local_copy(url) as shard:
+            assert count_samples(shard.path) == 3

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import struct
@@ -348,3 +349,52 @@ def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp
         for each in members:
             firsts.setdefault(each.name.partition(".")[0], each.offset)
         assert starts[:-1] == list(firsts.values())
+
+
+# --- checksums that are there
+
+
+def _md5s(folder):
+    listed = json.loads((folder / "wids.json").read_text())["shardlist"]
+    return [entry.get("md5sum") for entry in listed]
+
+
+def _rot(path):
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[1].offset_data
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_index_without_checksums_keeps_those_that_are_true(run, folder, tmp_path):
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    os.utime(folder / "train-000000.tar", ns=(5, 5))
+    assert run(folder / "*.tar")[0] == 0
+    assert (folder / "wids.json").read_bytes() == before
+    assert TableStore(tmp_path / "cache").table_of(folder / "train-000000.tar").crc32 is not None
+
+
+def test_an_index_without_checksums_drops_the_md5_of_other_bytes(run, folder, tmp_path, caplog):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    before = _md5s(folder)
+    shutil.rmtree(tmp_path / "cache")  # with the crc32s, which would tell
+    _rot(shard)
+    assert run(folder / "*.tar")[0] == 0
+    assert _md5s(folder) == [None, *before[1:]]
+    assert f"the MD5 of {shard} in {folder / 'wids.json'} is out of date" in caplog.text
+
+
+def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    _rot(shard)
+    status, document = run(folder / "*.tar")
+    assert status == 1
+    assert "run `lightning-shards index --checksums` on it" in document["findings"][0]["message"]
+    assert (folder / "wids.json").read_bytes() == before
+    assert run(folder / "*.tar", "--checksums")[0] == 0
+    assert TableStore(tmp_path / "cache").table_of(shard).crc32 is not None

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.plain_runs import count_samples
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, verify
 from tests.tools.conftest import contents, jpeg, samples_of, write_members, write_samples
 
@@ -71,6 +73,15 @@ def test_a_changed_byte_is_named_by_shard_sample_and_place(run, indexed, shard):
         wanted.offset_data,
     )
     assert "00005.cls" in found["message"]
+
+
+def test_a_run_in_between_does_not_hide_a_changed_byte(run, indexed, shard, tmp_path):
+    flip(shard, members_of(shard)[4].offset_data)
+    with pytest.raises(DamagedShardError, match=r"first in '00005\.cls'"):
+        TableStore(tmp_path / "cache").table_of(shard)
+    status, document = run(indexed / "*.tar")
+    assert status == 1
+    assert [each["sample"] for each in of("changed member", document)] == ["00005"]
 
 
 def test_without_checksums_only_the_md5_of_an_index_can_tell(run, indexed, shard, tmp_path):

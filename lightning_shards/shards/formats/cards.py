@@ -8,6 +8,8 @@ from typing import Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.formats.beside import MAX_INDEX_BYTES
+from lightning_shards.shards.regular_files import read_regular
 
 CARD: Final = "README.md"
 MARK: Final = "<!-- written by lightning-shards index -->"
@@ -28,7 +30,7 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
         ConfigError: There is a README that somebody else wrote.
     """
     path = root / CARD
-    if path.exists() and MARK not in path.read_text("utf-8", "replace"):
+    if os.path.lexists(path) and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
         raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
     replace_file(path, card_text(root, splits, counts))
     return path

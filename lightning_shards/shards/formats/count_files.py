@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeGuard, cast
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.formats import beside
+from lightning_shards.shards.formats.beside import SIZES, WIDS, json_files, read_json
 from lightning_shards.shards.formats.count_formats import (
     LENGTH,
     MAX_HEADER,
@@ -25,13 +27,11 @@ from lightning_shards.shards.formats.count_formats import (
     length_in,
     other_counts,
 )
+from lightning_shards.shards.urls import redact
 
-MAX_JSON_BYTES: Final = 256 << 20
 MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
 HTTP_TIMEOUT_S: Final = 10.0
 
-_SIZES = "sizes.json"
-_WIDS = "wids.json"
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
 _WIDS_MARKER = b'"wids_version"'
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
@@ -63,13 +63,13 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted = frozenset(names)
     parts = Path(folder).absolute().parts
     claims: dict[str, CountClaim] = {}
-    for path in sorted(Path(folder).glob("*.json")):
-        marker = b"" if path.name == _SIZES else _WIDS_MARKER
-        content = read_json(path, containing=marker) if path.is_file() else None
+    for path in json_files(Path(folder)):
+        marker = b"" if path.name == SIZES else _WIDS_MARKER
+        content = read_json(path, containing=marker)
         for name, claim in _claims(content, str(path), parts, wanted):
             _check_size(Path(folder) / name, claim)
             _merge(claims, name, claim)
-    others = other_counts(Path(folder), wanted - claims.keys(), read_json)
+    others = other_counts(Path(folder), wanted - claims.keys())
     for name, samples, source in others:
         if is_count(samples):
             claims[name] = CountClaim(samples, source)
@@ -87,7 +87,7 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted = frozenset(names)
     parts = tuple(folder.split("/"))
     claims: dict[str, CountClaim] = {}
-    for file_name in (_SIZES, _WIDS, *REMOTE_NAMES):
+    for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and wanted <= claims.keys():
             break
         url = f"{folder}/{file_name}"
@@ -127,29 +127,44 @@ def http_total(folder: str) -> int | None:
     return total
 
 
-def read_json(path: Path, *, containing: bytes = b"") -> object:
-    """The content of a JSON file; None if it is too large, damaged or lacks these bytes."""
+def http_start(url: str, num_bytes: int) -> bytes | None:
+    """The first bytes of a shard on a web server, or all it has if fewer; None without an answer.
+
+    One request, whose body is left unread if the server sends the whole shard.
+    """
+    request = urllib.request.Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            _log.warning("%s is passed over: more than %d bytes", path, MAX_JSON_BYTES)
-            return None
-        data = path.read_bytes()
-        return json.loads(data) if containing in data else None
-    except (OSError, ValueError, RecursionError) as error:
-        _log.warning("%s is passed over: %s", path, error)
+        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+            return cast("bytes", reply.read(num_bytes))
+    except (OSError, HTTPException, ValueError) as error:
+        _log.info("no first bytes of %s: %s", redact(url), type(error).__name__)
         return None
 
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value from a JSON file can be a number of samples."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_SAMPLES
+    return is_number(value) and 0 <= value < MAX_SAMPLES
+
+
+def is_number(value: object) -> TypeGuard[int]:
+    """Whether a value from a JSON file is a whole number, and not `true` or `false`."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _fetch_json(url: str) -> object:
     """The content of a JSON file on a web server; None if it is absent, too large or no JSON."""
-    data = _fetch(url, MAX_JSON_BYTES)
+    data = _fetch(url, beside.MAX_INDEX_BYTES)
+    if data is None:
+        return None
+    if len(data) > beside.MAX_INDEX_BYTES:
+        _log.warning(
+            "%s is passed over: it has more than the %s bytes that such a file may have; remake it",
+            url,
+            f"{beside.MAX_INDEX_BYTES:,}",
+        )
+        return None
     try:
-        return None if data is None or len(data) > MAX_JSON_BYTES else json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         _log.info("no counts from %s: %s", url, error)
     return None
@@ -177,17 +192,15 @@ def _claims(
     fields = cast("dict[str, object]", content)
     if fields.get("wids_version") == 1:
         yield from _wids_claims(fields, source, folder, names)
-    elif source.endswith(REMOTE_NAMES):
-        found = counts_in(cast("object", content))
-        for name in names & found.keys():
-            yield name, CountClaim(found[name], source)
-    elif source.rpartition("/")[2] == _SIZES:
-        for name in names & fields.keys():
-            samples = fields[name]
-            if is_count(samples):
-                yield name, CountClaim(samples, source)
-            else:
-                _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
+        return
+    is_sizes = source.rpartition("/")[2] == SIZES
+    counts = fields if is_sizes else counts_in(fields) if source.endswith(REMOTE_NAMES) else {}
+    for name in names & counts.keys():
+        samples = counts[name]
+        if is_count(samples):
+            yield name, CountClaim(samples, source)
+        else:
+            _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
 
 
 def _wids_claims(
@@ -206,7 +219,7 @@ def _wids_claims(
         samples, size = entry.get("nsamples"), entry.get("filesize")
         if not parts or parts[-1] not in names or not is_count(samples):
             continue
-        claim = CountClaim(samples, source, size if isinstance(size, int) else None)
+        claim = CountClaim(samples, source, size if is_number(size) else None)
         above = parts[:-1]
         if not above or folder[-len(above) :] == above:
             certain.add(parts[-1])

@@ -18,7 +18,8 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.formats.count_formats import DALI_VERSIONS
 from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.tar import group_members, map_tar, walk_members
+from lightning_shards.shards.tar import group_members, walk_members
+from lightning_shards.shards.tar_bytes import open_tar
 
 _SPACE = re.compile(r"\s")
 
@@ -43,7 +44,7 @@ def dali_index(shard: str | PathLike[str]) -> str:
     """
     url = str(shard)
     lines: list[str] = []
-    with map_tar(url) as data:
+    with open_tar(url) as data:
         for _, fields in group_members(walk_members(data, url), url):
             entries: list[str] = []
             for suffix, member in fields.items():

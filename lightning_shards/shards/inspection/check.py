@@ -5,6 +5,7 @@ index (whose crc32s tell which member changed), and what the JSON files beside i
 is found is written anywhere, so that the table of a sound shard outlives the damage.
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
 )
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
-from lightning_shards.shards.formats.count_files import http_claims, read_json
+from lightning_shards.shards.formats.beside import json_files, read_json
+from lightning_shards.shards.formats.count_files import http_claims
 from lightning_shards.shards.inspection.findings import Finding
 from lightning_shards.shards.inspection.salvage import (
     Damage,
@@ -46,11 +47,14 @@ from lightning_shards.shards.inspection.survey import (
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore, open_table
-from lightning_shards.shards.tar import map_tar
+from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
 
 _MAX_NAMED = 1000
 """Findings of one kind in one shard; the rest are counted in the last one."""
+
+_MAX_SHOWN = 40
+"""Letters of a value that somebody else wrote."""
 
 REPAIRABLE = frozenset(
     {"damaged shard", "changed member", "undecodable member", "split sample", "duplicate key"}
@@ -195,7 +199,7 @@ def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Find
     if not Path(path).is_file() or not Path(path).stat().st_size:
         return [first]
     before: str | None = None
-    with map_tar(path) as data:
+    with open_tar(path) as data:
         for found in walk_around_damage(data, path):
             if isinstance(found, Damage):
                 break
@@ -223,7 +227,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
     return _named(path, known, np.flatnonzero(known.crc32 != table.crc32).tolist())
 
 
-def _changed(data: Any, known: MemberTable) -> list[int]:
+def _changed(data: TarBytes, known: MemberTable) -> list[int]:
     """Members of the table whose bytes are not there or are others."""
     if known.crc32 is None:
         return []
@@ -231,7 +235,7 @@ def _changed(data: Any, known: MemberTable) -> list[int]:
     return [
         member
         for member, (start, size, right) in enumerate(extents)
-        if start + size > len(data) or crc32(data[start : start + size]) != right
+        if start + size > len(data) or data.crc32(start, size) != right
     ]
 
 
@@ -262,8 +266,8 @@ def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None)
         return []
     name = different[0]
     message = (
-        f"its {name} is {facts[name]}, {entry[name]} by the index {entry['source']}; index it "
-        "again if it was written anew, else fetch it again"
+        f"its {name} is {facts[name]}, {str(entry[name])[:_MAX_SHOWN]} by the index "
+        f"{entry['source']}; index it again if it was written anew, else fetch it again"
     )
     return [Finding("changed shard", message, path)]
 
@@ -275,7 +279,7 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
     columns = (owners, table.suffix_ids, table.offsets, table.sizes)
     rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
     findings: list[Finding] = []
-    with map_tar(path) as data:
+    with open_tar(path) as data:
         for sample, suffix, offset, size in rows:
             decode = decoders[suffix]
             if decode is None:
@@ -321,8 +325,8 @@ def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], lis
 def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Name and entry of each shard of this folder that a wids JSON in it lists."""
     found: list[tuple[str, dict[str, Any]]] = []
-    for path in sorted(folder.glob("*.json")):
-        content = read_json(path, containing=b'"wids_version"') if path.is_file() else None
+    for path in json_files(folder):
+        content = read_json(path, containing=b'"wids_version"')
         fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
         listed: Any = fields.get("shardlist")
         for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
@@ -344,5 +348,5 @@ def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> l
             path,
         )
         for path, entry in indexed.items()
-        if entry["source"] in sources and not Path(path).is_file()
+        if entry["source"] in sources and not os.path.isfile(path)  # noqa: PTH113 never raises
     ]

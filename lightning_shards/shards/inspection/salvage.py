@@ -10,15 +10,14 @@ folder.
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.shards.atomic import new_file
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.tar import BLOCK, map_tar, split_name, walk_members
+from lightning_shards.shards.tar import BLOCK, RESERVED_SUFFIXES, Buffer, split_name, walk_members
+from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 
 Decode = Callable[[bytes], object]
 DecoderOf = Callable[[str], Decode | None]
@@ -26,6 +25,9 @@ DecoderOf = Callable[[str], Decode | None]
 
 _MAGIC = b"ustar"
 _MAGIC_AT: Final = 257
+_SEARCHED: Final = 1 << 20
+"""Bytes that are looked through at once for the next header."""
+
 _LEAST_MATCHING = 0.5
 """Below this share of members with the crc32 of the table, it is that of another shard."""
 
@@ -60,7 +62,7 @@ class Salvage:
     lost: dict[str, str]
 
 
-def walk_around_damage(data: mmap, url: str) -> Iterator[Piece | Damage]:
+def walk_around_damage(data: TarBytes, url: str) -> Iterator[Piece | Damage]:
     """The members before and behind all damages, and the damages, in file order."""
     start: int | None = 0
     while start is not None:
@@ -93,7 +95,7 @@ def salvage(
     """
     if folder.resolve() == Path(shard).parent.resolve():
         raise ConfigError(f"{folder} holds the damaged shards; name another folder for the repair")
-    with map_tar(shard) as data:
+    with open_tar(shard) as data:
         samples, lost = _whole_samples(data, shard, known)
         for key in list(samples):
             reason = _undecodable(data, samples[key], decoder_of) if decoder_of else None
@@ -111,6 +113,7 @@ def salvage(
                     file.write(data[piece.offset : piece.offset + piece.size])
                     file.write(bytes(-piece.size % BLOCK))
             file.write(bytes(2 * BLOCK))
+            data.require_unchanged()  # while the new file can still be given up
     return Salvage(str(target), len(samples), lost)
 
 
@@ -118,7 +121,7 @@ _Samples = dict[str, dict[str, Piece]]
 
 
 def _whole_samples(
-    data: mmap, shard: str, known: MemberTable | None
+    data: TarBytes, shard: str, known: MemberTable | None
 ) -> tuple[_Samples, dict[str, str]]:
     """The samples to keep, their members together, and the others with the reason."""
     samples, lost, beside = _readable_samples(data, shard)
@@ -134,7 +137,7 @@ def _whole_samples(
     return samples, lost
 
 
-def _readable_samples(data: mmap, shard: str) -> tuple[_Samples, dict[str, str], set[str]]:
+def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, str], set[str]]:
     """Members by key, what comes twice, and the keys that stand beside a damage."""
     samples: _Samples = {}
     lost: dict[str, str] = {}
@@ -153,28 +156,30 @@ def _readable_samples(data: mmap, shard: str) -> tuple[_Samples, dict[str, str],
         if is_behind:
             beside.add(key)
         is_behind, last = False, key
-        if suffix in samples.setdefault(key, {}):
+        if suffix in RESERVED_SUFFIXES:
+            lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {found.offset}"
+        elif suffix in samples.setdefault(key, {}):
             lost[f"{key} (again)"] = f"has a second {suffix}, at byte {found.offset}"
         else:
             samples[key][suffix] = found
     return samples, lost, beside
 
 
-def _is_of(known: MemberTable, data: mmap) -> bool:
+def _is_of(known: MemberTable, data: TarBytes) -> bool:
     """Whether the table is that of this shard before it was damaged."""
     num_right = sum(_is_right(known, member, data) for member in range(len(known.offsets)))
     return num_right >= _LEAST_MATCHING * max(len(known.offsets), 1)
 
 
-def _is_right(known: MemberTable, member: int, data: mmap) -> bool:
+def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
     """Whether the bytes of a member are those that were indexed."""
     start, size = int(known.offsets[member]), int(known.sizes[member])
     assert known.crc32 is not None  # noqa: S101 the callers look
-    return start + size <= len(data) and crc32(data[start : start + size]) == known.crc32[member]
+    return start + size <= len(data) and data.crc32(start, size) == known.crc32[member]
 
 
 def _by_table(
-    data: mmap, known: MemberTable, read: _Samples, lost: dict[str, str]
+    data: TarBytes, known: MemberTable, read: _Samples, lost: dict[str, str]
 ) -> tuple[_Samples, dict[str, str]]:
     """The samples whose members are all as they were when the shard was indexed."""
     names = {piece.offset: piece.name for fields in read.values() for piece in fields.values()}
@@ -195,7 +200,7 @@ def _by_table(
     return samples, lost
 
 
-def _undecodable(data: mmap, fields: dict[str, Piece], decoder_of: DecoderOf) -> str | None:
+def _undecodable(data: TarBytes, fields: dict[str, Piece], decoder_of: DecoderOf) -> str | None:
     """Why a member of a sample cannot be decoded; None if all can."""
     for suffix, piece in fields.items():
         decode = decoder_of(suffix)
@@ -222,27 +227,28 @@ def _header(piece: Piece) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def _next_header(data: mmap, start: int) -> int | None:
+def _next_header(data: TarBytes, start: int) -> int | None:
     """Where the next sound header begins; tars before POSIX have no mark to look for."""
-    found = data.find(_MAGIC, start)
-    while found >= 0:
-        header = found - _MAGIC_AT
-        if header >= start and header % BLOCK == 0 and _is_sound(data, header):
-            return header
-        found = data.find(_MAGIC, found + 1)
+    for begin in range(start, len(data), _SEARCHED):
+        part = data[begin : begin + _SEARCHED]
+        for block in range(0, len(part), BLOCK):
+            if part.startswith(_MAGIC, block + _MAGIC_AT) and _is_sound(
+                part[block : block + BLOCK]
+            ):
+                return begin + block
     return None
 
 
-def _is_sound(data: mmap, header: int) -> bool:
+def _is_sound(header: bytes) -> bool:
     """Whether the checksum of a header is right."""
     try:
-        tarfile.TarInfo.frombuf(data[header : header + BLOCK], "utf-8", "surrogateescape")
+        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return False
     return True
 
 
-def _from(data: mmap, start: int) -> Any:
+def _from(data: TarBytes, start: int) -> Buffer:
     """The bytes from `start` on, for a walk; nothing is copied but what it asks for."""
     return _Rest(data, start) if start else data
 
@@ -250,12 +256,12 @@ def _from(data: mmap, start: int) -> Any:
 class _Rest:
     """What a walk over a tar asks of its bytes."""
 
-    def __init__(self, data: mmap, start: int) -> None:
+    def __init__(self, data: TarBytes, start: int) -> None:
         self._data, self._start = data, start
 
     def __len__(self) -> int:
         return len(self._data) - self._start
 
-    def __getitem__(self, part: slice) -> bytes:
+    def __getitem__(self, part: slice, /) -> bytes:
         start, stop, _ = part.indices(len(self))
         return self._data[self._start + start : self._start + stop]

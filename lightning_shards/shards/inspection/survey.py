@@ -7,6 +7,7 @@ its URL without secrets.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,7 @@ from lightning_shards.shards.layout import lay_out
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url
 
@@ -246,7 +248,7 @@ def damaged_byte(error: Exception) -> int | None:
 def file_md5(path: str) -> str:
     """MD5 of a file, which is what the wids JSON has a place for; against accidents only."""
     digest = hashlib.md5(usedforsecurity=False)
-    with Path(path).open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while chunk := file.read(_MD5_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
@@ -255,15 +257,20 @@ def file_md5(path: str) -> str:
 def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
     """Fill in what the table of a shard says."""
     samples = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
-    for number, suffix in enumerate(table.suffixes):
-        members = np.flatnonzero(table.suffix_ids == number)
-        if not len(members):
-            continue
-        found.fields[suffix] = sizes_of(table.sizes[members])
-        if len(members) < table.num_samples:
-            has = np.zeros(table.num_samples, bool)
-            has[samples[members]] = True
-            found.lacking[suffix] = table.key(int(np.argmin(has)))
+    # the members by suffix, each group in file order: there may be as many suffixes as members
+    members = np.argsort(table.suffix_ids, kind="stable")
+    stops = np.cumsum(np.bincount(table.suffix_ids, minlength=len(table.suffixes)))
+    sizes, owners = table.sizes[members], samples[members]
+    start = 0
+    for suffix, stop in zip(table.suffixes, stops.tolist(), strict=True):
+        if start < stop:
+            found.fields[suffix] = sizes_of(sizes[start:stop])
+        if start < stop < start + table.num_samples:
+            # a sample has a suffix once, so that up to a gap the owners are 0, 1, 2 and so on
+            is_behind = owners[start:stop] != np.arange(stop - start)
+            lacks = int(is_behind.argmax()) if is_behind.any() else stop - start
+            found.lacking[suffix] = table.key(lacks)
+        start = stop
     if table.num_samples:
         found.example_keys = tuple(dict.fromkeys((table.key(0), table.key(table.num_samples - 1))))
     else:
@@ -288,15 +295,13 @@ def _findings_of_all(
     sound = [shard for shard in whole.shards if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
     lacking: dict[str, tuple[str, str]] = {}
+    unplaced = set(samples_with)
     for shard in sound:
         if shard.samples:
-            absent = {
-                suffix: shard.example_keys[0]
-                for suffix in samples_with
-                if suffix not in shard.fields
-            }
+            absent = dict.fromkeys(unplaced - shard.fields.keys(), shard.example_keys[0])
             for suffix, key in (shard.lacking | absent).items():
                 lacking.setdefault(suffix, (shard.path, key))
+            unplaced -= lacking.keys()
     found = find_missing_fields(samples_with, whole.samples, lacking)
     found += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:

@@ -5,12 +5,12 @@ from functools import lru_cache
 from typing import Final
 
 from lightning_shards.errors import SampleError
-from lightning_shards.shards.tar import MAX_NAME_BYTES, split_name
+from lightning_shards.shards.tar import MAX_NAME_BYTES, RESERVED_SUFFIXES, split_name
 
 MAX_KEY_BYTES: Final = MAX_NAME_BYTES // 2
 MAX_FIELD_BYTES: Final = 255
 
-_RESERVED_FIELDS = frozenset({"__key__", "__url__", "__bad__"})
+_RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NO_PARTS = frozenset({"", ".", ".."})
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

@@ -9,7 +9,8 @@ from typing import Final, Literal
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
 from lightning_shards.shards.processes import run_in_processes
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.tar import Member, group_members, map_tar, split_name, walk_members
+from lightning_shards.shards.tar import Member, group_members, split_name, walk_members
+from lightning_shards.shards.tar_bytes import open_tar
 from lightning_shards.shards.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.shards.writing.keys import escape_key
 
@@ -162,7 +163,7 @@ def _list_tar(path: str) -> Listing:
     repeated: list[tuple[str, dict[str, Member]]] = []
     builder = CatalogBuilder()
     source = builder.add_source(path)
-    with map_tar(path) as data:
+    with open_tar(path) as data:
         members = _counted(walk_members(data, path), ignored)
         for key, fields in group_members(members, path):
             known = found.setdefault(key, fields)

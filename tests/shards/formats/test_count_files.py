@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.formats import count_files
+from lightning_shards.shards.formats import beside
 from lightning_shards.shards.urls import expand_urls
 
 
@@ -106,9 +106,9 @@ def test_a_file_that_is_no_index_is_passed_over(write_shards, load, tmp_path, co
 def test_a_file_that_is_too_large_is_not_read(write_shards, load, tmp_path, monkeypatch, caplog):
     urls = write_shards([3])
     (tmp_path / "sizes.json").write_text('{"000.tar": 4}')
-    monkeypatch.setattr(count_files, "MAX_JSON_BYTES", 10)
+    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
     assert load(urls).samples == 3
-    assert "sizes.json is passed over: more than 10 bytes" in caplog.text
+    assert "sizes.json has 14 bytes, more than the 10 that such a file may have" in caplog.text
 
 
 def test_two_files_that_disagree_are_an_error(write_shards, load, tmp_path):
@@ -201,7 +201,7 @@ def test_remote_files_that_disagree_are_an_error(serve, load):
 @pytest.mark.network
 def test_a_remote_file_that_is_too_large_is_not_read(serve, load, monkeypatch):
     host, _ = serve({"/sizes.json": b'{"0.tar": 4}'})
-    monkeypatch.setattr(count_files, "MAX_JSON_BYTES", 10)
+    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
     assert load([f"http://{host}/0.tar"]).counts is None
 
 

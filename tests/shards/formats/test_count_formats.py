@@ -29,8 +29,9 @@ def _energon_info(folder):
 
 
 def _energon_index(folder):
+    """It ends where the shard of `write_shards([15])` does, or it is not taken at all."""
     path = folder / "000.tar.idx"
-    path.write_bytes(struct.pack("<31Q", *range(0, 31 * 512, 512)))
+    path.write_bytes(struct.pack("<31Q", *range(0, 30 * 512, 512), 60 * 512))
     return path
 
 
@@ -51,7 +52,7 @@ WRITERS = [_timm, _img2dataset, _energon_info, _energon_index, _dali, _length]
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_file_of_another_tool_saves_the_scan(write_shards, load, tmp_path, forbid_scans, write):
-    urls = write_shards([15])  # 31 blocks of headers and data at least
+    urls = write_shards([15])  # 60 blocks of headers and data
     write(tmp_path)
     forbid_scans()
     assert load(urls).counts.tolist() == [30]
@@ -104,6 +105,7 @@ def test_one_length_for_a_folder_says_nothing_of_its_shards(write_shards, load, 
             b'{"splits": {"train": {"filenames": ["000.tar"], "shard_lengths": [1.5]}}}',
         ),
         ("_info.json", b'{"splits": [1], "shard_counts": 3}'),
+        ("_info.json", b'{"splits": {"a": {"filenames": [["000.tar"]], "shard_lengths": [1]}}}'),
         ("__len__", b"__import__('os').getpid()"),
         ("__len__", b"True"),
     ],

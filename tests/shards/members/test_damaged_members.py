@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
-from lightning_shards.shards import members
+from lightning_shards.shards import tar_bytes
 from lightning_shards.shards.members import ShardReader, scan_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -100,8 +100,8 @@ def test_damaged_bytes_are_named_with_place_and_remedy(path):
     )
 
 
-def test_a_shard_cut_while_it_is_open_is_damaged(path):
-    table = scan_members(path)
+def test_a_shard_cut_while_it_is_open_is_damaged_where_it_was_cut(path):
+    table = scan_members(path, with_crc32=True)
     with ShardReader(path, table) as shard:
         os.truncate(path, 1536 + 100)
         assert shard.read(0, "cls") == b"1"
@@ -110,6 +110,17 @@ def test_a_shard_cut_while_it_is_open_is_damaged(path):
             shard.read(0, "jpg")
         with pytest.raises(DamagedShardError, match=r"'2.jpg'.* 0 of 512 bytes .*at byte 3584"):
             shard.read(2, "jpg")
+
+
+@pytest.mark.parametrize("length", [1536 + 100, 0])
+def test_a_shard_without_crc32s_is_read_no_more_once_it_was_written_to(path, length):
+    with ShardReader(path, scan_members(path)) as shard:
+        os.utime(path, ns=(0, 1))
+        with pytest.raises(IndexMismatchError, match="written to after its members were listed"):
+            shard.read(0, "cls")
+        os.truncate(path, length)
+        with pytest.raises((IndexMismatchError, DamagedShardError)):
+            shard.read(0, "cls")
 
 
 def test_a_shard_that_is_deleted_or_replaced_while_it_is_open_is_read_on(path, write_tar):
@@ -126,7 +137,7 @@ def test_a_failing_disk_is_a_damaged_shard(path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     with ShardReader(path, scan_members(path)) as shard:
-        monkeypatch.setattr(members.os, "pread", fail)
+        monkeypatch.setattr(tar_bytes.os, "pread", fail)
         with pytest.raises(DamagedShardError, match=r"'0.jpg'.*read: Input/output error, at byte"):
             shard.read(0, "jpg")
 
@@ -135,5 +146,5 @@ def test_reads_that_come_in_pieces_are_put_together(path, monkeypatch):
     pread = os.pread
     table = scan_members(path, with_crc32=True)
     with ShardReader(path, table) as shard:
-        monkeypatch.setattr(members.os, "pread", lambda f, size, at: pread(f, min(size, 99), at))
+        monkeypatch.setattr(tar_bytes.os, "pread", lambda f, size, at: pread(f, min(size, 99), at))
         assert shard.read(0, "jpg") == b"x" * 700

@@ -159,3 +159,55 @@ def test_tables_made_before_a_damaged_shard_are_kept(write_shards, store):
     with pytest.raises(DamagedShardError, match=r"001.tar is cut short"):
         build_tables(urls, store)
     assert [store.has_current(url) for url in urls] == [True, False, False]
+
+
+# --- checksums
+
+
+@pytest.fixture
+def checked(path, tmp_path):
+    """The shard once its checksums are known, and the place of its member `0.jpg`."""
+    table = TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+    return table.find(0, "jpg")[0]
+
+
+def _rot(path, byte):
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(5, 5))
+
+
+def test_a_rotten_byte_with_a_new_time_is_an_error_until_it_is_indexed_anew(
+    path, store, checked, tmp_path
+):
+    _rot(path, checked + 9)
+    message = rf"in 1 of 4 members, first in '0\.jpg', at byte {checked}; fetch it again, or.*index"
+    for _ in range(2):  # the checksums stay what they were
+        with pytest.raises(DamagedShardError, match=message):
+            store.table_of(path)
+    TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+    assert store.table_of(path).mtime_ns == 5
+
+
+def test_a_run_keeps_the_checksums_of_a_shard_that_was_repaired(path, store, checked):
+    _rot(path, checked + 9)
+    with pytest.raises(DamagedShardError):
+        store.table_of(path)
+    _rot(path, checked + 9)
+    assert store.table_of(path).crc32 is not None
+
+
+def test_a_shard_with_other_members_gets_checksums_of_its_own(path, store, checked, write_tar):
+    assert checked
+    write_tar(path, [("7.cls", b"1"), ("8.cls", b"2")])
+    os.utime(path, ns=(5, 5))
+    table = store.table_of(path)
+    assert table.has_same_members(scan_members(path, with_crc32=True))
+    assert table.crc32 is not None
+
+
+def test_without_checksums_other_bytes_of_the_same_members_pass(path, store):
+    place = store.table_of(path).find(0, "jpg")[0]
+    _rot(path, place)
+    assert store.table_of(path).mtime_ns == 5

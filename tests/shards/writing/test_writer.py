@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar import read_samples, split_name, walk_members
+from lightning_shards.shards.tar import split_name, walk_members
+from lightning_shards.shards.tar_bytes import read_samples
 from lightning_shards.shards.writing.keys import check_field, check_key, escape_key
 from lightning_shards.shards.writing.tar_writer import member_header
 from lightning_shards.shards.writing.writer import ShardWriter

@@ -1,0 +1,192 @@
+"""Bugs in what runs the readers: pools, loader, Lightning's hooks, callbacks, configuration."""
+
+from tests.mutants.planting import Mutant
+
+MUTANTS = [
+    Mutant(
+        "workers.blocks:SharedBlocks.take",
+        "if block is None or not block.is_in_use:",
+        "if True:",
+        "workers/test_processes.py workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.blocks:Lease.__del__",
+        "if os.getpid() == self._pid:",
+        "if False:",
+        "workers/test_processes.py workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.processes:_ProcessStream._unpacked",
+        "is_kept = len(leases) >= SPARE_BLOCKS",
+        "is_kept = False",
+        "workers/test_pools.py",
+    ),
+    Mutant(
+        "workers.processes:require_shared_memory",
+        "if needed > free:",
+        "if False:",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.messages:_with_columns",
+        "made=produced.made._replace(batch=batch)",
+        "made=produced.made._replace(batch=batch, digest=0)",
+        "workers/test_messages.py workers/test_same_bytes.py",
+    ),
+    Mutant(
+        "workers.threads:require_own_randomness",
+        "if names:",
+        "if False:",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:start_threads",
+        "place.worker + place.num_workers * thread",
+        "place.worker * num_threads + thread",
+        "workers/test_threads.py workers/test_same_bytes.py",
+    ),
+    Mutant(
+        "workers.threads:_Lane.take",
+        "self._room.release()",
+        "pass",
+        "workers/test_threads.py workers/test_pools.py",
+    ),
+    Mutant(
+        "pools:_prefetch",
+        "config.prefetch_bytes // max(num_workers * kept, 1)",
+        "config.prefetch",
+        "test_pools.py",
+    ),
+    Mutant(
+        "agreement:agree",
+        "if report.error is not None:",
+        "if False:",
+        "test_agreement.py",
+    ),
+    Mutant(
+        "agreement:_compare",
+        "if value != values[0]",
+        "if False",
+        "test_agreement.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.__iter__",
+        "self.epoch, self._trained = following.epoch, following",
+        "self._trained = following",
+        "loader/test_epochs.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.__iter__",
+        "if iteration != self._iteration:",
+        "if False:",
+        "loader/test_epochs.py",
+    ),
+    Mutant(
+        "loader:ShardLoader._stand_at",
+        "(standing.cursor, standing.limit) == (cursor, epochs.limit)",
+        "standing.cursor == cursor",
+        "loader/test_epochs.py loader/test_state.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.with_length",
+        "if steps != len(self):",
+        "if False:",
+        "loader/test_epochs.py",
+    ),
+    Mutant(
+        "loader:ShardLoader._next_made",
+        "_Standing(self._standing.stream, following, self._standing.limit)",
+        "self._standing",
+        "loader/test_epochs.py",
+    ),
+    Mutant(
+        "loader:require_same",
+        "if state.get(name) != value:",
+        "if False:",
+        "loader/test_state.py",
+    ),
+    Mutant(
+        "progress:TrainProgress.standing",
+        "batches - batches % self._trainer.accumulate_grad_batches",
+        "batches",
+        "resume/test_same_ranks.py trainer/test_resumed_fits.py",
+    ),
+    Mutant(
+        "progress:TrainProgress._position",
+        "limit is not None and batches >= limit",
+        "False",
+        "trainer/test_resumed_fits.py resume/test_same_ranks.py",
+    ),
+    Mutant(
+        "progress:TrainProgress._cursor",
+        "rest.trained(batches - anchor.batches)",
+        "rest.trained(0)",
+        "resume/test_elastic.py",
+    ),
+    Mutant(
+        "progress:write_counters",
+        "standing.batches - is_within",
+        "standing.batches",
+        "resume/test_same_ranks.py resume/test_elastic.py",
+    ),
+    Mutant(
+        "progress:Overrides.end",
+        "self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps",
+        "pass",
+        "callbacks/test_resume.py resume/test_same_ranks.py",
+    ),
+    Mutant(
+        "callbacks.digest:_require_lockstep",
+        '("begin", "samples", "steps")',
+        '("begin",)',
+        "callbacks/test_digest.py",
+    ),
+    Mutant(
+        "callbacks.resume:stand",
+        'is_due or (is_over and state["validation"] != "done")',
+        "is_due",
+        "callbacks/test_resume.py resume/test_elastic.py",
+    ),
+    Mutant(
+        "callbacks.resume:ExactResume.on_load_checkpoint",
+        "_require_same_data(loader, state)",
+        "pass",
+        "callbacks/test_resume.py",
+    ),
+    Mutant(
+        "callbacks.epoch:SetEpoch.on_train_start",
+        "trainer.current_epoch > 0",
+        "False",
+        "callbacks/test_epoch.py",
+    ),
+    Mutant(
+        "callbacks.rates:in_lockstep",
+        "max(values)",
+        "min(values)",
+        "callbacks/test_rates.py",
+    ),
+    Mutant(
+        "callbacks.rates:Throughput.trainer",
+        "self.measured.wall_s - self.measured.starved_s",
+        "self.measured.wall_s",
+        "callbacks/test_rates.py",
+    ),
+    Mutant(
+        "splits:epoch_samples",
+        "dataset_size is None or dataset_size == known",
+        "True",
+        "test_datamodule.py",
+    ),
+    Mutant(
+        "splits:source_identity",
+        '"seed": source.seed',
+        '"seed": 0',
+        "test_datamodule.py trainer/test_resumed_fits.py",
+    ),
+    Mutant(
+        "cli:ShardCLI.instantiate_trainer",
+        "if kind not in kinds",
+        "if False",
+        "cli/test_commands.py cli/test_options.py",
+    ),
+]
