@@ -180,6 +180,7 @@ def test_validating_a_checkpoint_of_another_run_is_allowed(
     trainer.validate(Ledger(), data, ckpt_path=saved["step=8"], verbose=False)
 
 
+@pytest.mark.filterwarnings(r"ignore:ExactResume\(\) has nothing to watch")
 def test_a_fit_of_a_foreign_loader_is_left_alone(tmp_path: Path) -> None:
     class Plain(pl.LightningModule):
         def __init__(self) -> None:
