@@ -8,14 +8,19 @@ from typing import Any, NamedTuple, cast
 
 import torch.distributed
 
+from lightning_shards import errors
 from lightning_shards.errors import PlanError, RankError, ShardError
 
 
 class _Report(NamedTuple):
-    """What one rank tells the others: its facts, or how it failed."""
+    """What one rank tells the others: its facts, or how it failed.
+
+    An error travels as text: one with a lock in it cannot be pickled, and one whose class wants two
+    arguments cannot be made again from its message.
+    """
 
     facts: dict[str, int | str]
-    error: ShardError | None
+    error: tuple[str, str] | None  # the name of a class in `errors`, and the message
 
 
 def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
@@ -32,12 +37,13 @@ def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
         RankError: likewise, for an error that is none of ours.
         PlanError: a fact differs between ranks.
     """
-    reports: list[_Report] = gather(_Report(dict(facts), _portable(error)))
+    reports: list[_Report] = gather(_Report(dict(facts), _as_text(error)))
     if error is not None:
         raise error
     for rank, report in enumerate(reports):
         if report.error is not None:
-            raise type(report.error)(f"rank {rank} failed: {report.error}")
+            name, message = report.error
+            raise getattr(errors, name)(f"rank {rank} failed: {message}")
     _compare([report.facts for report in reports])
 
 
@@ -54,15 +60,18 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def _portable(error: Exception | None) -> ShardError | None:
-    """The error as all ranks can raise it: ours as it is, another one by its text."""
-    if error is None or isinstance(error, ShardError):
-        return error
-    return RankError(f"{type(error).__name__}: {error}")
+def _as_text(error: Exception | None) -> tuple[str, str] | None:
+    """The error as all ranks can raise it: by a class of the tree, or as that of another rank."""
+    if error is None:
+        return None
+    if not isinstance(error, ShardError):
+        return RankError.__name__, f"{type(error).__name__}: {error}"
+    known = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return known.__name__, str(error)
 
 
 def _compare(facts: list[dict[str, int | str]]) -> None:
-    for name in facts[0]:
+    for name in dict.fromkeys(name for each in facts for name in each):
         values = [each.get(name) for each in facts]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:

@@ -3,11 +3,12 @@
 Configuration stops here. The layers below take plain arguments.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.parsing import load_callable, load_callables
+from lightning_shards.shards.urls import redact_pattern
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -94,6 +95,13 @@ class SplitConfig:
                 "or set on_bad_sample='substitute'"
             )
         self._load_callables()
+
+    def __repr__(self) -> str:
+        """As any dataclass, but without the passwords, signatures and commands in URLs."""
+        urls = self.urls
+        shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
+        others = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)[1:]]
+        return f"{type(self).__name__}({', '.join([f'urls={shown!r}', *others])})"
 
     def _load_callables(self) -> None:
         """Put what can be called in the place of its name: the one change, before anybody looks."""

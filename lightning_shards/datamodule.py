@@ -22,19 +22,25 @@ from lightning_shards.config import (
 )
 from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import ShardLoader, require_same
+from lightning_shards.loader import ShardLoader
 from lightning_shards.parsing import load_callables
 from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.fields import UNSAFE_DECODERS
 from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.pools import make_pool
-from lightning_shards.progress import EvaluationProgress, TrainProgress, translates_batches
+from lightning_shards.progress import (
+    EvaluationProgress,
+    TrainProgress,
+    place_of,
+    translates_batches,
+)
+from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.splits import Defaults, describe, make_source, source_identity, split_fields
-from lightning_shards.topology import Place
+from lightning_shards.topology import Place, place_if_given
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -55,10 +61,6 @@ _ANSWERED = (
     "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # `__id__` says
 )
 """Warnings of Lightning's that do not hold here."""
-_TRANSLATE = (
-    "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
-    "checkpoints resume with another batch size and another number of ranks"
-)
 
 
 class ShardDataModule(pl.LightningDataModule):
@@ -117,6 +119,7 @@ class ShardDataModule(pl.LightningDataModule):
         self._loaders: dict[Split, ShardLoader] = {}
         self._settings: dict[Split, tuple[object, ...]] = {}
         self._indexes: dict[Split, ShardIndex] = {}
+        self._agreed: dict[Split, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
         if val is None:
@@ -143,7 +146,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     @property
     def batch_size(self) -> int:
-        """Samples per rank and step; another one is taken when loaders are next asked for."""
+        """Samples per rank and step; change it on all ranks, before loaders are next asked for."""
         return self._batch_size
 
     @batch_size.setter
@@ -181,26 +184,29 @@ class ShardDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
+        self._agreed = {}
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
         if stage == "validate":
             self._config("val")  # without it Lightning would ask for a val_dataloader method
+        if stage == "fit" and self.trainer is not None:
+            self._forget_checkpoint(self.trainer)
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
 
     def train_dataloader(self) -> ShardLoader:
-        """The loader of `train`; all ranks call this together."""
+        """The loader of `train`; all ranks ask together, first and after a change."""
         return self._agreed_loader("train")
 
     def val_dataloader(self) -> ShardLoader:
-        """The loader of `val`; all ranks call this together."""
+        """The loader of `val`; all ranks ask together, first and after a change."""
         return self._agreed_loader("val")
 
     def test_dataloader(self) -> ShardLoader:
-        """The loader of `test`; all ranks call this together."""
+        """The loader of `test`; all ranks ask together, first and after a change."""
         return self._agreed_loader("test")
 
     def predict_dataloader(self) -> ShardLoader:
-        """The loader of `predict`; all ranks call this together."""
+        """The loader of `predict`; all ranks ask together, first and after a change."""
         return self._agreed_loader("predict")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -220,13 +226,11 @@ class ShardDataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must agree with, in plain values, equal on all ranks."""
         loader = self._loaders.get("train")
-        if loader is None:
-            return self._saved
-        return loader.state_dict() | _shape(loader)
+        return self._saved if loader is None else loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state; it is compared when fit asks for its train loader."""
-        self._saved = state_dict
+        self._saved = require_state(state_dict, type(self).__name__)
         if "train" in self._loaders and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
             self._check_saved(self._loaders["train"])
 
@@ -238,22 +242,25 @@ class ShardDataModule(pl.LightningDataModule):
         """End the workers; Lightning calls no teardown after an exception."""
         self._close()
 
-    def loader(self, split: Split, *, rank: int = 0, world_size: int = 1) -> ShardLoader:
+    def loader(
+        self, split: Split, *, rank: int | None = None, world_size: int | None = None
+    ) -> ShardLoader:
         """A loader of any rank without a Trainer; what is missing is prepared here.
 
         It gives batches on the CPU: to move them, and `device_transforms`, is for the loop.
 
         Args:
             split: ``train``, ``val``, ``test`` or ``predict``.
-            rank: data-parallel rank.
+            rank: data-parallel rank. Without it the loader is for the only process there is: it
+                gives no batch to one of a process group.
             world_size: number of data-parallel ranks.
 
         Raises:
-            ShardError: the split is not configured, its shards cannot be found or counted, or they
-                hold too few samples for one step.
+            ShardError: only one of the two numbers is given, the split is not configured, its
+                shards cannot be found or counted, or they hold too few samples for one step.
         """
-        source = self._source(split, self._index(split))
-        return self._make_loader(split, source, Place(rank, world_size))
+        place = place_if_given(rank, world_size)
+        return self._make_loader(split, self._source(split, self._index(split)), place)
 
     def _wanted_splits(self, stage: str | None = None) -> list[Split]:
         if stage is None and self.trainer is not None and self.trainer.state.fn is not None:
@@ -280,23 +287,15 @@ class ShardDataModule(pl.LightningDataModule):
                 loader = self._current_loader(split, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
-        agree(self._facts(split, loader) if loader else {}, error)
+        if loader is None or self._agreed.get(split) is not loader:  # else one may ask alone
+            agree(loader.facts if loader else {}, error)
         assert loader is not None  # noqa: S101 agree() raised otherwise
+        self._agreed[split] = loader
         return loader
-
-    def _facts(self, split: Split, loader: ShardLoader) -> dict[str, int | str]:
-        """What must be the same on all ranks; nothing of the rank itself."""
-        return {
-            f"the steps of an epoch of {split}": len(loader),
-            "the batch size": loader.epochs.batch_size,
-            "the world size": loader.place.world_size,
-            **loader.identity,
-        }
 
     def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, unless what it depends on has changed."""
-        replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
-        place = Place(replicas["rank"], replicas["num_replicas"])
+        place = place_of(trainer)
         source = self._source(split, self._index(split))
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
@@ -317,10 +316,11 @@ class ShardDataModule(pl.LightningDataModule):
         self,
         split: Split,
         source: StreamSource | IndexedSource,
-        place: Place,
+        given: Place | None,
         trainer: pl.Trainer | None = None,
         sample: Made | None = None,
     ) -> ShardLoader:
+        place = given or Place()
         steps = source.epochs.plan(place.world_size).require_steps().steps
         progress = None
         if trainer is not None:
@@ -336,7 +336,7 @@ class ShardDataModule(pl.LightningDataModule):
             ranks=trainer.num_devices if trainer else 1,
         )
         identity = source_identity(source)
-        loader = ShardLoader(source, pool, place, identity=identity, progress=progress)
+        loader = ShardLoader(source, pool, given, identity=identity, progress=progress)
         return loader.with_epoch(steps).with_length(steps)
 
     def _prepare(self, split: Split) -> None:
@@ -381,18 +381,20 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _check_saved(self, loader: ShardLoader) -> None:
         """Compare a checkpoint with this run: called for `train` alone."""
-        if not self._saved:
+        if self._saved:
+            loader.load_state_dict(self._saved)
+        if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
             return
-        require_same(loader.identity, self._saved)
-        if self.trainer is None or not translates_batches(cast("Any", self.trainer).callbacks):
-            require_same(_shape(loader), self._saved, _TRANSLATE)
+        if self._saved:
+            require_same(loader.shape, self._saved, TRANSLATE)
+        cast("TrainProgress", loader.progress).require_known(loader, self._saved)
+
+    def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
+        """What an earlier fit was resumed from says nothing about this one."""
+        self._saved = {}
+        if "train" in self._loaders:
+            self._loaders["train"].progress = TrainProgress(trainer)
 
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
-
-
-def _shape(loader: ShardLoader) -> dict[str, int | str]:
-    """What Lightning's count of batches depends on: it means nothing under another one."""
-    plan = loader.epochs.plan(loader.place.world_size)
-    return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}

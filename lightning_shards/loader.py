@@ -12,17 +12,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError, StateError
+import torch.distributed
+
+from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.pipeline.clock import STAGES
 from lightning_shards.pipeline.collate import BadSample, Batch, Made
 from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.pipeline.substitute import require_budget
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
+from lightning_shards.saved_state import State, read_count, require_same, require_state
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
+
+WAYS_TO_A_PLACE = (
+    "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "
+    "the loader with the numbers of its process: data.loader(split, rank=rank, "
+    "world_size=world_size), as in trainer.distributed_sampler_kwargs"
+)
 
 
 class Progress(Protocol):
@@ -107,7 +116,8 @@ class ShardLoader:
     Args:
         source: what makes the batches.
         pool: where they are made.
-        place: the rank and the world size.
+        place: the rank and the world size. None: the only one there is, which is refused at the
+            first batch if this process turns out to be one of several.
         identity: plain values that a checkpoint must agree with, such as the seed.
         progress: a trainer's progress; None for a plain loop.
     """
@@ -116,13 +126,14 @@ class ShardLoader:
         self,
         source: Source,
         pool: Pool,
-        place: Place,
+        place: Place | None = None,
         *,
         identity: dict[str, int | str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.epoch = 0
-        self.place = place
+        self.place = place or Place()
+        self._is_placed = place is not None
         self.pool = pool
         self.times = LoaderTimes()
         self.served: Served | None = None
@@ -184,7 +195,12 @@ class ShardLoader:
             self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of one epoch; nothing starts before the first is asked for."""
+        """The batches of one epoch; nothing starts before the first is asked for.
+
+        Raises:
+            ConfigError: nobody said which rank this is, and there are several.
+        """
+        self._require_place()
         cursor, limit = self._begin()
         self._iteration += 1
         iteration = self._iteration
@@ -210,24 +226,44 @@ class ShardLoader:
             self.times.handed_at = time.perf_counter()
             yield made.batch
 
-    def state_dict(self) -> dict[str, int | str]:
+    @property
+    def shape(self) -> State:
+        """What a count of batches depends on: it means nothing under another one."""
+        plan = self.epochs.plan(self.place.world_size)
+        return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
+
+    @property
+    def facts(self) -> State:
+        """What must be the same on all ranks; nothing of the rank itself."""
+        return {
+            "the steps of an epoch": len(self),
+            "the batch size": self.epochs.batch_size,
+            "the world size": self.place.world_size,
+            **self.identity,
+        }
+
+    def state_dict(self) -> State:
         """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
             "epoch": trained.epoch,
             "samples": trained.samples,
+            **self.shape,
             **self.identity,
         }
 
-    def load_state_dict(self, state: dict[str, int | str]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Begin the next iteration where the state was taken.
 
         Raises:
-            StateError: the state belongs to other shards, another seed or another version.
+            StateError: the state belongs to other shards, another seed or another version, or it is
+                damaged.
         """
+        state = require_state(state, "the train loader")
         require_same({"version": STATE_VERSION, **self.identity}, state)
-        self._resumed = self._trained = Cursor(int(state["epoch"]), int(state["samples"]))
+        samples = read_count(state, "samples", self.epochs.samples)
+        self._resumed = self._trained = Cursor(read_count(state, "epoch"), samples)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -261,6 +297,17 @@ class ShardLoader:
         loader.times, loader._source = LoaderTimes(), source  # noqa: SLF001 one of our own
         return loader
 
+    def _require_place(self) -> None:
+        """Each process sees this by itself: one that iterates alone asks no other."""
+        group = torch.distributed
+        if self._is_placed or not (group.is_available() and group.is_initialized()):
+            return
+        if group.get_world_size() > 1:
+            raise ConfigError(
+                f"this is one of {group.get_world_size()} processes, and its loader was made "
+                f"without rank and world_size: all would get the same batches; {WAYS_TO_A_PLACE}"
+            )
+
     def _begin(self) -> tuple[Cursor, int | None]:
         if self.progress is not None:
             cursor, limit = self.progress.begin(self)
@@ -292,7 +339,11 @@ class ShardLoader:
             raise
 
     def _next_made(self, following: Cursor, samples: int) -> Made:
-        assert self._standing is not None  # noqa: S101 _stand_at came first
+        if self._standing is None:
+            raise ShardError(
+                "this loader was closed while it was iterated, by hand or because its data module "
+                "was asked for one of other settings; change settings between two epochs"
+            )
         begin = time.perf_counter()
         try:
             produced = next(self._standing.stream)
@@ -314,21 +365,3 @@ class ShardLoader:
             times.wait_s += seconds
         self._standing = _Standing(self._standing.stream, following, self._standing.limit)
         return produced.made
-
-
-def require_same(
-    expected: dict[str, int | str],
-    state: dict[str, int | str],
-    ways_out: str = "set it back to resume, or start anew without the loader's state",
-) -> None:
-    """Check that a saved state agrees with this run.
-
-    Raises:
-        StateError: naming the field, both values and the two ways out.
-    """
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise StateError(
-                f"the checkpoint was made with {name}={state.get(name)!r}, this run has {value!r}; "
-                f"{ways_out}"
-            )

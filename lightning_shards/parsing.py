@@ -40,14 +40,19 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
         Exception: whatever `make` itself raises.
     """
     parser = _parser_of(make, section)
+    arguments: dict[str, Any] = {}
+    problem: Exception | None = None
     try:
         parsed = parser.parse_object({section: dict(values)}, env=False)
     except _FAILURES as error:
-        raise ConfigError(plain_message(error)) from error
-    try:
-        arguments = cast("dict[str, Any]", vars(_instantiated(parser, parsed)[section]))
-    except ValueError as error:  # jsonargparse wraps those of the members of a union
-        raise cause_of(error, ShardError) or error from None
+        problem = ConfigError(plain_message(error))
+    else:
+        try:
+            arguments = vars(_instantiated(parser, parsed)[section])
+        except ValueError as error:  # jsonargparse wraps those of the members of a union
+            problem = cause_of(error, ShardError) or error
+    if problem is not None:  # outside: the parser's own errors show all values, with the URLs
+        raise problem
     return make(**arguments)
 
 

@@ -15,15 +15,22 @@ Lightning takes the second for a checkpoint from the end of a training batch who
 there was one, has run. In the third its counters say that a validation was begun and not finished.
 """
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
+from lightning_shards.errors import StateError
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.saved_state import (
+    TRANSLATE,
+    State,
+    reading_counters,
+    require_same,
+    require_state,
+)
 from lightning_shards.topology import Place
 
 
@@ -38,6 +45,11 @@ class Loader(Protocol):
     @property
     def place(self) -> Place:
         """Its rank and world size."""
+        ...
+
+    @property
+    def shape(self) -> State:
+        """What a count of its batches depends on."""
         ...
 
     def __len__(self) -> int:
@@ -90,12 +102,37 @@ class TrainProgress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
         self.anchor: Anchor | None = None
+        self._is_known = False
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
-        """The first sample that is not trained yet, and the steps that the trainer wants."""
+        """The first sample that is not trained yet, and the steps that the trainer wants.
+
+        Raises:
+            StateError: the checkpoint is from within an epoch, and its batches mean nothing here.
+        """
+        if not (self._is_known or self.anchor):
+            self.require_known(loader, {})  # a trainer that has a loader did not ask for one
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
         return self._cursor(loader, epoch, batches), limit
+
+    def require_known(self, loader: Loader, saved: State) -> None:
+        """Refuse a checkpoint whose count of batches means nothing here, before it is gone on with.
+
+        Args:
+            loader: the train loader of this run.
+            saved: what the checkpoint says of a loader, `{}` if nothing.
+
+        Raises:
+            StateError: within an epoch, of batches of another size, or nothing says of which.
+        """
+        restored = _restored(self._trainer)
+        if restored is not None:
+            limit = limit_of(self._trainer, len(loader))
+            is_cut = restored.batches < limit if restored.is_over else True
+            if restored.batches and is_cut:
+                _require_shape(loader, saved or restored.loader, restored.batches)
+        self._is_known = True
 
     def trained(self, loader: Loader) -> Cursor:
         """Samples whose optimiser step was taken; counted by Lightning, not by what was fetched."""
@@ -134,7 +171,7 @@ class TrainProgress:
         is_open = epochs.started > epochs.processed and fit_loop._data_fetcher is not None  # noqa: SLF001 there is none outside of a fit
         if not is_open or not batches.ready == batches.processed == standing.batches:
             return False
-        return _validates_now(self._trainer) and sum(self._trainer.num_val_batches) > 0
+        return validates_now(self._trainer) and sum(self._trainer.num_val_batches) > 0
 
     def _ended_by_max_steps(self) -> bool:
         return self._trainer.global_step >= self._trainer.max_steps != -1
@@ -156,6 +193,58 @@ class TrainProgress:
         if limit is not None and batches >= limit:
             return progress.processed + 1, 0
         return progress.processed, batches
+
+
+class _Restored(NamedTuple):
+    """What a checkpoint's own counters say.
+
+    Attributes:
+        batches: batches of its epoch that are trained.
+        is_over: whether these are all.
+        loader: the state of its loader, where Lightning kept it.
+    """
+
+    batches: int
+    is_over: bool
+    loader: State
+
+
+def _restored(trainer: Any) -> _Restored | None:
+    """The counters of a checkpoint, before Lightning goes on with them; None if it starts anew.
+
+    Who estimates the steps of a fit asks for its loader before the counters are restored.
+    """
+    fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
+    if not checkpoint:
+        epochs, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
+        is_over = batch.is_last_batch or epochs.ready == epochs.processed
+        states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
+        found = _Restored(batch.current.processed, is_over, _first(states))
+        return found if fit_loop.restarting else None
+    with reading_counters():
+        saved = checkpoint["loops"]["fit_loop"]
+        epochs, batch = saved["epoch_progress"]["current"], saved["epoch_loop.batch_progress"]
+        is_open = epochs["ready"] != epochs["processed"]
+        states = saved["state_dict"].get("combined_loader")
+        is_over = batch["is_last_batch"] or not is_open
+        found = _Restored(batch["current"]["processed"], is_over, _first(states))
+    return found if is_open or fit_loop._iteration_based_training() else None  # noqa: SLF001 as its `restarting`
+
+
+def _first(states: list[State] | None) -> State:
+    return require_state(states[0], "the train loader") if states else {}
+
+
+def _require_shape(loader: Loader, saved: State, batches: int) -> None:
+    if saved:
+        require_same(loader.shape, saved, TRANSLATE)
+        return
+    raise StateError(
+        f"the checkpoint was saved after batch {batches} of an epoch, before its end, and nothing "
+        "in it says how many samples these were (a data module's state is kept under the name of "
+        "its class); resume from a checkpoint of an epoch's end, or begin anew with its weights "
+        "alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+    )
 
 
 class EvaluationProgress:
@@ -232,79 +321,8 @@ def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class Overrides:
-    """Settings of a trainer that are others until what was due at the restart is done."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._max_steps: int | None = None
-        self._val_check_batch: float | None = None
-        self._skips_validation = False
-
-    def allow_end_of_epoch(self) -> None:
-        """Let a fit begin that has all its `max_steps`, but not the validation that was due."""
-        loop = self._trainer.fit_loop.epoch_loop
-        self._max_steps = loop.max_steps
-        loop.max_steps += 1
-
-    def make_validation_due(self) -> None:
-        """Let Lightning validate after a batch that its own rule does not name."""
-        trainer: Any = self._trainer
-        if sum(trainer.num_val_batches) == 0:
-            return
-        if getattr(trainer, "_val_check_time_interval", None) is not None:
-            trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts anew with the fit
-            return
-        loop, self._val_check_batch = trainer.fit_loop.epoch_loop, trainer.val_check_batch
-        counts_all = trainer.check_val_every_n_epoch is None
-        trainer.val_check_batch = (loop.total_batch_idx if counts_all else loop.batch_idx) + 1
-
-    def skip_validation(self) -> None:
-        """Let Lightning take an epoch for done; else it would train one batch more."""
-        self._trainer.fit_loop.epoch_loop.val_loop._has_run = True  # noqa: SLF001 what it asks
-        self._skips_validation = True
-
-    def end(self) -> None:
-        """Give the trainer its own settings back."""
-        if self._skips_validation:
-            self._trainer.fit_loop.epoch_loop.val_loop._has_run = False  # noqa: SLF001 as above
-            self._skips_validation = False
-        if self._max_steps is not None:
-            self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps
-        if self._val_check_batch is not None:
-            self._trainer.val_check_batch = self._val_check_batch
-        self._max_steps = self._val_check_batch = None
-
-
-def settle(trainer: Any, standing: Standing, overrides: Overrides, *, is_cut_short: bool) -> None:
-    """After Lightning has restored the counters, and before its first epoch: what they cannot say.
-
-    With `max_steps` a fit begins the epoch in the middle that it should begin anew. An epoch whose
-    end alone is left would train one batch more. A validation that was due after a batch of another
-    size is not due at this one. An epoch that the change of the batch size ended (`is_cut_short`)
-    did not step its schedulers.
-    """
-    fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    if standing.is_between_epochs:
-        fit_loop._restarting = False  # noqa: SLF001 the property would set it again
-        loop.restarting = False
-    if is_cut_short:
-        with warnings.catch_warnings():  # torch wants an optimiser step first; there was, before
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-    loop.val_loop.batch_progress.total.reset()
-    if standing.validation_due and not _validates_now(trainer):
-        overrides.make_validation_due()
-    validates = standing.validation_due and _validates_now(trainer)
-    if standing.validation_due and not validates:
-        loop._batches_that_stepped += standing.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
-    if standing.is_over and not validates:
-        overrides.skip_validation()
-    if not (standing.is_over or (validates and sum(trainer.num_val_batches))):
-        overrides.end()
-
-
-def _validates_now(trainer: Any) -> bool:
+def validates_now(trainer: Any) -> bool:
+    """Whether Lightning validates after the last trained batch, by its own rule."""
     fit_loop = trainer.fit_loop
     return bool(fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher))  # noqa: SLF001 its own rule, with all its switches
 
@@ -316,23 +334,15 @@ def batches_seen(trainer: Any) -> tuple[int, int]:
     return int(fit_loop.epoch_progress.current.processed), int(batches)
 
 
-def leave_restart(trainer: Any, *, after_validation: bool = False) -> None:
-    """The first epoch of a resumed fit is at its end: nothing is restarted from here on.
-
-    Lightning does not step schedulers that wait for a metric while it restarts; after a validation
-    the metric is there.
-    """
-    loop = trainer.fit_loop.epoch_loop
-    if not after_validation:
-        loop.restarting = False
-        loop.reset_restart_stage()
-    elif loop.batch_progress.is_last_batch:
-        trainer.fit_loop._restarting = False  # noqa: SLF001 as in settle
-
-
 def translates_batches(callbacks: Iterable[Any]) -> bool:
     """Whether one of the callbacks resumes with another batch size, as `ExactResume` does."""
     return any(getattr(each, "translates_batches", False) for each in callbacks)
+
+
+def place_of(trainer: Any) -> Place:
+    """The data-parallel rank of this process, and the world size, as the trainer has them."""
+    replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+    return Place(replicas["rank"], replicas["num_replicas"])
 
 
 def train_loaders(trainer: Any) -> list[Any]:

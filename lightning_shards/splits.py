@@ -193,14 +193,32 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
     return dataset_size
 
 
+def drop_remark(dropped: int, samples: int) -> str:
+    """What to say of the samples that an epoch drops, if they are more than 1 %; else nothing.
+
+    >>> drop_remark(3, 23)
+    "drops 3 of 23 samples (13.0 %) in each epoch; remainder='balanced' or 'pad' serves them all"
+    >>> drop_remark(10, 1000)
+    ''
+    """
+    if dropped * 100 <= samples:
+        return ""
+    return (
+        f"drops {dropped:,} of {samples:,} samples ({100 * dropped / samples:.1f} %) in each "
+        "epoch; remainder='balanced' or 'pad' serves them all"
+    )
+
+
 def describe(split: str, source: StreamSource | IndexedSource, world_size: int) -> str:
-    """One line for the log: the epoch in numbers, and who reads it."""
+    """One line for the log: the epoch in numbers, who reads it, and what is worth a look."""
     plan = source.epochs.plan(world_size)
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if source.sampling == "resampled" else rest
+    dropped = "" if source.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    remark = f"; {dropped}" if dropped else ""
     bad = "" if source.max_bad is None else f", up to {source.max_bad:,} bad samples replaced"
     return (
         f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
         f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
-        f"{world_size} x {plan.batch_size} samples{left}{bad}"
+        f"{world_size} x {plan.batch_size} samples{left}{bad}{remark}"
     )

@@ -40,3 +40,19 @@ class Place:
     def with_worker(self, worker: int, num_workers: int) -> "Place":
         """The place of one worker of this rank."""
         return replace(self, worker=worker, num_workers=num_workers)
+
+
+def place_if_given(rank: int | None, world_size: int | None) -> Place | None:
+    """The place that two numbers name, None if both are left out.
+
+    Raises:
+        ConfigError: one is given without the other, or the rank is not in its world.
+    """
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise ConfigError(
+            f"rank={rank} and world_size={world_size} of a loader go together; give both, or "
+            "neither where there is one process"
+        )
+    return Place(rank, world_size)

@@ -16,11 +16,20 @@ WORLD_SIZE = 3
 SCRIPT = """
 import json
 import sys
+import threading
 
 import torch.distributed
 
 from lightning_shards.agreement import agree
 from lightning_shards.errors import ConfigError, MissingFieldError
+
+class NeedsTwo(ConfigError):
+    def __init__(self, what, remedy):
+        super().__init__(f"{what}; {remedy}")
+
+def with_a_lock(error):
+    error.lock = threading.Lock()
+    return error
 
 FACTS = {"seed": 1, "steps": 7}
 WELL = (FACTS, None)
@@ -30,6 +39,9 @@ SCENES = {  # what each rank brings along
     "rank 2 fails otherwise": [WELL, WELL, ({}, OSError(5, "disk"))],
     "two fail": [WELL, ({}, ConfigError("bad 1")), ({}, ConfigError("bad 2"))],
     "facts differ": [WELL, WELL, ({"seed": 1, "steps": 8}, None)],
+    "a fact more on rank 1": [WELL, ({**FACTS, "run": 64}, None), WELL],
+    "an error of two arguments": [WELL, ({}, NeedsTwo("no disk", "buy one")), WELL],
+    "an error with a lock": [WELL, ({}, with_a_lock(ConfigError("no key"))), WELL],
     "all is well again": [WELL, WELL, WELL],
 }
 
@@ -102,6 +114,26 @@ def test_facts_that_differ_are_one_error_on_all_ranks(outcomes):
         "give all ranks the same shards and the same settings"
     )
     assert outcomes["facts differ"] == [["PlanError", message]] * WORLD_SIZE
+
+
+def test_a_fact_that_one_rank_alone_has_is_one_error_on_all_ranks(outcomes):
+    message = (
+        "the ranks disagree on run: rank 0 has None, rank 1 has 64; "
+        "give all ranks the same shards and the same settings"
+    )
+    assert outcomes["a fact more on rank 1"] == [["PlanError", message]] * WORLD_SIZE
+
+
+@pytest.mark.parametrize(
+    ("scene", "own", "message"),
+    [
+        ("an error of two arguments", "NeedsTwo", "no disk; buy one"),
+        ("an error with a lock", "ConfigError", "no key"),
+    ],
+)
+def test_an_error_that_cannot_travel_is_raised_by_all_by_its_text(scene, own, message, outcomes):
+    other = ["ConfigError", f"rank 1 failed: {message}"]
+    assert outcomes[scene] == [other, [own, message], other]
 
 
 def test_ranks_are_still_in_step_after_a_failure(outcomes):

@@ -48,7 +48,7 @@ def keys(loader):
 
 
 def test_train_is_resampled_and_drops_what_fills_no_step(make_module, urls):
-    loader = make_module(SplitConfig(urls)).loader("train", world_size=2)
+    loader = make_module(SplitConfig(urls)).loader("train", rank=0, world_size=2)
     assert loader.identity["sampling"] == "resampled"
     assert len(loader) == 11 // 4
     assert "__weight__" not in next(iter(loader))
@@ -289,6 +289,43 @@ def test_a_field_that_no_sample_has_is_named(make_module, urls):
 def test_a_rank_outside_of_its_world_is_an_error(rank, world_size, make_module, urls):
     with pytest.raises(ConfigError, match=rf"(rank|world_size) must be .*got {rank or world_size}"):
         make_module(SplitConfig(urls)).loader("train", rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("given", [{"rank": 0}, {"world_size": 2}])
+def test_a_rank_without_its_world_is_an_error(given, make_module, urls):
+    with pytest.raises(ConfigError, match=r"rank=.* and world_size=.* go together.*give both"):
+        make_module(SplitConfig(urls)).loader("train", **given)
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    """This process is one of two that torch.distributed knows, and no other answers."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+
+def test_a_loader_of_no_rank_gives_no_batch_to_one_of_two_processes(
+    make_module, urls, two_processes
+):
+    module = make_module(SplitConfig(urls), val=SplitConfig(urls))
+    for loader in (module.loader("train"), module.loader("val"), module.train_dataloader()):
+        with pytest.raises(ConfigError, match=r"2 processes.*datamodule=.*rank=.*world_size="):
+            next(iter(loader))
+
+
+def test_a_loader_of_no_rank_is_looked_at_when_it_is_iterated(make_module, urls, monkeypatch):
+    loader = make_module(SplitConfig(urls)).loader("train")
+    next(iter(loader))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for of_a_process in (loader, loader.with_epoch(2), pickle.loads(pickle.dumps(loader))):
+        with pytest.raises(ConfigError, match="2 processes"):
+            next(iter(of_a_process))
+
+
+def test_numbers_that_were_given_are_believed(make_module, urls, two_processes):
+    module = make_module(val=SplitConfig(urls))
+    assert len(keys(module.loader("val", rank=0, world_size=1))) == 11
 
 
 def test_setting_up_a_stage_looks_at_its_own_splits(make_module, urls):

@@ -8,11 +8,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.agreement import gather
+from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.errors import DigestError, SampleError
 from lightning_shards.loader import Served, ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
-from lightning_shards.progress import evaluation_loaders, train_loaders
+from lightning_shards.progress import evaluation_loaders, place_of, train_loaders
 
 
 class EpochDigest(pl.Callback):
@@ -33,12 +34,29 @@ class EpochDigest(pl.Callback):
     Raises:
         DigestError: other samples were served than the order says, or the ranks are not in step.
         SampleError: more samples were bad than `max_bad` allows.
+        ConfigError: a loader is one of another rank than this.
     """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse loaders of another rank."""
+        require_own_places(trainer, train_loaders(trainer))
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Likewise."""
+        require_own_places(trainer, evaluation_loaders(trainer))
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Likewise."""
+        require_own_places(trainer, evaluation_loaders(trainer))
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Likewise."""
+        require_own_places(trainer, evaluation_loaders(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove the epoch of the train loaders; before any checkpoint of its end is written."""
         for loader in train_loaders(trainer):
-            _prove(loader, f"epoch {trainer.current_epoch}", is_said=True)
+            _prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove a validation."""
@@ -60,6 +78,7 @@ class _Part(NamedTuple):
     """
 
     rank: int
+    world_size: int
     begin: Cursor
     samples: int
     steps: int
@@ -70,17 +89,19 @@ class _Part(NamedTuple):
 
 def _prove_evaluation(trainer: pl.Trainer, name: str) -> None:
     for loader in evaluation_loaders(trainer):
-        _prove(loader, name, is_said=False)
+        _prove(trainer, loader, name, is_said=False)
 
 
-def _prove(loader: object, name: str, *, is_said: bool) -> None:
+def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> None:
     """Compare, and say so; nothing for a foreign loader, or one that gave no batch."""
     if not isinstance(loader, ShardLoader) or loader.served is None:
         return
     own = _part_of(loader, loader.served)
     loader.served = None
-    parts = {part.rank: part for part in gather(own)}  # tensor-parallel processes share a rank
-    _require_lockstep(name, list(parts.values()))
+    gathered = gather(own)
+    _require_lockstep(name, gathered)
+    _require_world(name, gathered, place_of(trainer).world_size)
+    parts = {part.rank: part for part in gathered}  # tensor-parallel processes share a rank
     expected = [part.expected for part in parts.values() if part.expected is not None]
     digest = add_digests(*(part.planned for part in parts.values()))
     if expected and add_digests(*expected) != digest:
@@ -102,6 +123,7 @@ def _part_of(loader: ShardLoader, served: Served) -> _Part:
     bad = np.array([(each.shard, each.sample) for each in served.bad], dtype=np.int64)
     return _Part(
         rank=place.rank,
+        world_size=place.world_size,
         begin=begin,
         samples=served.samples,
         steps=served.steps,
@@ -120,6 +142,18 @@ def _require_lockstep(name: str, parts: list[_Part]) -> None:
                     f"{name}: the ranks are not in step: rank {parts[0].rank} has {what}={first}, "
                     f"rank {part.rank} has {other}; no rank may leave an epoch before the others"
                 )
+
+
+def _require_world(name: str, parts: list[_Part], world_size: int) -> None:
+    """Each rank of the trainer's world is there, and as often as any other."""
+    ranks = Counter(part.rank for part in parts)
+    is_whole = ranks == dict.fromkeys(range(world_size), len(parts) // world_size)
+    if not is_whole or any(part.world_size != world_size for part in parts):
+        raise DigestError(
+            f"{name}: the trainer has {world_size} ranks, and the samples were served to ranks "
+            f"{sorted(ranks.elements())} of {parts[0].world_size}: some were trained on twice or "
+            "never; leave it to the data module to make the loaders"
+        )
 
 
 def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:

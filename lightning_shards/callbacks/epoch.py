@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import restart_train_loaders, train_loaders
 
@@ -24,6 +25,13 @@ class SetEpoch(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Repair the first epoch of this process; on a resume within it no epoch hook runs."""
+        loaders = train_loaders(trainer)
+        require_own_places(trainer, loaders)
+        if not any(True for loader in loaders for _ in find_set_epochs(loader)):
+            rank_zero_warn(
+                "SetEpoch() has nothing to do: no train loader, sampler or dataset of this fit has "
+                "`set_epoch`; leave the callback out, or give one that method"
+            )
         foreign = self._set_epochs(trainer)
         if foreign and trainer.current_epoch > 0:
             restart_train_loaders(trainer)

@@ -10,26 +10,33 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_shards.loader import ShardLoader, require_same
+from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.loader import ShardLoader
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.progress import (
     Anchor,
-    Overrides,
     Standing,
     TrainProgress,
     batches_seen,
-    leave_restart,
     limit_of,
-    settle,
     train_loaders,
     write_counters,
 )
+from lightning_shards.restart import Overrides, leave_restart, settle
+from lightning_shards.saved_state import (
+    State,
+    read_choice,
+    read_count,
+    reading_counters,
+    require_same,
+    require_state,
+)
 
 STATE_VERSION = 1
-State = dict[str, int | str]
-"""What a checkpoint holds: plain values, equal on all ranks.
+"""Of what a checkpoint holds: plain values, equal on all ranks.
 
 - ``epoch``, ``samples``: the cursor of the job. Samples of an accumulation window whose optimiser
   step was not taken are not in it: a checkpoint does not hold their gradients.
@@ -94,7 +101,7 @@ class ExactResume(pl.Callback):
             "ended": standing.epoch,
             "validation": validation,
             "batches": standing.total,
-            **_shape(loader),
+            **loader.shape,
             **loader.identity,
         }
         checkpoint["callbacks"][self.state_key] = state
@@ -105,20 +112,20 @@ class ExactResume(pl.Callback):
         """Write Lightning's counters for this run's batches, before Lightning restores them.
 
         Raises:
-            StateError: the checkpoint is of other shards, another seed or another order.
+            StateError: the checkpoint is of other shards, another seed or order, or damaged.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        state: State | None = checkpoint["callbacks"].get(self.state_key)
-        self.translates_batches = state is not None
+        saved: object = checkpoint["callbacks"].get(self.state_key)
+        self.translates_batches = saved is not None
         data = cast("Any", trainer).datamodule
-        if data is None or (state is None and not train_loaders(trainer)):
+        if data is None or (saved is None and not train_loaders(trainer)):
             return
         loader = data.train_dataloader()  # all ranks are here; Lightning gets the same one later
         progress = _progress_of(loader)
-        if state is None or progress is None:
+        if saved is None or progress is None:
             return
-        _require_same_data(loader, state)
+        state, fit_loop = _checked(loader, saved), _fit_loop_of(checkpoint)
         self._loader = loader
         limit = limit_of(trainer, len(loader))
         standing = stand(state, loader.epochs, loader.place.world_size, limit)
@@ -127,7 +134,7 @@ class ExactResume(pl.Callback):
         progress.anchor = Anchor(cursor, standing.batches if is_open else 0)
         steps = checkpoint["global_step"]
         write_counters(
-            checkpoint["loops"]["fit_loop"],
+            fit_loop,
             standing,
             stepped=steps if pl_module.automatic_optimization else standing.total,
             accumulate=trainer.accumulate_grad_batches,
@@ -156,6 +163,13 @@ class ExactResume(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell Lightning what no counter can say."""
+        require_own_places(trainer, train_loaders(trainer))
+        if self._watched(trainer) is None:
+            rank_zero_warn(
+                "ExactResume() has nothing to watch: the one train loader of this fit must come "
+                "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
+                "Fit with datamodule=, or leave the callback out"
+            )
         if self._standing is not None:
             self._overrides = self._overrides or Overrides(trainer)
             settle(trainer, self._standing, self._overrides, is_cut_short=self._is_cut_short)
@@ -190,9 +204,25 @@ class ExactResume(pl.Callback):
         return (loaders[0], progress) if progress and len(loaders) == 1 else None
 
 
-def _require_same_data(loader: ShardLoader, state: State) -> None:
+def _checked(loader: ShardLoader, saved: object) -> State:
+    """The state of a checkpoint, if it is whole and of this run's data."""
+    state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
     require_same({"version": STATE_VERSION, **identity}, state)
+    epoch = read_count(state, "epoch")
+    read_count(state, "ended", epoch, least=max(0, epoch - 1))
+    read_count(state, "samples", loader.epochs.samples)
+    read_count(state, "batches")
+    read_choice(state, "validation", ("due", "done", "none"))
+    return state
+
+
+def _fit_loop_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Lightning's own state of its loop, in which the counters are written anew."""
+    with reading_counters():
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"]
+    return fit_loop
 
 
 def _progress_of(loader: object) -> TrainProgress | None:
@@ -222,8 +252,3 @@ def stand(state: State, epochs: Epochs, world_size: int, end: int) -> Standing:
     is_over = left == 0
     is_due = is_due or (is_over and state["validation"] != "done")  # an epoch ends with one
     return Standing(epoch, end - left, is_over, int(state["batches"]), is_due)
-
-
-def _shape(loader: ShardLoader) -> State:
-    plan = loader.epochs.plan(loader.place.world_size)
-    return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.callbacks.plot import History, require_plot, save_plot
 from lightning_shards.callbacks.rates import Measured, find_slow_rank, in_lockstep
 from lightning_shards.callbacks.report import Circumstances, write_report
@@ -69,7 +70,9 @@ class DataThroughputMonitor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the loader to watch."""
-        ours = [loader for loader in train_loaders(trainer) if isinstance(loader, ShardLoader)]
+        loaders = train_loaders(trainer)
+        require_own_places(trainer, loaders)
+        ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
         self._forget()
         self._loader = ours[0] if len(ours) == 1 else None
         if self._loader is not None:

@@ -323,7 +323,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
     Raises:
         DamagedShardError: it cannot be fetched or read to its end.
     """
-    number = 0
+    number, problem = 0, ""
     try:
         with opened(url) as stream:
             files = tar_file_expander(iter([{"url": url, "stream": stream}]))
@@ -331,11 +331,12 @@ def fetch_samples(url: str) -> Generator[Sample]:
                 yield sample
                 number += 1
     except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or curl raise
-        # the cause holds the whole URL, and a traceback would show it
+        problem = f"{type(error).__name__}: {fetch_problem(error)}"
+    if problem:  # outside: that error holds the whole URL, and would be the context of this one
         raise DamagedShardError(
-            f"{redact(url)} cannot be read on after {number} samples: {type(error).__name__}: "
-            f"{fetch_problem(error)}; check that it can be fetched, then fetch or write it again"
-        ) from None
+            f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
+            "be fetched, then fetch or write it again"
+        )
 
 
 def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:

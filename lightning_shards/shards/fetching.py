@@ -160,7 +160,7 @@ def _kill(stream: Any) -> None:
 
 def _fetch(url: str, file: IO[bytes]) -> None:
     """Put all bytes of a remote shard into a file."""
-    size = 0
+    size, problem = 0, ""
     try:
         with opened(url) as stream:
             while chunk := cast("bytes", stream.read(_CHUNK)):
@@ -169,11 +169,12 @@ def _fetch(url: str, file: IO[bytes]) -> None:
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 whatever webdataset or its programs raise
-        # the cause holds the whole URL, and a traceback would show it
+        problem = f"{type(error).__name__}: {fetch_problem(error)}"
+    if problem:  # outside: that error holds the whole URL, and would be the context of this one
         raise DamagedShardError(
-            f"{redact(url)} cannot be fetched: after {size:,} bytes {type(error).__name__}: "
-            f"{fetch_problem(error)}; check the URL, the network, and who may read it"
-        ) from None
+            f"{redact(url)} cannot be fetched: after {size:,} bytes {problem}; check the URL, the "
+            "network, and who may read it"
+        )
 
 
 def _write(file: IO[bytes], chunk: bytes, url: str) -> None:

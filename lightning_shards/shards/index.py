@@ -87,6 +87,10 @@ class ShardIndex:
             digest.update(f"{name}\0{count}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:_FINGERPRINT_LENGTH]
 
+    def __repr__(self) -> str:
+        """In numbers: URLs may hold passwords, and there may be 10^6 of them."""
+        return f"ShardIndex({self.num_shards} shards, {self.samples} samples)"
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardIndex):
             return NotImplemented

@@ -30,6 +30,7 @@ _LARGE: Final = 10**18
 _MAX_DEPTH: Final = 50
 _MAX_SHOWN: Final = 60
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
@@ -81,7 +82,7 @@ def redact(url: str) -> str:
     'pipe:curl ...'
     """
     if is_local(url):
-        return url
+        return url if _scheme(url) else _without_inner(url)
     scheme, _, rest = url.strip().partition(":")
     if scheme.lower() == "pipe":
         # up to a "=", too: the first word may set a variable, TOKEN=secret curl ...
@@ -91,7 +92,18 @@ def redact(url: str) -> str:
     if not rest.startswith("//"):
         return f"{scheme}:{rest}"
     authority, slash, path = rest[2:].partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{_without_inner(path)}"
+
+
+def _without_inner(text: str) -> str:
+    """The text up to a URL within it, as in `{https://user:secret@host/0,b}.tar`."""
+    inner = _INNER.search(text)
+    return f"{text[: inner.end()]}..." if inner else text
+
+
+def redact_pattern(pattern: str) -> str:
+    """Several patterns joined by `::` as messages may show them, each as `redact` has it."""
+    return "::".join(map(redact, split_joined(pattern)))
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -176,13 +188,13 @@ def _require_countable(parts: Sequence[str]) -> None:
 
 def _braces(pattern: str) -> Iterator[str]:
     """The pattern with its braces expanded."""
-    try:
+    with suppress(ValueError):  # it holds the whole URL, so it is not even the context of ours
         yield from expand_braces(pattern)
-    except ValueError as error:
-        raise UrlError(
-            f"unbalanced braces in {redact(pattern)!r}: every {{ needs a }}, as in "
-            "{000000..000009}; a brace that belongs to the name is written \\{"
-        ) from error
+        return
+    raise UrlError(
+        f"unbalanced braces in {redact(pattern)!r}: every {{ needs a }}, as in {{000000..000009}}; "
+        "a brace that belongs to the name is written \\{"
+    )
 
 
 def _resolve(url: str, *, allow_pipe: bool) -> list[str]:

@@ -282,8 +282,19 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             f"note: with {empty[0]} ranks no step is full; lower the batch size, or take "
             "remainder='pad'"
         )
+    lines += _drop_notes(document["samples"], rows)
     lines += _shm_notes(rows)
     return "\n".join(lines)
+
+
+def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where more samples are dropped than nobody would miss."""
+    from lightning_shards.splits import drop_remark  # noqa: PLC0415 --help needs no torch
+
+    remarks = {
+        row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]
+    }
+    return [f"note: with {size} ranks it {remark}" for size, remark in remarks.items() if remark]
 
 
 def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -91,7 +91,7 @@ def _trace(options: Namespace) -> str:
     config = _read_config(options.config)
     module = _data_module(config)
     world_size: int = options.world_size if options.world_size is not None else _world_size(config)
-    loader = module.loader(options.split, world_size=world_size)
+    loader = module.loader(options.split, rank=0, world_size=world_size)
     source: Any = loader.source
     if options.samples is not None and not all(map(is_local, source.index.urls)):
         raise ConfigError("--samples takes samples from local shards only, and some are remote")

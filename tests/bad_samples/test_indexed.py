@@ -141,14 +141,14 @@ def test_a_stop_at_any_step_resumes_byte_for_byte(indexed_data, sampling):
     def two_epochs(loader):
         return chain.from_iterable(iter(loader) for _ in range(2))
 
-    whole = [as_bytes(batch) for batch in two_epochs(module.loader("train", world_size=2))]
-    steps = len(module.loader("train", world_size=2))
+    whole = [as_bytes(batch) for batch in two_epochs(module.loader("train", rank=0, world_size=2))]
+    steps = len(module.loader("train", rank=0, world_size=2))
     for stop in range(1, len(whole)):
-        first = module.loader("train", world_size=2)
+        first = module.loader("train", rank=0, world_size=2)
         taken = 0
         while taken < stop:
             taken += len(list(islice(first, stop - taken)))
-        resumed = module.loader("train", world_size=2)
+        resumed = module.loader("train", rank=0, world_size=2)
         resumed.load_state_dict(first.state_dict())
         rest = list(islice(map(as_bytes, two_epochs(resumed)), 2 * steps - stop))
         assert rest == whole[stop:], stop

@@ -48,6 +48,7 @@ class FakeFit:
             loggers=[self],
             num_devices=world_size,
             world_size=world_size,
+            distributed_sampler_kwargs={"num_replicas": world_size, "rank": 0},
             global_rank=0,
             strategy=SimpleNamespace(root_device=torch.device("cpu"), reduce=self.reduce),
         )

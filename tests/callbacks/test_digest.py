@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_shards import EpochDigest, ExactResume, LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import (
+    EpochDigest,
+    ExactResume,
+    LoaderConfig,
+    Place,
+    ShardDataModule,
+    SplitConfig,
+)
 from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError
 from lightning_shards.pipeline.collate import BadSample, make_batch
@@ -256,6 +263,35 @@ def test_ranks_that_are_not_in_step_are_named(field, make_data, make_trainer, mo
         make_trainer().validate(Model(), make_data())
 
 
+def of_two_ranks(part):
+    return [part._replace(rank=rank, world_size=2) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world_size"), [([0, 0], 2), ([0], 2), ([0, 1], 1), ([0, 0, 1], 2), ([1, 2], 2)]
+)
+def test_ranks_that_are_not_those_of_the_world_prove_nothing(
+    ranks, world_size, make_data, make_trainer, monkeypatch, said
+):
+    def gathered(part):
+        return [part._replace(rank=rank, world_size=world_size) for rank in ranks]
+
+    monkeypatch.setattr(digest_module, "gather", gathered)
+    monkeypatch.setattr(digest_module, "place_of", lambda _: Place(0, world_size))
+    with pytest.raises(DigestError, match=rf"epoch 0: .* {world_size} ranks.*\[{ranks[0]}"):
+        make_trainer(limit_val_batches=0).fit(Model(), make_data())
+    assert said() == {}
+
+
+def test_a_loader_of_another_world_than_the_trainers_proves_nothing(
+    make_data, make_trainer, monkeypatch
+):
+    monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
+    monkeypatch.setattr(digest_module, "place_of", lambda _: Place(1, 2))
+    with pytest.raises(DigestError, match=r"epoch 0: .* 2 ranks"):
+        make_trainer(limit_val_batches=0).fit(Model(), make_data())
+
+
 def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeypatch, said):
     monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
     make_trainer().fit(Model(), make_data())
@@ -298,11 +334,8 @@ def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
     make_data, make_trainer, monkeypatch
 ):
     with_bad_samples(monkeypatch, max_bad=9)
-    monkeypatch.setattr(
-        digest_module,
-        "gather",
-        lambda part: [part, part._replace(rank=1)],
-    )
+    monkeypatch.setattr(digest_module, "gather", of_two_ranks)
+    monkeypatch.setattr(digest_module, "place_of", lambda _: Place(0, 2))
     monkeypatch.setattr(digest_module, "DigestError", AssertionError)
     with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
         make_trainer(limit_val_batches=0).fit(Model(), make_data())

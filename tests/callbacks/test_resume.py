@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Ledger, ToyData, make_trainer, positions_of
+from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 
-from lightning_shards import ExactResume, plan_epoch
+from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import stand
 from lightning_shards.errors import StateError
 from lightning_shards.pipeline.source import Epochs
@@ -39,13 +39,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
     make_trainer(folder, [saver]).fit(Ledger(), ToyData())
     return {path.stem: path for path in folder.glob("*.ckpt")}
-
-
-def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
-    """A trainer without ExactResume."""
-    trainer: Any = make_trainer(folder, **options)
-    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
-    return trainer
 
 
 # --- the state -----------------------------------------------------------------------------------
@@ -187,6 +180,7 @@ def test_validating_a_checkpoint_of_another_run_is_allowed(
     trainer.validate(Ledger(), data, ckpt_path=saved["step=8"], verbose=False)
 
 
+@pytest.mark.filterwarnings(r"ignore:ExactResume\(\) has nothing to watch")
 def test_a_fit_of_a_foreign_loader_is_left_alone(tmp_path: Path) -> None:
     class Plain(pl.LightningModule):
         def __init__(self) -> None:

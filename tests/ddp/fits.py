@@ -161,6 +161,8 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
 def fit(case: dict[str, Any], record: Record) -> None:
     data = make_data(case, record.folder)
     callbacks: list[Any] = [SetEpoch(), EpochDigest(), DataThroughputMonitor()]
+    if case.get("bare"):
+        callbacks = []
     if case.get("bar"):
         callbacks.append(TQDMProgressBar())
     if "save_every" in case:
@@ -180,7 +182,11 @@ def fit(case: dict[str, Any], record: Record) -> None:
         | case.get("trainer", {}),
     )
     kind = Module if "val" in case["splits"] else TrainsOnly
-    trainer.fit(kind(record, case.get("block_at")), data, ckpt_path=case.get("resume"))
+    model, resume = kind(record, case.get("block_at")), case.get("resume")
+    if "place" in case:  # of a loader that is passed by hand
+        trainer.fit(model, data.loader("train", **case["place"]))
+        return
+    trainer.fit(model, data, ckpt_path=resume)
     loader: Any = trainer.train_dataloader
     record(
         "end",

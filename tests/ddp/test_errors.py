@@ -50,6 +50,12 @@ EXPECTED: dict[str, Expected] = {
     "a transform that fails on rank 1": Expected(
         "TransformError", ("the transform of field 'label' failed", "does not like this rank"), 1
     ),
+    "a loader of no rank": Expected(
+        "ConfigError", ("2 processes", "fit(model, datamodule=", "rank=", "world_size=")
+    ),
+    "a loader of rank 0 of 1": Expected(
+        "ConfigError", ("of rank 0 of 1, and this process is rank", "fit(model, datamodule=")
+    ),
     "another seed than the checkpoint's": Expected(
         "StateError", ("made with seed=0, this run has 3", "set it back to resume")
     ),
@@ -101,6 +107,8 @@ def as_cases(folder: Path, pack_into: Callable[..., list[str]]) -> list[dict[str
         case("a truncated shard on rank 1", {"train": "truncated-rank{rank}"}),
         case("another seed on each rank", good, seed_is_rank=True),
         case("a transform that fails on rank 1", good, fail_on_rank_1=True),
+        case("a loader of no rank", good, bare=True, place={}),
+        case("a loader of rank 0 of 1", good, place={"rank": 0, "world_size": 1}),
         case(
             "another seed than the checkpoint's",
             good, data={"seed": 3}, resume="saved/step=1.ckpt",

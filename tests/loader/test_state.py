@@ -91,6 +91,32 @@ def test_a_state_of_another_run_is_refused(name, value):
     assert "set it back to resume, or start anew" in str(caught.value)
 
 
+MISSING = object()
+
+
+@pytest.mark.parametrize("value", [MISSING, None, "2", -1, 1.5, True, 2**70, [0]], ids=str)
+@pytest.mark.parametrize("name", ["epoch", "samples"])
+def test_a_damaged_number_is_named_with_what_it_should_be(name, value):
+    loader = make_loader()
+    state = loader.state_dict() | {name: value}
+    if value is MISSING:
+        del state[name]
+    with pytest.raises(StateError, match=rf"^{name} in the checkpoint must be a whole number from"):
+        loader.load_state_dict(state)
+
+
+def test_more_samples_than_an_epoch_has_are_refused():
+    loader = make_loader()
+    with pytest.raises(StateError, match=r"samples in the checkpoint .* from 0 to 7, got 8"):
+        loader.load_state_dict({**loader.state_dict(), "samples": 8})
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", [1]])
+def test_a_state_that_is_no_dict_is_refused(state):
+    with pytest.raises(StateError, match="must be a dict of plain values, got"):
+        make_loader().load_state_dict(state)
+
+
 @pytest.fixture
 def make_stream_loader(shards_by_count, tmp_path):
     """A loader of a single rank, 18 samples in steps of 3."""

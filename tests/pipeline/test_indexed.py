@@ -97,11 +97,11 @@ def test_a_stop_at_any_step_resumes_byte_for_byte(urls, tmp_path, sampling):
     module = make(urls, tmp_path, sampling=sampling, remainder="pad")
     expected = batches(module, world_size=4)
     for stop in range(1, len(expected)):
-        first = module.loader("train", world_size=4)
+        first = module.loader("train", rank=0, world_size=4)
         taken = 0
         while taken < stop:
             taken += len(list(islice(first, stop - taken)))
-        resumed = module.loader("train", world_size=4)
+        resumed = module.loader("train", rank=0, world_size=4)
         resumed.load_state_dict(first.state_dict())
         rest = list(
             islice(chain.from_iterable(iter(resumed) for _ in range(EPOCHS)), len(expected) - stop)

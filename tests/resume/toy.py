@@ -251,3 +251,10 @@ def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) ->
     if not {"max_epochs", "max_steps"} & options.keys():
         defaults["max_epochs"] = 3
     return pl.Trainer(callbacks=[ExactResume(), *callbacks], **(defaults | options))
+
+
+def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
+    """A trainer without ExactResume."""
+    trainer: Any = make_trainer(folder, **options)
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
+    return trainer

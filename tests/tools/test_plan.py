@@ -121,6 +121,21 @@ def test_a_plan_without_a_step_says_what_to_change(config, capsys):
     assert "with 64 ranks no step is full; lower the batch size" in out
 
 
+def test_a_plan_remarks_which_worlds_drop_more_than_one_percent(config, capsys):
+    """Of 23 samples 3 are dropped by one rank and by two, and 64 ranks have no step at all."""
+    plan.main(["--config", str(config(batch_size=10)), "--world-size", "1,2,64"])
+    out = capsys.readouterr().out
+    assert "note: with 1 ranks it drops 3 of 23 samples (13.0 %) in each epoch" in out
+    assert out.count(" it drops ") == 2
+
+
+def test_a_plan_that_drops_little_or_draws_with_replacement_remarks_nothing(config, capsys):
+    resampled = yaml.safe_load(config().read_text())["data"]["train"] | {"sampling": "resampled"}
+    for changes in ({"batch_size": 23}, {"batch_size": 10, "train": resampled}):
+        plan.main(["--config", str(config(**changes)), "--world-size", "1"])
+        assert " it drops " not in capsys.readouterr().out
+
+
 # --- the arithmetic
 
 

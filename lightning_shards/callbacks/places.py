@@ -1,0 +1,25 @@
+"""A loader that was passed by hand may be one of another rank: refused before its first batch."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.loader import WAYS_TO_A_PLACE, ShardLoader
+from lightning_shards.progress import place_of
+
+
+def require_own_places(trainer: Any, loaders: Iterable[object]) -> None:
+    """Check that loaders of ours give the batches of this process; others are left alone.
+
+    Raises:
+        ConfigError: one gives those of another rank, or of a world of another size.
+    """
+    own = place_of(trainer)
+    for loader in loaders:
+        if isinstance(loader, ShardLoader) and loader.place != own:
+            place = loader.place
+            raise ConfigError(
+                f"a loader gives the batches of rank {place.rank} of {place.world_size}, and this "
+                f"process is rank {own.rank} of {own.world_size}, so that samples would be trained "
+                f"on twice or never; {WAYS_TO_A_PLACE}"
+            )

@@ -1,0 +1,107 @@
+"""What a checkpoint says, checked before it is believed: it is a file that others can damage."""
+
+import reprlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from lightning_shards.errors import StateError
+
+State = dict[str, int | str]
+"""Plain values, equal on all ranks."""
+
+MOST = 2**63 - 1
+"""No count of a real run is larger."""
+
+TRANSLATE = (
+    "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
+    "checkpoints resume with another batch size and another number of ranks"
+)
+
+_ANOTHER = "resume from another checkpoint, or start anew without this one's state"
+
+
+def require_state(state: object, whose: str) -> State:
+    """A state as a dict, whatever is in it.
+
+    Raises:
+        StateError: it is something else.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"the checkpoint's state of {whose} must be a dict of plain values, got "
+            f"{_shown(state)}; it is damaged: {_ANOTHER}"
+        )
+    return dict(cast("Mapping[str, Any]", state))
+
+
+def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, least: int = 0) -> int:
+    """A number of a state that counts something.
+
+    Raises:
+        StateError: it is missing, no whole number, below `least` or above `most`.
+    """
+    value = state.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise StateError(
+            f"{name} in the checkpoint must be a whole number from {least} to {most}, got "
+            f"{_shown(value)}; it is damaged or of another run: {_ANOTHER}"
+        )
+    return value
+
+
+def read_choice(state: Mapping[str, object], name: str, choices: tuple[str, ...]) -> str:
+    """A word of a state.
+
+    Raises:
+        StateError: it is missing, or none of the choices.
+    """
+    value = state.get(name)
+    if not isinstance(value, str) or value not in choices:
+        raise StateError(
+            f"{name} in the checkpoint must be one of {list(choices)}, got {_shown(value)}; it is "
+            f"damaged: {_ANOTHER}"
+        )
+    return value
+
+
+def require_same(
+    expected: State,
+    state: Mapping[str, object],
+    ways_out: str = "set it back to resume, or start anew without the loader's state",
+) -> None:
+    """Check that a saved state agrees with this run.
+
+    Raises:
+        StateError: naming the field, both values and the two ways out.
+    """
+    for name, value in expected.items():
+        saved = state.get(name)
+        if type(saved) is not type(value) or saved != value:
+            raise StateError(
+                f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
+                f"{ways_out}"
+            )
+
+
+@contextmanager
+def reading_counters() -> Generator[None, None, None]:
+    """Around a look at Lightning's own part of a checkpoint.
+
+    Raises:
+        StateError: what is looked for is not there.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StateError(
+            f"the counters of Lightning's own in the checkpoint cannot be read "
+            f"({type(error).__name__}: {error}); it is damaged or was edited: {_ANOTHER}"
+        ) from error
+
+
+def _shown(value: object) -> str:
+    """A value cut short; of a huge number Python makes no digits."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return f"a number of {value.bit_length()} bits"
+    return reprlib.repr(value)

@@ -1,0 +1,99 @@
+"""All ranks agree on a loader once; who asks for it again asks no other rank."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from toy import Ledger, ToyData, make_trainer
+
+from lightning_shards import datamodule
+from lightning_shards.errors import ShardError
+
+pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+
+class Asking(pl.Callback):
+    """Asks for loaders at each batch, as code on one rank may; counts what that costs."""
+
+    def __init__(self, agreed: list[Any]) -> None:
+        self.agreed = agreed
+        self.costs: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        data, before = trainer.datamodule, len(self.agreed)
+        assert data.val_dataloader() is data.val_dataloader()
+        data.train_dataloader()
+        self.costs.append(len(self.agreed) - before)
+
+
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
+    """Such a callback, which sees each agreement."""
+    agreed: list[Any] = []
+    real = datamodule.agree
+
+    def agree(*arguments: Any) -> None:
+        agreed.append(arguments)
+        real(*arguments)
+
+    monkeypatch.setattr(datamodule, "agree", agree)
+    return Asking(agreed)
+
+
+@pytest.mark.parametrize("options", [{}, {"reload_dataloaders_every_n_epochs": 1}], ids=str)
+def test_asking_again_costs_no_collective(
+    options: dict[str, Any], asking: Asking, tmp_path: Path
+) -> None:
+    make_trainer(tmp_path, [asking], max_epochs=2, **options).fit(Ledger(), ToyData())
+    assert asking.costs == [0] * 12
+    assert len(asking.agreed) == 2
+
+
+class Halving(pl.Callback):
+    """Changes the batch size between two epochs, as all ranks do together."""
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.datamodule.batch_size = 2
+
+
+def test_a_loader_of_other_settings_is_agreed_on(asking: Asking, tmp_path: Path) -> None:
+    options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
+    make_trainer(tmp_path, [asking, Halving()], **options).fit(Ledger(), ToyData())
+    assert asking.costs == [0] * (6 + 13)
+    assert len(asking.agreed) == 3  # train, val, and train again
+
+
+class AsksTooLate(pl.Callback):
+    """Changes the batch size within an epoch, and asks for another loader."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.datamodule.batch_size = 2
+        trainer.datamodule.train_dataloader()
+
+
+def test_a_loader_that_is_replaced_within_an_epoch_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"closed while .* iterated.*between two epochs"):
+        make_trainer(tmp_path, [AsksTooLate()]).fit(Ledger(), ToyData())
+
+
+def test_each_fit_and_validation_agrees_anew(asking: Asking, tmp_path: Path) -> None:
+    data = ToyData()
+    for _ in range(2):
+        make_trainer(tmp_path, max_epochs=1).fit(Ledger(), data)
+    assert len(asking.agreed) == 4
+    trainer = make_trainer(tmp_path)
+    for _ in range(2):
+        trainer.validate(Ledger(), data, verbose=False)
+    assert len(asking.agreed) == 6
+
+
+@pytest.mark.parametrize(("batch_size", "is_said"), [(4, True), (2, False)])
+def test_the_first_line_remarks_when_more_than_one_percent_is_dropped(
+    batch_size: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    make_trainer(tmp_path, max_epochs=1).fit(Ledger(), ToyData(batch_size))
+    assert ("; drops 2 of 26 samples (7.7 %) in each epoch" in caplog.text) == is_said
