@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 from weakref import WeakSet
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -112,6 +113,7 @@ class ProcessPool:
             prefetch_factor=self.prefetch,
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # or a seed is drawn from the model's own generator
         )
         return _ProcessStream(iter(loader))
 
