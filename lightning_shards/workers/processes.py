@@ -11,29 +11,29 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lightning_shards.errors import ConfigError, ShardError, WorkerError
+from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
 from lightning_shards.workers.blocks import Lease, forget_blocks
+from lightning_shards.workers.failures import failure_of, last_message, raise_failure
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
     Message,
     MessageMaker,
+    PickledMessage,
     message_sizes,
     shared_bytes,
 )
@@ -118,13 +118,6 @@ class ProcessPool:
         return _ProcessStream(iter(loader))
 
 
-class _Failure(NamedTuple):
-    """An error of ours on its way from a worker, with the worker's stack as text."""
-
-    error: ShardError
-    stack: str
-
-
 class _WorkerShare(IterableDataset[Any]):
     """What one worker process makes. Everything it needs travels with it, the rank included."""
 
@@ -135,7 +128,7 @@ class _WorkerShare(IterableDataset[Any]):
         self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
         self._trainer_pid = trainer_pid
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[PickledMessage]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
         end_with(self._trainer_pid)
@@ -149,14 +142,12 @@ class _WorkerShare(IterableDataset[Any]):
                 with maker.making(size):
                     while len(ready) < size:
                         ready.append(next(batches))
-                yield maker.message(ready)
+                yield maker.message(ready).pickled()
                 ready = []
-        except ShardError as error:
-            failure = _Failure(error, traceback.format_exc())
-        except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
-            failure = ExceptionWrapper(where=f"in worker process {info.id}")
+        except Exception as error:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
+            failure = failure_of(error, info.id)
         while True:  # torch would give the turns of a worker that ends to others
-            yield maker.message(ready, failure)
+            yield last_message(maker, ready, failure, info.id)
             ready = []
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
@@ -191,7 +182,8 @@ class _ProcessStream:
             self._failures[worker] = message.failure
             produced = next(self._ready[worker], None)
         if produced is None:
-            self._fail(self._failures[worker])
+            self.close()
+            raise_failure(self._failures[worker])
         self._turn += 1
         return produced
 
@@ -203,29 +195,26 @@ class _ProcessStream:
             leases.add(lease)
         return message.unpack(lease, copy=is_kept)
 
-    def _fail(self, failure: "_Failure | ExceptionWrapper") -> NoReturn:
-        self.close()
-        if isinstance(failure, _Failure):
-            failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
-            raise failure.error
-        failure.reraise()
-        raise AssertionError  # reraise() does not return
-
     def _receive(self) -> Message:
         try:
             message = next(self._iterator)
-        except (RuntimeError, OSError, EOFError) as error:
-            # a tensor of a worker that is gone cannot be fetched: that comes as one of the others
+            return message.unpickled() if isinstance(message, PickledMessage) else message
+        except Exception as error:
+            # a tensor of a worker that is gone cannot be fetched: that comes as any of them
             ended = _describe_ended(self._workers)
             self.close()
             if not ended:
-                raise
+                raise WorkerError(
+                    "what a worker process sent cannot be unpickled in the trainer "
+                    f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
+                    "or take pool='threads' or 'inline'"
+                ) from error
             raise WorkerError(
                 f"a worker process ended without being asked to ({ended}). Likely causes: out of "
-                "memory (SIGKILL: fewer workers, a smaller prefetch), /dev/shm full (SIGBUS) or a "
-                "crash in a decoder (SIGSEGV); num_workers=0 shows the crash itself"
+                "memory (SIGKILL: fewer workers, a smaller prefetch), a crash in a decoder "
+                "(SIGSEGV), or a file that was cut while it was read through a map (SIGBUS); "
+                "num_workers=0 shows the crash itself"
             ) from error
-        return cast("Message", message)
 
     def close(self) -> None:
         if self._iterator is None:

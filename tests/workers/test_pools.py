@@ -137,7 +137,7 @@ class Draws:
     """A transform that draws from all global generators."""
 
     def __call__(self, label):
-        return label + random.random() + float(np.random.random()) + float(torch.rand(()))
+        return label + random.random() + float(np.random.random()) + float(torch.rand(()))  # noqa: NPY002
 
 
 class DrawsItsOwn:
@@ -149,7 +149,8 @@ class DrawsItsOwn:
 
 def global_generators():
     """The states of all of them, as they can be compared."""
-    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    legacy = repr(np.random.get_state())  # noqa: NPY002
+    return random.getstate(), legacy, torch.get_rng_state().tolist()
 
 
 def test_no_global_generator_moves_whatever_the_pool(pool, pack_shards, make_source):
