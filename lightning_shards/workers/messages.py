@@ -116,8 +116,8 @@ def require_picklable(batch: Batch) -> None:
             try:
                 pickle.dumps(value)
             except Exception as error:
-                is_keyed = isinstance(batch, dict) and "__key__" in batch
-                where = f"sample {batch['__key__'][row]!r}" if is_keyed else f"row {row}"
+                keys = batch.get("__key__") if isinstance(batch, dict) else None
+                where = f"sample {keys[row]!r}" if keys else f"row {row}"
                 raise SampleError(f"field {name!r} of {where} {_cannot_travel(error)}") from error
 
 

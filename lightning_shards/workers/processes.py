@@ -1,19 +1,18 @@
 """Worker processes, by torch's DataLoader: round robin over workers gives batches in step order."""
 
-import ast
+import copy
 import fcntl
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
-import select
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
@@ -28,6 +27,8 @@ from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
 from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
+from lightning_shards.workers.guard import GuardedName, end_with
+from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
@@ -46,11 +47,11 @@ _PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
 """What the main script has imported of these, the fork server imports once instead of each worker:
 it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
 
+_FORK_SERVER = "lightning_shards.workers.fork_server"
+
 _PIPE_BYTES = 2**20
 """Room in the pipe of the workers: the most that Linux gives to everybody, and a whole message.
 With the usual 64 KiB, trainer and worker wake each other sixteen times for it."""
-
-_WATCH_INTERVAL_S = 1.0
 
 _SIGN_OF_DEATH_S = 1.0
 """A connection to a worker that dies breaks a moment before its end is known."""
@@ -102,15 +103,23 @@ class ProcessPool:
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor."""
-        context = multiprocessing.get_context(self.start_method)
+        # made here, it is the one folder for sockets of the workers, too, and goes with the trainer
+        folder = multiprocessing.util.get_temp_dir()
+        if multiprocessing.parent_process() is not None:
+            folder = None  # it may belong to others, which live on
+        context = copy.copy(multiprocessing.get_context(self.start_method))
         if self.start_method == "forkserver":
-            context.set_forkserver_preload([name for name in _PRELOAD if name in sys.modules])
+            names = [name for name in _PRELOAD if name in sys.modules]
+            context.set_forkserver_preload([_FORK_SERVER, *names])
+        name = GuardedName(os.getpid(), folder)
+        context.Process = partial(context.Process, name=name)
         loader = DataLoader(
-            _WorkerShare(self, source, place, cursor, os.getpid()),
+            _WorkerShare(self, source, place, cursor),
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_identity,  # the default would turn tuples into lists
             prefetch_factor=self.prefetch,
+            worker_init_fn=partial(_begin_guard, os.getpid(), folder),
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # or a seed is drawn from the model's own generator
@@ -121,17 +130,13 @@ class ProcessPool:
 class _WorkerShare(IterableDataset[Any]):
     """What one worker process makes. Everything it needs travels with it, the rank included."""
 
-    def __init__(
-        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, trainer_pid: int
-    ) -> None:
+    def __init__(self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor) -> None:
         super().__init__()
         self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
-        self._trainer_pid = trainer_pid
 
     def __iter__(self) -> Iterator[PickledMessage]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
-        end_with(self._trainer_pid)
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
         maker = MessageMaker(blocks_per_worker(self._pool.prefetch))
@@ -270,56 +275,6 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def end_with(trainer_pid: int) -> None:
-    """End this worker, and the programs that it runs, as soon as the trainer process is gone.
-
-    Workers of a fork server outlive a trainer that was killed: their parent is the server. A worker
-    leads a process group of its own, as all of a group end at once: one by one, a download that is
-    ended could be started again before its worker is. (Ctrl-C then reaches the trainer alone, which
-    ends its workers.)
-    """
-    os.setpgid(0, 0)
-    threading.Thread(target=_watch, args=(trainer_pid,), daemon=True).start()
-
-
-def _watch(trainer_pid: int) -> None:
-    try:
-        if hasattr(os, "pidfd_open"):
-            ended = select.poll()
-            ended.register(os.pidfd_open(trainer_pid))  # readable when the process has ended
-            ended.poll()
-        else:
-            while True:
-                os.kill(trainer_pid, 0)
-                time.sleep(_WATCH_INTERVAL_S)
-    except ProcessLookupError:
-        pass  # it ended before this thread began
-    os.killpg(0, signal.SIGKILL)  # with curl, which may wait for a server that sends nothing
-
-
-def require_main_guard() -> None:
-    """Check that workers can import the main script without running it again.
-
-    A worker that is not forked imports the main script. Without the guard it would run the training
-    once more, wait for ranks that never come, and the trainer would wait for it.
-
-    Raises:
-        WorkerError: the main script has no ``if __name__ == "__main__":``.
-    """
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if file is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
-        return  # a notebook, or `python -m package`: these are not imported again
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return  # not a script whose text we can read, a zip archive for instance
-    tests = [node.test for node in tree.body if isinstance(node, ast.If)]
-    names = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if "__name__" not in names:
-        raise WorkerError(
-            f'{file} has no `if __name__ == "__main__":`. Worker processes import this script, and '
-            "would run the training in it once more. Put what it does into a function main() and "
-            'end the script with\n\n    if __name__ == "__main__":\n        main()\n\n'
-            'or set LoaderConfig(multiprocessing_context="fork") or num_workers=0'
-        )
+def _begin_guard(trainer_pid: int, folder: str | None, _worker: int) -> None:
+    """In a worker that is forked: nothing of it is unpickled."""
+    end_with(trainer_pid, folder)
