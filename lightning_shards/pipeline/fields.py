@@ -4,7 +4,6 @@ import inspect
 import io
 import json
 import pickle
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -235,15 +234,13 @@ class SampleTransforms:
         """
         if not self._transforms:
             return sample
-        begin = time.perf_counter()
+        begin = self._clock.begin("transform")
         if self.draws_from_globals:
             self._seeds.seed_globals(position)
         rng = self._seeds.generator(position)
         for name, transform, wants_rng, stage in self._transforms:
             sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
-            end = time.perf_counter()
-            self._clock.seconds[stage] += end - begin
-            begin = end
+            begin = self._clock.lap(stage, begin, "transform")
         return sample
 
     def keeping_globals(self) -> AbstractContextManager[None]:

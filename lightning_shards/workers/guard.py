@@ -28,21 +28,28 @@ class GuardedName(str):
         folder: of sockets; see `end_with`.
     """
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_folder", "_trainer_pid")
 
     def __new__(cls, trainer_pid: int, folder: str | None) -> Self:
         """Give the process its name."""
         name = super().__new__(cls, "lightning_shards worker")
-        name._begun = _Begun(str(name), trainer_pid, folder)
+        name._trainer_pid, name._folder = trainer_pid, folder
         return name
 
+    def begin(self) -> None:
+        """Begin the guard in a worker that is forked: there nothing is unpickled."""
+        end_with(self._trainer_pid, self._folder)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return getitem, (self._begun, "name")
+        given = {"name": str(self), "trainer_pid": self._trainer_pid, "folder": self._folder}
+        return getitem, (_Begun(given), "name")
 
 
 class _Begun:
-    def __init__(self, name: str, trainer_pid: int, folder: str | None) -> None:
-        self._given = {"name": name, "trainer_pid": trainer_pid, "folder": folder}
+    """What becomes of this file's globals, when it is run with what is given."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
 
     def __reduce__(self) -> tuple[Any, ...]:
         return runpy.run_path, (__file__, self._given, _THREAD)

@@ -3,31 +3,33 @@
 import copy
 import fcntl
 import multiprocessing
-import multiprocessing.connection
 import multiprocessing.util
 import os
 import shutil
-import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.pipeline.clock import publish_stages_in
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
 from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
-from lightning_shards.workers.guard import GuardedName, end_with
+from lightning_shards.workers.guard import GuardedName
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
@@ -40,6 +42,7 @@ from lightning_shards.workers.messages import (
 )
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 from lightning_shards.workers.threads import start_threads
+from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
@@ -53,8 +56,8 @@ _PIPE_BYTES = 2**20
 """Room in the pipe of the workers: the most that Linux gives to everybody, and a whole message.
 With the usual 64 KiB, trainer and worker wake each other sixteen times for it."""
 
-_SIGN_OF_DEATH_S = 1.0
-"""A connection to a worker that dies breaks a moment before its end is known."""
+_END_S = 5.0
+"""A worker that is killed ends at once, unless it waits for a disk."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class ProcessPool:
         threads: threads in each of them.
         batch: what one batch takes on its way.
         ranks: ranks of this machine that have as many workers.
+        worker_timeout_s: seconds that the trainer waits for a message, the first included; then
+            the workers are ended. 0: without end.
     """
 
     num_workers: int
@@ -79,6 +84,7 @@ class ProcessPool:
     threads: int = 1
     batch: BatchBytes = UNKNOWN_BYTES
     ranks: int = 1
+    worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Refuse what could only fail later, inside a worker.
@@ -103,40 +109,39 @@ class ProcessPool:
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor."""
-        # made here, it is the one folder for sockets of the workers, too, and goes with the trainer
-        folder = multiprocessing.util.get_temp_dir()
-        if multiprocessing.parent_process() is not None:
-            folder = None  # it may belong to others, which live on
         context = copy.copy(multiprocessing.get_context(self.start_method))
         if self.start_method == "forkserver":
             names = [name for name in _PRELOAD if name in sys.modules]
             context.set_forkserver_preload([_FORK_SERVER, *names])
-        name = GuardedName(os.getpid(), folder)
-        context.Process = partial(context.Process, name=name)
+        stages = context.RawArray("B", self.num_workers)
         loader = DataLoader(
-            _WorkerShare(self, source, place, cursor),
+            _WorkerShare(self, source, place, cursor, stages),
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_identity,  # the default would turn tuples into lists
             prefetch_factor=self.prefetch,
-            worker_init_fn=partial(_begin_guard, os.getpid(), folder),
+            worker_init_fn=_begin_guard,
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # or a seed is drawn from the model's own generator
         )
-        return _ProcessStream(iter(loader))
+        return _ProcessStream(_started(loader, context), stages, self.worker_timeout_s)
 
 
 class _WorkerShare(IterableDataset[Any]):
     """What one worker process makes. Everything it needs travels with it, the rank included."""
 
-    def __init__(self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor) -> None:
+    def __init__(
+        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, stages: Any
+    ) -> None:
         super().__init__()
         self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
+        self._stages = stages
 
     def __iter__(self) -> Iterator[PickledMessage]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
+        publish_stages_in(np.frombuffer(self._stages, np.uint8).data[info.id : info.id + 1])
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
         maker = MessageMaker(blocks_per_worker(self._pool.prefetch))
@@ -159,22 +164,57 @@ class _WorkerShare(IterableDataset[Any]):
         if self._pool.threads == 1:
             return produce(self._source, place, self._cursor)
         return start_threads(
-            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch
+            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch, 0.0
         )
 
 
+def _started(loader: DataLoader[Any], context: Any) -> Any:
+    """The iterator of a loader, whose workers have started, and end with this process.
+
+    Raises:
+        WorkerError: they cannot start.
+    """
+    plain, begun = context.Process, list[BaseProcess]()
+
+    def process(**settings: Any) -> BaseProcess:
+        name = GuardedName(os.getpid(), _socket_folder())
+        begun.append(plain(name=name, **settings))
+        return begun[-1]
+
+    context.Process = process
+    try:
+        return iter(loader)
+    except (OSError, EOFError) as error:
+        for worker in begun:
+            if worker.pid is not None:
+                worker.kill()
+        raise WorkerError(
+            f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
+            "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
+            "memory; lower num_workers, or take pool='threads'"
+        ) from error
+
+
 class _ProcessStream:
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, stages: Any, timeout_s: float) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[Iterator[Produced]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
         self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
+        pipe = iterator._worker_result_queue._writer  # noqa: SLF001 of torch's queue
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
-            pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
             with suppress(OSError):  # this user has too many large pipes: it works, slower
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        if not iterator._pin_memory:  # noqa: SLF001 torch's thread for pinned memory ends by it
+            pipe.close()  # or processes that are forked later would hold it open
+        # torch would raise when a worker ends, wherever the trainer happens to be
+        cast("Any", signal_handling)._remove_worker_pids(id(iterator))  # noqa: SLF001 no other way
+        iterator._worker_pids_set = False  # noqa: SLF001 as torch does behind it
+        self._watch = ProcessWatch(self._workers, stages, pipe)
+        self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
+        self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
 
     def __next__(self) -> Produced:
         if self._iterator is None:
@@ -182,6 +222,7 @@ class _ProcessStream:
         worker = self._turn % len(self._ready)
         produced = next(self._ready[worker], None)
         if produced is None and not self._failures[worker]:  # the next message is of this worker
+            self._watch.turn = worker
             message = self._receive()
             self._ready[worker] = self._unpacked(worker, message)
             self._failures[worker] = message.failure
@@ -202,37 +243,29 @@ class _ProcessStream:
 
     def _receive(self) -> Message:
         try:
-            message = next(self._iterator)
-            return message.unpickled() if isinstance(message, PickledMessage) else message
+            with self._watchdog:
+                message = next(self._iterator)
+                return message.unpickled() if isinstance(message, PickledMessage) else message
         except Exception as error:
             # a tensor of a worker that is gone cannot be fetched: that comes as any of them
-            ended = _describe_ended(self._workers)
+            ended = self._watch.error()
             self.close()
-            if not ended:
-                raise WorkerError(
-                    "what a worker process sent cannot be unpickled in the trainer "
-                    f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
-                    "or take pool='threads' or 'inline'"
-                ) from error
-            raise WorkerError(
-                f"a worker process ended without being asked to ({ended}). Likely causes: out of "
-                "memory (SIGKILL: fewer workers, a smaller prefetch), a crash in a decoder "
-                "(SIGSEGV), or a file that was cut while it was read through a map (SIGBUS); "
-                "num_workers=0 shows the crash itself"
+            raise ended or WorkerError(
+                "what a worker process sent cannot be unpickled in the trainer "
+                f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
+                "or take pool='threads' or 'inline'"
             ) from error
 
     def close(self) -> None:
         if self._iterator is None:
             return
+        self._end_watchdog()
         iterator, self._iterator = self._iterator, None
-        # a worker can crash on its way out, where a thread of torch's still sends a batch; what
-        # torch then raises here has ended them, and none had anything left to give
-        with suppress(RuntimeError):
-            iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
+        iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
         for worker in self._workers:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
-            worker.join()
+            worker.join(_END_S)  # one that waits for a dead disk stays until that answers
         self._ready = []
         forget_blocks(worker.pid for worker in self._workers)
 
@@ -260,21 +293,20 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
         )
 
 
-def _describe_ended(workers: list[multiprocessing.Process]) -> str:
-    """Which workers are gone, and by which signal or exit status; empty if none is."""
-    with suppress(RuntimeError):  # torch's handler for SIGCHLD raises wherever it finds us
-        multiprocessing.connection.wait([worker.sentinel for worker in workers], _SIGN_OF_DEATH_S)
-    ended = [(worker.pid, worker.exitcode) for worker in workers if worker.exitcode is not None]
-    return ", ".join(
-        f"pid {pid}: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
-        for pid, code in ended
-    )
-
-
 def _identity(batch: Any) -> Any:
     return batch
 
 
-def _begin_guard(trainer_pid: int, folder: str | None, _worker: int) -> None:
-    """In a worker that is forked: nothing of it is unpickled."""
-    end_with(trainer_pid, folder)
+def _begin_guard(_worker: int) -> None:
+    name = multiprocessing.current_process().name
+    if isinstance(name, GuardedName):  # forked; else it began where this was unpickled
+        name.begin()
+
+
+def _socket_folder() -> str | None:
+    """The folder for sockets of the trainer; None where it may belong to other processes, too.
+
+    Made before there are workers, it is theirs, too: what one of them leaves goes with the trainer.
+    """
+    folder = multiprocessing.util.get_temp_dir()
+    return folder if multiprocessing.parent_process() is None else None
