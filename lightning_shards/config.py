@@ -3,6 +3,7 @@
 Configuration stops here. The layers below take plain arguments.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -129,6 +130,10 @@ class LoaderConfig:
             threads can deadlock.
         pin_memory: Whether batches are copied into page-locked memory. Default: when the
             accelerator is CUDA.
+        worker_timeout_s: Seconds that the trainer waits for a batch, the first one and the start
+            of the workers included. Then worker processes are ended, and the error says which one
+            stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
+            where they are. 0: never.
         cache_dir: Where the counts of scanned shards are kept. Default: ~/.cache/lightning_shards.
     """
 
@@ -138,6 +143,7 @@ class LoaderConfig:
     prefetch_bytes: int = 2**30
     multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
     pin_memory: bool | None = None
+    worker_timeout_s: float = 300
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -155,6 +161,11 @@ class LoaderConfig:
             )
         require_at_least("prefetch", self.prefetch, 1)
         require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
+        timeout_s = self.worker_timeout_s
+        if type(timeout_s) not in {int, float} or not 0 <= timeout_s < math.inf:
+            raise ConfigError(
+                f"worker_timeout_s must be a number of seconds, 0 for no limit, got {timeout_s!r}"
+            )
         require_choice(
             "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
         )

@@ -48,7 +48,7 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
         problem = ConfigError(plain_message(error))
     else:
         try:
-            arguments = vars(_instantiated(parser, parsed)[section])
+            arguments = cast("dict[str, Any]", vars(_instantiated(parser, parsed)[section]))
         except ValueError as error:  # jsonargparse wraps those of the members of a union
             problem = cause_of(error, ShardError) or error
     if problem is not None:  # outside: the parser's own errors show all values, with the URLs

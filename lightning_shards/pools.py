@@ -36,13 +36,14 @@ def make_pool(
         ShardError: the sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
-        return InlinePool()
+        return InlinePool(config.worker_timeout_s)
     sample = sample or source.first_sample(place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
     if config.pool == "threads":
         size = tensor_bytes(sample.batch, source.epochs.batch_size)
-        return ThreadPool(num_workers, _prefetch(config, num_workers, size))
+        prefetch = _prefetch(config, num_workers, size)
+        return ThreadPool(num_workers, prefetch, config.worker_timeout_s)
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
     return _process_pool(config, num_workers, batch, on_cuda, ranks)
 
@@ -61,6 +62,7 @@ def _process_pool(
         threads,
         batch,
         ranks,
+        config.worker_timeout_s,
     )
 
 

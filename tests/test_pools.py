@@ -77,3 +77,8 @@ def test_threads_that_would_share_random_numbers_are_refused(pack_shards, make_s
 def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
     with pytest.raises(MissingFieldError):
         made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))
+
+
+@pytest.mark.parametrize("config", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}])
+def test_the_timeout_reaches_the_pool(source, config):
+    assert made(source, worker_timeout_s=7, **config).worker_timeout_s == 7

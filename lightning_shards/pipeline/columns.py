@@ -7,7 +7,6 @@ the batch by samples.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -121,13 +120,13 @@ class ColumnBatches:
         """
         start, stop = self._stops[number : number + 2]
         transformed = self._transforms.names
-        begin = time.perf_counter()
+        begin = self._clock.begin("read")
         members = dict(zip(self._names, self._chunk.members(start, stop), strict=True))
         plain = [field for field in self._fields if field.name not in transformed]
         read = [(field, members[field.name].loaded()) for field in plain]
-        begin = self._clock.lap("read", begin)
+        begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: decode_column(field, data) for field, data in read}
-        self._clock.lap("decode", begin)
+        self._clock.lap("decode", begin, "collate")
         keys = self._chunk.keys(start, stop)
         if transformed:
             urls = map(self._shards.url, self._ids[start:stop, 0].tolist())
@@ -151,17 +150,17 @@ class ColumnBatches:
         data = {field.name: iter(members[field.name]) for field in fields}
         columns = {field.name: GrowingColumn(len(samples)) for field in fields}
         for number, sample in enumerate(samples):
-            begin = time.perf_counter()
+            begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
-            begin = self._clock.lap("read", begin)
+            begin = self._clock.lap("read", begin, "decode")
             for field in fields:
                 sample[field.name] = _decoded(field, sample[field.name])
-            self._clock.lap("decode", begin)
+            self._clock.lap("decode", begin, "transform")
             self._transforms.apply(sample, position + number)
-            begin = time.perf_counter()
+            begin = self._clock.begin("collate")
             for name, column in columns.items():
                 sample[name] = column.place(sample[name])
-            self._clock.lap("collate", begin)
+            self._clock.lap("collate", begin, "collate")
         with self._clock.on("collate"):
             return {name: column.finished(samples, name) for name, column in columns.items()}
 

@@ -4,7 +4,6 @@ import inspect
 import io
 import json
 import pickle
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -257,7 +256,7 @@ class SampleTransforms:
         """
         if not self._transforms:
             return sample
-        begin = time.perf_counter()
+        begin = self._clock.begin("transform")
         if self._own:
             with outside_workers():
                 self._seed_own(position)
@@ -275,9 +274,7 @@ class SampleTransforms:
         rng = self._seeds.generator(position)
         for name, transform, wants_rng, stage in self._transforms:
             sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
-            end = time.perf_counter()
-            self._clock.seconds[stage] += end - begin
-            begin = end
+            begin = self._clock.lap(stage, begin, "transform")
         return sample
 
     def keeping_globals(self) -> AbstractContextManager[None]:

@@ -4,14 +4,20 @@ The first byte of a block says whether it is in use. A worker sets it when it be
 trainer clears it when it holds no tensor of that message any more.
 """
 
+import mmap
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable
+from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from lightning_shards.errors import WorkerError
 from lightning_shards.pipeline.room import aligned
 
 _HEADER = aligned(1)
@@ -20,6 +26,8 @@ _HEADER = aligned(1)
 _Name: TypeAlias = tuple[int, int]
 """Process id of the worker, and number of the block."""
 
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
+
 
 class Block:
     """A piece of shared memory.
@@ -27,20 +35,35 @@ class Block:
     It is pickled as a whole once, and later as its name: to open it costs a millisecond.
 
     Args:
-        memory: shared, uint8.
+        fd: of a file in memory.
         name: None for one that is used once.
     """
 
-    def __init__(self, memory: torch.Tensor, name: _Name | None = None) -> None:
-        self._memory, self._name, self._is_known = memory, name, False
-        self._bytes: NDArray[np.uint8] = memory.numpy()
+    def __init__(self, fd: int, name: _Name | None = None) -> None:
+        self._fd, self._name, self._is_known = fd, name, False
+        self._bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
 
     @classmethod
     def new(cls, size: int, name: _Name | None = None) -> "Block":
-        """A block with content of so many bytes."""
-        memory = torch.empty(_HEADER + size, dtype=torch.uint8)
-        memory.share_memory_()
-        return cls(memory, name)
+        """A block with content of so many bytes. Its file has no name: nothing is ever left of it.
+
+        Raises:
+            WorkerError: there is no memory for it.
+        """
+        folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
+        try:
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed with the block
+            try:
+                # memory that is missing would end the process when it is first written to
+                os.posix_fallocate(file.fileno(), 0, _HEADER + size)
+                block = cls(file.fileno(), name)
+            except BaseException:
+                file.close()
+                raise
+        except OSError as error:
+            raise WorkerError(_no_memory(size, error)) from error
+        weakref.finalize(block, file.close)
+        return block
 
     @property
     def content(self) -> NDArray[np.uint8]:
@@ -57,20 +80,34 @@ class Block:
         self._bytes[0] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        memory = None if self._is_known else self._memory
+        file = None if self._is_known else DupFd(self._fd)
         self._is_known = self._name is not None
-        return _received, (memory, self._name)
+        return _received, (file, self._name)
+
+
+def _no_memory(size: int, error: OSError) -> str:
+    free = shutil.disk_usage(SHARED_FOLDER if SHARED_FOLDER.is_dir() else "/").free
+    mib = 2**20
+    return (
+        f"no shared memory for a message of {size / mib:,.1f} MiB ({error}; {SHARED_FOLDER} has "
+        f"{free / mib:,.1f} MiB free): enlarge it (docker run --shm-size), lower prefetch, "
+        "num_workers or batch_size, or take pool='threads', which needs none"
+    )
 
 
 _open_blocks: dict[_Name, Block] = {}
 """What workers sent to this process."""
 
 
-def _received(memory: torch.Tensor | None, name: _Name | None) -> Block:
-    if memory is None:
-        assert name is not None  # noqa: S101 what has no name is sent as memory
+def _received(file: Any, name: _Name | None) -> Block:
+    if file is None:
+        assert name is not None  # noqa: S101 what has no name is sent as a file
         return _open_blocks[name]
-    block = Block(memory, name)
+    fd = file.detach()
+    try:
+        block = Block(fd, name)
+    finally:
+        os.close(fd)  # the map has its own
     if name is not None:
         _open_blocks[name] = block
     return block

@@ -1,5 +1,6 @@
 """No workers: batches are made in the trainer's own thread when they are asked for."""
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,11 +8,18 @@ from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 
 @dataclass(frozen=True, slots=True)
 class InlinePool:
-    """Runs the source in the caller's thread; for tests, debuggers and tiny data."""
+    """Runs the source in the caller's thread; for tests, debuggers and tiny data.
+
+    Attributes:
+        worker_timeout_s: seconds that a batch takes before a warning shows where it is; 0: never.
+    """
+
+    worker_timeout_s: float = WORKER_TIMEOUT_S
 
     @property
     def lanes(self) -> int:
@@ -20,17 +28,26 @@ class InlinePool:
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Begin at the cursor; nothing is read before the first batch is asked for."""
-        return _InlineStream(produce(source, place.with_worker(0, 1), cursor))
+        batches = produce(source, place.with_worker(0, 1), cursor)
+        return _InlineStream(batches, self.worker_timeout_s)
 
 
 class _InlineStream:
-    def __init__(self, batches: Iterator[Produced]) -> None:
+    def __init__(self, batches: Iterator[Produced], timeout_s: float) -> None:
         self._batches: Iterator[Produced] | None = batches
+        self._watchdog = Watchdog(timeout_s, _warn_of_waiter)
+        self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
 
     def __next__(self) -> Produced:
         if self._batches is None:
             raise StopIteration
-        return next(self._batches)
+        with self._watchdog:
+            return next(self._batches)
 
     def close(self) -> None:
+        self._end_watchdog()
         self._batches = None  # the generators close their files as they go
+
+
+def _warn_of_waiter(waited_s: float, waiter: int) -> None:
+    warn_with_stacks(waited_s, [waiter])

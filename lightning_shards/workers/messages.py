@@ -6,17 +6,19 @@ batches a message holds is settled before the start: the trainer takes the messa
 in turn, and they must have equal numbers of batches.
 """
 
+import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from math import prod
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.pipeline.collate import Batch
 from lightning_shards.pipeline.room import Room, aligned, making_in
 from lightning_shards.workers.blocks import Block, Lease, SharedBlocks
@@ -94,13 +96,36 @@ def _columns(batch: Batch) -> Iterable[tuple[str | int, Any]]:
 
 def _pickled_bytes(name: str | int, column: object) -> int:
     try:
-        return len(pickle.dumps(column))
+        pickled = pickle.dumps(column)
+        pickle.loads(pickled)  # noqa: S301 what this process made itself
     except Exception as error:
-        raise ConfigError(
-            f"field {name!r} cannot travel from a worker process to the trainer "
-            f"({type(error).__name__}: {error}); make it a tensor, a number or a text, or take "
-            "pool='threads' or 'inline'"
-        ) from error
+        raise ConfigError(f"field {name!r} {_cannot_travel(error)}") from error
+    return len(pickled)
+
+
+def require_picklable(batch: Batch) -> None:
+    """Check that a batch can be pickled.
+
+    Raises:
+        SampleError: it cannot, naming the field and the sample.
+    """
+    for name, column in _columns(batch):
+        _, rest = _taken_apart(column)
+        rows = cast("list[object]", rest) if isinstance(rest, list) else [rest]
+        for row, value in enumerate(rows):
+            try:
+                pickle.dumps(value)
+            except Exception as error:
+                keys = batch.get("__key__") if isinstance(batch, dict) else None
+                where = f"sample {keys[row]!r}" if keys else f"row {row}"
+                raise SampleError(f"field {name!r} of {where} {_cannot_travel(error)}") from error
+
+
+def _cannot_travel(error: Exception) -> str:
+    return (
+        f"cannot travel from a worker process to the trainer ({type(error).__name__}: {error}); "
+        "make it a tensor, a number or a text, or take pool='threads' or 'inline'"
+    )
 
 
 def most_batches(batch: BatchBytes) -> int:
@@ -210,8 +235,14 @@ class Message:
         for each in self._produced:
             yield _with_columns(each, lambda x: self._unpacked(memory, x, limit))
 
+    def pickled(self) -> "PickledMessage":
+        """The message as bytes."""
+        stream = io.BytesIO()
+        ForkingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(self)
+        return PickledMessage(stream.getvalue())
+
     def pin_memory(self) -> "Message":
-        """Called by torch's own thread."""
+        """The same, with tensors in page-locked memory."""
         memory = self._memory(self.lease())
         self._produced = [
             _with_columns(each, lambda x: self._unpacked(memory, x, 0).pin_memory())
@@ -237,6 +268,25 @@ class Message:
         if lease is not None:
             return np.asarray(lease)
         return np.frombuffer(cast("bytearray", self.block), np.uint8)
+
+
+class PickledMessage:
+    """A message as bytes, made in the worker's own thread.
+
+    The thread of the queue, which would pickle it otherwise, drops what cannot be pickled, and the
+    trainer waits for ever.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def unpickled(self) -> Message:
+        """The message; to be called once."""
+        return pickle.loads(self._content)  # noqa: S301 from a worker of our own
+
+    def pin_memory(self) -> Message:
+        """Called by torch's own thread."""
+        return self.unpickled().pin_memory()
 
 
 class MessageMaker:

@@ -1,43 +1,48 @@
 """Worker processes, by torch's DataLoader: round robin over workers gives batches in step order."""
 
-import ast
+import copy
 import fcntl
 import multiprocessing
-import multiprocessing.connection
+import multiprocessing.util
 import os
-import select
 import shutil
-import signal
 import sys
-import threading
-import time
-import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
-from torch._utils import ExceptionWrapper
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
-from lightning_shards.errors import ConfigError, ShardError, WorkerError
+from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.pipeline.clock import publish_stages_in
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
 from lightning_shards.workers.blocks import Lease, forget_blocks
+from lightning_shards.workers.failures import failure_of, last_message, raise_failure
+from lightning_shards.workers.guard import GuardedName
+from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
     Message,
     MessageMaker,
+    PickledMessage,
     message_sizes,
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 from lightning_shards.workers.threads import start_threads
+from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
@@ -45,14 +50,14 @@ _PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
 """What the main script has imported of these, the fork server imports once instead of each worker:
 it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
 
+_FORK_SERVER = "lightning_shards.workers.fork_server"
+
 _PIPE_BYTES = 2**20
 """Room in the pipe of the workers: the most that Linux gives to everybody, and a whole message.
 With the usual 64 KiB, trainer and worker wake each other sixteen times for it."""
 
-_WATCH_INTERVAL_S = 1.0
-
-_SIGN_OF_DEATH_S = 1.0
-"""A connection to a worker that dies breaks a moment before its end is known."""
+_END_S = 5.0
+"""A worker that is killed ends at once, unless it waits for a disk."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class ProcessPool:
         threads: threads in each of them.
         batch: what one batch takes on its way.
         ranks: ranks of this machine that have as many workers.
+        worker_timeout_s: seconds that the trainer waits for a message, the first included; then
+            the workers are ended. 0: without end.
     """
 
     num_workers: int
@@ -77,6 +84,7 @@ class ProcessPool:
     threads: int = 1
     batch: BatchBytes = UNKNOWN_BYTES
     ranks: int = 1
+    worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Refuse what could only fail later, inside a worker.
@@ -101,42 +109,39 @@ class ProcessPool:
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor."""
-        context = multiprocessing.get_context(self.start_method)
+        context = copy.copy(multiprocessing.get_context(self.start_method))
         if self.start_method == "forkserver":
-            context.set_forkserver_preload([name for name in _PRELOAD if name in sys.modules])
+            names = [name for name in _PRELOAD if name in sys.modules]
+            context.set_forkserver_preload([_FORK_SERVER, *names])
+        stages = context.RawArray("B", self.num_workers)
         loader = DataLoader(
-            _WorkerShare(self, source, place, cursor, os.getpid()),
+            _WorkerShare(self, source, place, cursor, stages),
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_identity,  # the default would turn tuples into lists
             prefetch_factor=self.prefetch,
+            worker_init_fn=_begin_guard,
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # or a seed is drawn from the model's own generator
         )
-        return _ProcessStream(iter(loader))
-
-
-class _Failure(NamedTuple):
-    """An error of ours on its way from a worker, with the worker's stack as text."""
-
-    error: ShardError
-    stack: str
+        return _ProcessStream(_started(loader, context), stages, self.worker_timeout_s)
 
 
 class _WorkerShare(IterableDataset[Any]):
     """What one worker process makes. Everything it needs travels with it, the rank included."""
 
     def __init__(
-        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, trainer_pid: int
+        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, stages: Any
     ) -> None:
         super().__init__()
         self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
-        self._trainer_pid = trainer_pid
+        self._stages = stages
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[PickledMessage]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 only worker processes iterate over it
-        end_with(self._trainer_pid)
+        publish_stages_in(np.frombuffer(self._stages, np.uint8).data[info.id : info.id + 1])
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[Produced] = []
         maker = MessageMaker(blocks_per_worker(self._pool.prefetch))
@@ -147,36 +152,69 @@ class _WorkerShare(IterableDataset[Any]):
                 with maker.making(size):
                     while len(ready) < size:
                         ready.append(next(batches))
-                yield maker.message(ready)
+                yield maker.message(ready).pickled()
                 ready = []
-        except ShardError as error:
-            failure = _Failure(error, traceback.format_exc())
-        except Exception:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
-            failure = ExceptionWrapper(where=f"in worker process {info.id}")
+        except Exception as error:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
+            failure = failure_of(error, info.id)
         while True:  # torch would give the turns of a worker that ends to others
-            yield maker.message(ready, failure)
+            yield last_message(maker, ready, failure, info.id)
             ready = []
 
     def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
         if self._pool.threads == 1:
             return produce(self._source, place, self._cursor)
         return start_threads(
-            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch
+            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch, 0.0
         )
 
 
+def _started(loader: DataLoader[Any], context: Any) -> Any:
+    """The iterator of a loader, whose workers have started, and end with this process.
+
+    Raises:
+        WorkerError: they cannot start.
+    """
+    plain, begun = context.Process, list[BaseProcess]()
+
+    def process(**settings: Any) -> BaseProcess:
+        name = GuardedName(os.getpid(), _socket_folder())
+        begun.append(plain(name=name, **settings))
+        return begun[-1]
+
+    context.Process = process
+    try:
+        return iter(loader)
+    except (OSError, EOFError) as error:
+        for worker in begun:
+            if worker.pid is not None:
+                worker.kill()
+        raise WorkerError(
+            f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
+            "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
+            "memory; lower num_workers, or take pool='threads'"
+        ) from error
+
+
 class _ProcessStream:
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, stages: Any, timeout_s: float) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[Iterator[Produced]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
         self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
+        pipe = iterator._worker_result_queue._writer  # noqa: SLF001 of torch's queue
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
-            pipe = iterator._worker_result_queue._writer.fileno()  # noqa: SLF001 of torch's queue
             with suppress(OSError):  # this user has too many large pipes: it works, slower
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        if not iterator._pin_memory:  # noqa: SLF001 torch's thread for pinned memory ends by it
+            pipe.close()  # or processes that are forked later would hold it open
+        # torch would raise when a worker ends, wherever the trainer happens to be
+        cast("Any", signal_handling)._remove_worker_pids(id(iterator))  # noqa: SLF001 no other way
+        iterator._worker_pids_set = False  # noqa: SLF001 as torch does behind it
+        self._watch = ProcessWatch(self._workers, stages, pipe)
+        self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
+        self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
 
     def __next__(self) -> Produced:
         if self._iterator is None:
@@ -184,12 +222,14 @@ class _ProcessStream:
         worker = self._turn % len(self._ready)
         produced = next(self._ready[worker], None)
         if produced is None and not self._failures[worker]:  # the next message is of this worker
+            self._watch.turn = worker
             message = self._receive()
             self._ready[worker] = self._unpacked(worker, message)
             self._failures[worker] = message.failure
             produced = next(self._ready[worker], None)
         if produced is None:
-            self._fail(self._failures[worker])
+            self.close()
+            raise_failure(self._failures[worker])
         self._turn += 1
         return produced
 
@@ -201,42 +241,31 @@ class _ProcessStream:
             leases.add(lease)
         return message.unpack(lease, copy=is_kept)
 
-    def _fail(self, failure: "_Failure | ExceptionWrapper") -> NoReturn:
-        self.close()
-        if isinstance(failure, _Failure):
-            failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
-            raise failure.error
-        failure.reraise()
-        raise AssertionError  # reraise() does not return
-
     def _receive(self) -> Message:
         try:
-            message = next(self._iterator)
-        except (RuntimeError, OSError, EOFError) as error:
-            # a tensor of a worker that is gone cannot be fetched: that comes as one of the others
-            ended = _describe_ended(self._workers)
+            with self._watchdog:
+                message = next(self._iterator)
+                return message.unpickled() if isinstance(message, PickledMessage) else message
+        except Exception as error:
+            # a tensor of a worker that is gone cannot be fetched: that comes as any of them
+            ended = self._watch.error()
             self.close()
-            if not ended:
-                raise
-            raise WorkerError(
-                f"a worker process ended without being asked to ({ended}). Likely causes: out of "
-                "memory (SIGKILL: fewer workers, a smaller prefetch), /dev/shm full (SIGBUS) or a "
-                "crash in a decoder (SIGSEGV); num_workers=0 shows the crash itself"
+            raise ended or WorkerError(
+                "what a worker process sent cannot be unpickled in the trainer "
+                f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
+                "or take pool='threads' or 'inline'"
             ) from error
-        return cast("Message", message)
 
     def close(self) -> None:
         if self._iterator is None:
             return
+        self._end_watchdog()
         iterator, self._iterator = self._iterator, None
-        # a worker can crash on its way out, where a thread of torch's still sends a batch; what
-        # torch then raises here has ended them, and none had anything left to give
-        with suppress(RuntimeError):
-            iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
+        iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
         for worker in self._workers:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
-            worker.join()
+            worker.join(_END_S)  # one that waits for a dead disk stays until that answers
         self._ready = []
         forget_blocks(worker.pid for worker in self._workers)
 
@@ -264,71 +293,20 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
         )
 
 
-def _describe_ended(workers: list[multiprocessing.Process]) -> str:
-    """Which workers are gone, and by which signal or exit status; empty if none is."""
-    with suppress(RuntimeError):  # torch's handler for SIGCHLD raises wherever it finds us
-        multiprocessing.connection.wait([worker.sentinel for worker in workers], _SIGN_OF_DEATH_S)
-    ended = [(worker.pid, worker.exitcode) for worker in workers if worker.exitcode is not None]
-    return ", ".join(
-        f"pid {pid}: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
-        for pid, code in ended
-    )
-
-
 def _identity(batch: Any) -> Any:
     return batch
 
 
-def end_with(trainer_pid: int) -> None:
-    """End this worker, and the programs that it runs, as soon as the trainer process is gone.
+def _begin_guard(_worker: int) -> None:
+    name = multiprocessing.current_process().name
+    if isinstance(name, GuardedName):  # forked; else it began where this was unpickled
+        name.begin()
 
-    Workers of a fork server outlive a trainer that was killed: their parent is the server. A worker
-    leads a process group of its own, as all of a group end at once: one by one, a download that is
-    ended could be started again before its worker is. (Ctrl-C then reaches the trainer alone, which
-    ends its workers.)
+
+def _socket_folder() -> str | None:
+    """The folder for sockets of the trainer; None where it may belong to other processes, too.
+
+    Made before there are workers, it is theirs, too: what one of them leaves goes with the trainer.
     """
-    os.setpgid(0, 0)
-    threading.Thread(target=_watch, args=(trainer_pid,), daemon=True).start()
-
-
-def _watch(trainer_pid: int) -> None:
-    try:
-        if hasattr(os, "pidfd_open"):
-            ended = select.poll()
-            ended.register(os.pidfd_open(trainer_pid))  # readable when the process has ended
-            ended.poll()
-        else:
-            while True:
-                os.kill(trainer_pid, 0)
-                time.sleep(_WATCH_INTERVAL_S)
-    except ProcessLookupError:
-        pass  # it ended before this thread began
-    os.killpg(0, signal.SIGKILL)  # with curl, which may wait for a server that sends nothing
-
-
-def require_main_guard() -> None:
-    """Check that workers can import the main script without running it again.
-
-    A worker that is not forked imports the main script. Without the guard it would run the training
-    once more, wait for ranks that never come, and the trainer would wait for it.
-
-    Raises:
-        WorkerError: the main script has no ``if __name__ == "__main__":``.
-    """
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if file is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
-        return  # a notebook, or `python -m package`: these are not imported again
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return  # not a script whose text we can read, a zip archive for instance
-    tests = [node.test for node in tree.body if isinstance(node, ast.If)]
-    names = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if "__name__" not in names:
-        raise WorkerError(
-            f'{file} has no `if __name__ == "__main__":`. Worker processes import this script, and '
-            "would run the training in it once more. Put what it does into a function main() and "
-            'end the script with\n\n    if __name__ == "__main__":\n        main()\n\n'
-            'or set LoaderConfig(multiprocessing_context="fork") or num_workers=0'
-        )
+    folder = multiprocessing.util.get_temp_dir()
+    return folder if multiprocessing.parent_process() is None else None

@@ -19,6 +19,7 @@ from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 _END_S = 10.0
 """A thread ends after the batch that it makes; after this time it is left to itself."""
@@ -31,10 +32,13 @@ class ThreadPool:
     Attributes:
         num_workers: threads per rank.
         prefetch: batches that each of them keeps ready.
+        worker_timeout_s: seconds that the trainer waits for a batch before a warning shows where
+            the threads are; 0: never.
     """
 
     num_workers: int
     prefetch: int = 2
+    worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Refuse what cannot run.
@@ -58,11 +62,18 @@ class ThreadPool:
             ConfigError: see `require_own_randomness`.
         """
         place = place.with_worker(0, 1)
-        return start_threads(source, place, cursor, self.num_workers, self.prefetch)
+        return start_threads(
+            source, place, cursor, self.num_workers, self.prefetch, self.worker_timeout_s
+        )
 
 
 def start_threads(
-    source: Source, place: Place, cursor: Cursor, num_threads: int, prefetch: int
+    source: Source,
+    place: Place,
+    cursor: Cursor,
+    num_threads: int,
+    prefetch: int,
+    worker_timeout_s: float,
 ) -> "ThreadStream":
     """The batches of one worker, made by several threads, in step order.
 
@@ -79,7 +90,8 @@ def start_threads(
         place.with_worker(place.worker + place.num_workers * thread, total)
         for thread in range(num_threads)
     ]
-    return ThreadStream([produce(source, each, cursor) for each in places], prefetch)
+    batches = [produce(source, each, cursor) for each in places]
+    return ThreadStream(batches, prefetch, worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -126,6 +138,11 @@ class _Lane:
         self._is_stopped = True
         self._room.release()
 
+    @property
+    def ident(self) -> int:
+        """Number of the thread."""
+        return self._thread.ident or 0
+
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
@@ -142,11 +159,17 @@ class _Lane:
 class ThreadStream:
     """The batches of some lanes in turn, without end, until it is closed."""
 
-    def __init__(self, sources: Sequence[Generator[Produced]], prefetch: int) -> None:
+    def __init__(
+        self, sources: Sequence[Generator[Produced]], prefetch: int, worker_timeout_s: float
+    ) -> None:
         self._lanes = [_Lane(batches, prefetch) for batches in sources]
+        threads = [lane.ident for lane in self._lanes]
+        self._watchdog = Watchdog(
+            worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
+        )
         self._turn = 0
         # a stream that is dropped, or still there at the end of the program, ends its threads, too
-        self._end = weakref.finalize(self, _end_lanes, self._lanes)
+        self._end = weakref.finalize(self, _end_lanes, self._lanes, self._watchdog)
 
     def __next__(self) -> Produced:
         if not self._lanes:
@@ -154,7 +177,8 @@ class ThreadStream:
         lane = self._lanes[self._turn % len(self._lanes)]
         self._turn += 1
         try:
-            return lane.take()
+            with self._watchdog:
+                return lane.take()
         except BaseException:
             self.close()
             raise
@@ -165,7 +189,8 @@ class ThreadStream:
         self._lanes = []
 
 
-def _end_lanes(lanes: Sequence[_Lane]) -> None:
+def _end_lanes(lanes: Sequence[_Lane], watchdog: Watchdog) -> None:
+    watchdog.stop()
     for lane in lanes:
         lane.stop()
     end = time.perf_counter() + _END_S

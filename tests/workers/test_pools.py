@@ -1,16 +1,19 @@
 """What every pool owes to a loader, checked on all of them."""
 
 import fcntl
+import random
 import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from lightning_shards.errors import MissingFieldError, SampleError
+from lightning_shards.loader import ShardLoader
 from lightning_shards.pipeline.collate import Made
 from lightning_shards.pipeline.room import new_tensor
 from lightning_shards.plan.cursor import Cursor
@@ -128,6 +131,39 @@ def test_a_tuple_stays_a_tuple(start, pack_shards, make_source):
 def test_production_time_is_measured(start, source):
     produced = next(start(source))
     assert 0 < produced.seconds < 60
+
+
+class Draws:
+    """A transform that draws from all global generators."""
+
+    def __call__(self, label):
+        return label + random.random() + float(np.random.random()) + float(torch.rand(()))  # noqa: NPY002
+
+
+class DrawsItsOwn:
+    """A transform that draws from what it is given."""
+
+    def __call__(self, label, rng):
+        return label + rng.random()
+
+
+def global_generators():
+    """The states of all of them, as they can be compared."""
+    legacy = repr(np.random.get_state())  # noqa: NPY002
+    return random.getstate(), legacy, torch.get_rng_state().tolist()
+
+
+def test_no_global_generator_moves_whatever_the_pool(pool, pack_shards, make_source):
+    is_threaded = isinstance(pool, ThreadPool) or getattr(pool, "threads", 1) > 1
+    transforms = {"label": DrawsItsOwn() if is_threaded else Draws()}
+    source = make_source(pack_shards([5, 0, 8]), shuffle_buffer=3, transforms=transforms)
+    before = global_generators()
+    source.first_sample(PLACE)
+    with ShardLoader(source, pool, PLACE) as loader:
+        for epoch in (0, 7):  # where the workers have to start again
+            loader.set_epoch(epoch)
+            next(iter(loader))
+    assert global_generators() == before
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux can size pipes")

@@ -24,7 +24,8 @@ from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.topology import Place
-from lightning_shards.workers.processes import ProcessPool, require_main_guard
+from lightning_shards.workers.main_script import require_main_guard
+from lightning_shards.workers.processes import ProcessPool
 
 pytestmark = [
     pytest.mark.ddp,

@@ -1,0 +1,82 @@
+"""Errors of a worker process on their way to the trainer, which raises them in their turn."""
+
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from torch._utils import ExceptionWrapper
+
+from lightning_shards import errors
+from lightning_shards.errors import SampleError, ShardError, WorkerError
+from lightning_shards.workers.messages import MessageMaker, PickledMessage, require_picklable
+from lightning_shards.workers.pool import Produced
+
+
+class _Ours(NamedTuple):
+    """An error of ours, with the worker's stack as text."""
+
+    error: ShardError
+    stack: str
+
+
+Failure: TypeAlias = _Ours | ExceptionWrapper
+
+
+def failure_of(error: Exception, worker: int) -> Failure:
+    """An error that was caught in this worker, as what can travel."""
+    stack = "".join(traceback.format_exception(error))
+    failure: Failure = (
+        _Ours(error, stack)
+        if isinstance(error, ShardError)
+        else ExceptionWrapper(
+            (type(error), error, error.__traceback__), f"in worker process {worker}"
+        )
+    )
+    try:
+        pickle.loads(pickle.dumps(failure))  # noqa: S301 what this process made itself
+    except Exception:  # noqa: BLE001 a class of the user's may raise anything here
+        return _Ours(_nearest(error), stack)
+    return failure
+
+
+def _nearest(error: Exception) -> ShardError:
+    """An error of this package that says the same."""
+    for kind in type(error).__mro__:
+        if issubclass(kind, ShardError) and kind.__module__ == errors.__name__:
+            return kind(str(error))
+    return WorkerError(f"{type(error).__name__} in a worker process: {error}")
+
+
+def raise_failure(failure: Failure) -> NoReturn:
+    """Raise in the trainer what a worker failed with."""
+    if isinstance(failure, _Ours):
+        failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
+        raise failure.error
+    failure.reraise()
+    raise AssertionError  # reraise() does not return
+
+
+def last_message(
+    maker: MessageMaker, ready: Sequence[Produced], failure: Failure, worker: int
+) -> PickledMessage:
+    """The batches before a failure, and why there are no others.
+
+    A batch that cannot travel is the failure, if it comes before the other.
+    """
+    sent: list[Produced] = []
+    for produced in ready:
+        try:
+            require_picklable(produced.made.batch)
+        except SampleError as error:
+            failure = failure_of(error, worker)
+            break
+        sent.append(produced)
+    try:
+        return maker.message(sent, failure).pickled()
+    except Exception as error:  # noqa: BLE001 no memory to share, no more files
+        lost = WorkerError(
+            f"batches cannot be sent to the trainer ({type(error).__name__}: {error}); lower "
+            "prefetch or num_workers, raise `ulimit -n`, or take pool='threads'"
+        )
+        return maker.message([], failure_of(lost, worker)).pickled()

@@ -1,0 +1,154 @@
+"""Nothing that a trainer started outlives it, at whatever moment it is killed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow]
+
+OWNER = """
+import sys
+import time
+
+def stall(moment):
+    if sys.argv[2] == moment:
+        print("stands at", moment, flush=True)
+        time.sleep(120)
+
+if __name__ == "__mp_main__":  # in a worker that imports this script
+    stall("main")
+
+class Transform:  # whose unpickling runs code of the user's
+    deterministic = True
+
+    def __call__(self, label):
+        stall("sample")
+        return label
+
+    def __reduce__(self):
+        return unpickled, ()
+
+def unpickled():
+    stall("source")
+    return Transform()
+
+def main():
+    from lightning_shards.pipeline.fields import Field
+    from lightning_shards.pipeline.source import Epochs
+    from lightning_shards.pipeline.stream import StreamSource
+    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.shards.index import ShardIndex
+    from lightning_shards.topology import Place
+    from lightning_shards.workers.processes import ProcessPool
+
+    url, moment, start_method = sys.argv[1:]
+    source = StreamSource(
+        index=ShardIndex((url,), None), epochs=Epochs(100, 2, "drop"), sampling="resampled",
+        seed=0, fields=(Field("label", ("cls",)),), transforms={"label": Transform()},
+    )
+    print("starts", flush=True)
+    stream = ProcessPool(2, start_method=start_method).start(source, Place(), Cursor())
+    print("has started", flush=True)
+    next(stream)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def start_owner(tmp_path, pack_shards, request):
+    """Starts a script that owns workers, in a session and with a temporary folder of its own."""
+    (url,) = pack_shards([9])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def start(moment, start_method):
+        script = tmp_path / "owner.py"
+        script.write_text(OWNER)
+        owner = subprocess.Popen(
+            [sys.executable, script, url, moment, start_method],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        )
+        request.addfinalizer(lambda: end(owner))
+        return owner, temporary
+
+    def end(owner):
+        owner.kill()
+        owner.stdout.close()
+        owner.wait()
+        for process in members(owner.pid):
+            process.kill()
+
+    return start
+
+
+def members(session):
+    """The processes that are left of a session."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return left
+
+
+def left_after_kill(owner, seconds):
+    """What is left of an owner that is killed, and of its processes, so many seconds later."""
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + seconds
+    while (left := members(owner.pid)) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.1)
+    return left
+
+
+def read_until(owner, start):
+    for line in owner.stdout:
+        if line.startswith(start):
+            return
+    pytest.fail(f"the owner never said {start!r}")
+
+
+@pytest.mark.parametrize(
+    ("moment", "start_method"),
+    [
+        ("main", "spawn"),
+        ("main", "forkserver"),
+        ("source", "spawn"),
+        ("source", "forkserver"),
+        ("sample", "fork"),
+    ],
+)
+def test_no_process_and_no_file_outlives_an_owner_whose_workers_stand_in_code_of_the_user(
+    moment, start_method, start_owner
+):
+    owner, temporary = start_owner(moment, start_method)
+    read_until(owner, f"stands at {moment}")
+    assert left_after_kill(owner, 10) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that(start_owner):
+    owner, temporary = start_owner("none", "forkserver")
+    read_until(owner, "starts")
+    while len(members(owner.pid)) < 3:  # the owner, a tracker, the fork server
+        assert owner.poll() is None
+    assert left_after_kill(owner, 60) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start_owner):
+    owner, temporary = start_owner("none", "forkserver")
+    read_until(owner, "has started")
+    assert left_after_kill(owner, 30) == []
+    assert list(temporary.iterdir()) == []

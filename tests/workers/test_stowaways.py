@@ -1,0 +1,219 @@
+"""What cannot travel from a process to the trainer is an error, and nobody waits for it."""
+
+import multiprocessing
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
+from lightning_shards.pipeline.collate import Made
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.topology import Place
+from lightning_shards.workers import blocks
+from lightning_shards.workers.blocks import Block
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.messages import SHARED_BYTES, BatchBytes, batch_bytes
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool
+
+IN_ONE_PROCESS = [
+    pytest.param(InlinePool(), id="inline"),
+    pytest.param(ThreadPool(2), id="threads"),
+]
+PROCESSES = [
+    pytest.param(ProcessPool(2, start_method="fork"), id="fork", marks=pytest.mark.ddp),
+    pytest.param(
+        ProcessPool(2, start_method="fork", batch=BatchBytes(inline=2**18)),
+        id="several-in-a-message",
+        marks=pytest.mark.ddp,
+    ),
+]
+pytestmark = [
+    pytest.mark.timeout(60),  # a trainer that waits for ever ends here
+    # torch's word to machines with a single core
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+def a_lambda():
+    return lambda: None
+
+
+def an_open_file():
+    return Path(__file__).open("rb")
+
+
+class PicklesNot:
+    def __reduce__(self):
+        raise ArithmeticError("pickles not")
+
+
+def refuse_the_trainer():
+    if multiprocessing.parent_process() is None:
+        raise ArithmeticError("unpickles not")
+
+
+class UnpicklesNot:
+    def __reduce__(self):
+        return refuse_the_trainer, ()
+
+
+class TwoWordsError(SampleError):
+    """It pickles, and cannot be made again from its one argument."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+class NoLuggageError(ArithmeticError):
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+        self.what = PicklesNot()
+
+
+class WithLambdaError(SampleError):
+    def __init__(self, text):
+        super().__init__(text)
+        self.what = lambda: None
+
+
+def a_local_error():
+    class LocalError(Exception):
+        pass
+
+    return LocalError("no such class elsewhere")
+
+
+class Odd:
+    """A source whose batch number 5 holds, or raises, what it is given."""
+
+    draws_from_globals = ()
+
+    def __init__(self, make, batch_format=dict, tensor=2):
+        self.make, self.batch_format, self.tensor = make, batch_format, tensor
+
+    def batches(self, place, cursor):
+        for number in count(place.worker, place.num_workers):
+            odd = self.make() if number == 5 else None
+            if isinstance(odd, Exception):
+                raise odd
+            batch = {
+                "__key__": [f"{number}-0", f"{number}-1"],
+                "odd": [None, odd],
+                "x": torch.full((self.tensor,), number % 256, dtype=torch.uint8),
+            }
+            yield Made(batch if self.batch_format is dict else tuple(batch.values()))
+
+
+@pytest.fixture
+def start(request):
+    """Starts streams, which end with the test."""
+
+    def started(pool, source):
+        stream = pool.start(source, Place(), Cursor())
+        request.addfinalizer(stream.close)
+        return stream
+
+    return started
+
+
+def numbers(stream, count):
+    return [int(next(stream).made.batch["x"][0]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("pool", IN_ONE_PROCESS)
+@pytest.mark.parametrize("make", [a_lambda, PicklesNot, UnpicklesNot])
+def test_what_stays_in_the_process_may_be_anything(pool, make, start):
+    assert numbers(start(pool, Odd(make)), 7) == list(range(7))
+
+
+@pytest.mark.parametrize("pool", PROCESSES)
+@pytest.mark.parametrize("tensor", [2, 2**18], ids=["small", "shared"])
+@pytest.mark.parametrize("make", [a_lambda, an_open_file, PicklesNot])
+def test_a_value_that_cannot_be_pickled_is_an_error_of_its_sample(pool, make, tensor, start):
+    stream = start(pool, Odd(make, tensor=tensor))
+    assert numbers(stream, 5) == list(range(5))
+    with pytest.raises(SampleError) as caught:
+        next(stream)
+    text = str(caught.value)
+    assert text.startswith("field 'odd' of sample '5-1' cannot travel from a worker process")
+    assert "pool='threads'" in text
+
+
+def test_a_field_of_a_tuple_that_cannot_be_pickled_is_named_by_its_number(start):
+    stream = start(ProcessPool(1, start_method="fork"), Odd(PicklesNot, tuple))
+    for _batch in range(5):
+        next(stream)
+    with pytest.raises(SampleError, match=r"^field 1 of row 1 cannot travel .*pickles not"):
+        next(stream)
+
+
+@pytest.mark.parametrize("pool", PROCESSES)
+def test_a_value_that_cannot_be_unpickled_is_an_error_of_its_worker(pool, start):
+    stream = start(pool, Odd(UnpicklesNot))
+    with pytest.raises(WorkerError, match=r"cannot be unpickled .*ArithmeticError: unpickles not"):
+        numbers(stream, 6)
+
+
+@pytest.mark.parametrize("pool", [*IN_ONE_PROCESS, *PROCESSES])
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: TwoWordsError("one", "two"), SampleError, "one two"),
+        (lambda: WithLambdaError("has a lambda"), SampleError, "has a lambda"),
+        (lambda: NoLuggageError("one", "two"), Exception, "one two"),
+        (a_local_error, Exception, "no such class elsewhere"),
+    ],
+    ids=["of two words", "with a lambda", "with luggage", "local"],
+)
+def test_an_error_that_cannot_travel_comes_as_the_nearest_that_can(pool, make, kind, text, start):
+    stream = start(pool, Odd(make))
+    assert numbers(stream, 5) == list(range(5))
+    with pytest.raises(kind, match=text):
+        next(stream)
+
+
+def test_a_tensor_that_cannot_be_shared_is_an_error(start, monkeypatch):
+    """The files of a process are used up, for instance."""
+
+    def no_more_files(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("lightning_shards.workers.blocks.DupFd", no_more_files)
+    stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
+    with pytest.raises(ShardError, match=r"Too many open files"):
+        next(stream)
+
+
+def test_the_first_sample_shows_what_the_trainer_cannot_unpickle():
+    class Elsewhere:
+        def __reduce__(self):
+            return int, ("no number",)
+
+    with pytest.raises(ConfigError, match=r"field 'odd' cannot travel .*no number"):
+        batch_bytes({"odd": [Elsewhere()]}, 8)
+
+
+# --- shared memory that is used up ----------------------------------------------------------------
+
+
+def test_memory_that_is_not_there_is_an_error_with_the_numbers_and_leaves_nothing():
+    before = set(blocks.SHARED_FOLDER.iterdir())
+    with pytest.raises(
+        WorkerError, match=r"no shared memory for a message of [\d,]+\.0 MiB .*MiB f"
+    ):
+        Block.new(2**50)
+    assert set(blocks.SHARED_FOLDER.iterdir()) == before
+
+
+@pytest.mark.ddp
+def test_a_worker_without_shared_memory_says_so(start, monkeypatch):
+    def no_space_left(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_space_left)
+    stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
+    with pytest.raises(WorkerError, match=r"No space left .*--shm-size.*pool='threads'"):
+        next(stream)
