@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.shards.tar import read_samples
+from lightning_shards.shards.tar_bytes import read_samples
 from lightning_shards.shards.writing.catalog import CatalogBuilder
 from lightning_shards.shards.writing.packing import Packing, assign
 from lightning_shards.tools import pack, reshard
