@@ -61,7 +61,7 @@ def _verdict(mutant: Mutant) -> str:
         except (CannotPlantError, FileNotFoundError) as error:
             return f"NOT PLANTED ({error})"
         status = _pytest(root, ["-x", *mutant.test_paths])
-    if status == FOUND:
+    if status == FOUND or (isinstance(status, int) and status < 0):  # a test failed, or crashed all
         return "found"
     return "NOT FOUND" if status == PASSED else f"pytest ended with {status}"
 
