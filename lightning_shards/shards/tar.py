@@ -329,17 +329,20 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
             found[keyword] = _checked_digits(value)
         elif keyword.startswith(b"GNU.sparse."):
             raise _Damage("has a sparse member: write the shard without sparse files")
-        elif len(keyword) == len(b"path") and _is_one_bit_off(keyword):
-            raise _Damage(f"has a damaged PAX header: nobody writes {keyword!r}")
+        elif _is_one_bit_off(keyword + b"="):
+            raise _Damage(f"has a damaged PAX header: nobody writes {keyword[:_MAX_DIGITS]!r}")
         position = end
     return found
 
 
-def _is_one_bit_off(keyword: bytes) -> bool:
-    """Whether one bit makes a keyword of four letters one that matters."""
-    number = int.from_bytes(keyword, "big")
+def _is_one_bit_off(record: bytes) -> bool:
+    """Whether one bit makes the beginning of a record one that matters.
+
+    The `=` counts: where it is damaged, one in the name itself would end the keyword.
+    """
+    number = int.from_bytes(record[: len(b"path=")], "big")
     return any(
-        (number ^ int.from_bytes(meant, "big")).bit_count() == 1 for meant in (b"path", b"size")
+        (number ^ int.from_bytes(meant, "big")).bit_count() == 1 for meant in (b"path=", b"size=")
     )
 
 

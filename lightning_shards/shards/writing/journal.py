@@ -61,7 +61,8 @@ class Journal:
     Raises:
         ConfigError: Another run is at work here, or one with other settings was, or the folder has
             shards of these names that no such run has written.
-        FileAccessError: The journal is not a file of this user alone, or it or a folder is a link.
+        FileAccessError: The journal is not a file of this user alone, or it or a folder is a link,
+            or the folder cannot be looked into.
     """
 
     def __init__(
@@ -72,10 +73,13 @@ class Journal:
         self._done: dict[tuple[str, str], _Noted] = {}
         self._facts: dict[str, str] = {}
         self._path = folder / JOURNAL_NAME
-        for below in filter(None, self._prefixes):
-            refuse_link(folder / below)
-        if not self._path.exists():
-            self._refuse_foreign_shards()
+        try:
+            for below in filter(None, self._prefixes):
+                refuse_link(folder / below)
+            if not self._path.exists():
+                self._refuse_foreign_shards()
+        except OSError as error:  # a folder above may not be looked into, or its name is too long
+            raise not_written(folder, error) from error
         make_folder(folder)
         self._file = os.fdopen(self._opened(), "r+b")
         try:

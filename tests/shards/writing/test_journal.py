@@ -257,3 +257,10 @@ def test_finished_run_is_not_begun_again_by_a_planted_index(out):
     Path(out / "wids.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"wids\.json is there, and not from a run"):
         begin(out, {"": "shard"})
+
+
+@pytest.mark.parametrize("splits", [{"": "train"}, PREFIXES])
+def test_folder_that_cannot_be_looked_into_is_named(tmp_path, splits):
+    unknown = tmp_path / ("x" * 300)  # as one above that this user may not enter
+    with pytest.raises(FileAccessError, match=r"x cannot be written: .*; look at the path"):
+        begin(unknown, splits)
