@@ -6,7 +6,9 @@ was planned, with weight 0. With `max_bad=None` the first bad sample raises.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import index
 
 from lightning_shards.errors import DamagedShardError, SampleError
 from lightning_shards.pipeline.collate import BadSample, Made, Sample
@@ -107,9 +109,11 @@ class Losses:
 
     def lose(self, sample: Sample, error: Exception) -> None:
         """Leave out a sample that was planned, or raise its error."""
-        if "__id__" not in sample:  # a stage dropped it
+        shard = number = None
+        with suppress(KeyError, TypeError, ValueError):  # a stage dropped it, or wrote over it
+            shard, number = map(index, sample["__id__"])
+        if shard is None or number is None:
             raise error
-        shard, number = sample["__id__"]
         self.lose_planned(shard, range(number, number + 1), error)
 
     def lose_planned(self, shard: int, samples: range, error: Exception) -> None:
