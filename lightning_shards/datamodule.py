@@ -229,10 +229,10 @@ class ShardDataModule(pl.LightningDataModule):
         return self._saved if loader is None else loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state; it is compared when fit asks for its train loader."""
+        """Keep the state; it is compared with the train loader of this fit, once there is one."""
         self._saved = require_state(state_dict, type(self).__name__)
-        if "train" in self._loaders and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
-            self._check_saved(self._loaders["train"])
+        if "train" in self._agreed and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
+            self._check_saved(self._agreed["train"])
 
     def teardown(self, stage: str) -> None:
         """End the workers."""

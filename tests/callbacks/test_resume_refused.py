@@ -142,6 +142,17 @@ def test_a_trainer_that_has_resumed_before_asks_anew(
         trainer.fit(Ledger(), data, ckpt_path=path)
 
 
+@MAKERS
+def test_a_loader_of_an_earlier_fit_with_another_batch_size_is_not_compared(
+    make: Any, saved_bare: dict[str, Path], tmp_path: Path
+) -> None:
+    data, model = ToyData(8), Ledger()
+    bare_trainer(tmp_path, max_epochs=1).fit(Ledger(), data)
+    data.batch_size = 4
+    make(tmp_path).fit(model, data, ckpt_path=saved_bare["step=9"])
+    assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
+
+
 # --- damaged states ------------------------------------------------------------------------------
 
 MISSING = object()
