@@ -200,6 +200,7 @@ def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> M
     with open_tar(url) as data:
         found = scan_samples(data, url)
         if with_crc32:
+            data.rewind()
             crcs.extend(map(data.crc32, found.offsets.data, found.sizes.data))
     if shard_stamp(url) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)

@@ -44,8 +44,7 @@ class TarBytes:
         self._file, self._url = file, url
         self._stamp = open_stamp(file)
         self._size = self._stamp[0]
-        self._window, self._start, self._stop = b"", 0, 0
-        self._before = self._window, self._start, self._stop
+        self.rewind()
         self._window_bytes = _LEAST_WINDOW
         self._is_checked = True
         if not self._size:
@@ -73,6 +72,11 @@ class TarBytes:
             return self._read(start, stop - start)
         self._move_window(start, stop)
         return self._window[: stop - start]
+
+    def rewind(self) -> None:
+        """Parts from the start on are read through the window again."""
+        self._window, self._start, self._stop = b"", 0, 0
+        self._before = self._window, self._start, self._stop
 
     def crc32(self, start: int, size: int) -> int:
         """The CRC-32 of a part of any size."""
