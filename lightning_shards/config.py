@@ -143,7 +143,7 @@ class LoaderConfig:
     prefetch_bytes: int = 2**30
     multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
     pin_memory: bool | None = None
-    worker_timeout_s: float = 300
+    worker_timeout_s: float = 300.0
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:

@@ -191,7 +191,8 @@ def _started(loader: DataLoader[Any], context: Any) -> Any:
         raise WorkerError(
             f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
             "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
-            "memory; lower num_workers, or take pool='threads'"
+            "memory, a TMPDIR whose path is too long for sockets; mend that, lower num_workers, or "
+            "take pool='threads'"
         ) from error
 
 

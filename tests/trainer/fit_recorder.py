@@ -95,6 +95,7 @@ class CountingPool(InlinePool):
     """Notes where streams were started, and how many were."""
 
     def __init__(self, starts: list[Cursor]) -> None:
+        super().__init__()
         object.__setattr__(self, "starts", starts)
 
     def start(self, source: Any, place: Any, cursor: Cursor) -> Any:

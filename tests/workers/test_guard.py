@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -64,8 +66,9 @@ if __name__ == "__main__":
 def start_owner(tmp_path, pack_shards, request):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    folder = tempfile.TemporaryDirectory(prefix="g")  # a short path: it is that of sockets, too
+    request.addfinalizer(folder.cleanup)
+    temporary = Path(folder.name)
 
     def start(moment, start_method):
         script = tmp_path / "owner.py"

@@ -31,7 +31,8 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
         FileAccessError: What is there is no file that can be read, or the card cannot be written.
     """
     path = root / CARD
-    if os.path.lexists(path) and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
+    is_there = os.path.exists(path)  # noqa: PTH110 never raises
+    if is_there and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
         raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
     replace_file(path, card_text(root, splits, counts))
     return path
