@@ -63,13 +63,16 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def start_owner(tmp_path, pack_shards, request):
+def sockets():
+    """A temporary folder with a short path, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="g") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start_owner(tmp_path, sockets, pack_shards, request):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
-    folder = tempfile.TemporaryDirectory(prefix="g")  # a short path: it is that of sockets, too
-    request.addfinalizer(folder.cleanup)
-    temporary = Path(folder.name)
-
     def start(moment, start_method):
         script = tmp_path / "owner.py"
         script.write_text(OWNER)
@@ -78,10 +81,10 @@ def start_owner(tmp_path, pack_shards, request):
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"TMPDIR": str(sockets), "OMP_NUM_THREADS": "1"},
         )
         request.addfinalizer(lambda: end(owner))
-        return owner, temporary
+        return owner, sockets
 
     def end(owner):
         owner.kill()
