@@ -73,6 +73,7 @@ def sockets():
 def start_owner(tmp_path, sockets, pack_shards, request):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
+
     def start(moment, start_method):
         script = tmp_path / "owner.py"
         script.write_text(OWNER)
