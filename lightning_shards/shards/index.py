@@ -7,7 +7,7 @@ that counts them they have no counts, and then the whole index has none; at most
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,18 +125,14 @@ def load_index(
     """
     require_local_shards(urls)
     places = [split_url(url) for url in urls]
+    by_place = dict(zip(places, urls, strict=True))
     folders: dict[str, list[str]] = {}
-    for folder, name in dict.fromkeys(places):
+    for folder, name in by_place:
         folders.setdefault(folder, []).append(name)
     known: dict[tuple[str, str], int] = {}
     unknown: dict[str, list[str]] = {}
-    by_place = dict(zip(places, urls, strict=True))
     for folder, names in folders.items():
-        claims = {
-            name: claim
-            for name, claim in _claims(folder, names).items()
-            if claim.samples or _is_empty(by_place[folder, name], claim)
-        }
+        claims = _believed_claims(folder, names, by_place)
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
@@ -149,6 +145,17 @@ def load_index(
     _report_empty([by_place[place] for place, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
     return ShardIndex(tuple(urls), in_order)
+
+
+def _believed_claims(
+    folder: str, names: Sequence[str], by_place: Mapping[tuple[str, str], str]
+) -> dict[str, CountClaim]:
+    """What files say of these shards of a folder, but no count of 0 that the shard contradicts."""
+    return {
+        name: claim
+        for name, claim in _claims(folder, names).items()
+        if claim.samples or _is_empty(by_place[folder, name], claim)
+    }
 
 
 def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:

@@ -274,7 +274,7 @@ MUTANTS = [
         "pipeline/test_images.py pipeline/test_crops.py",
     ),
     Mutant(
-        "shards.index:load_index",
+        "shards.index:_believed_claims",
         "if claim.samples or _is_empty(by_place[folder, name], claim)",
         "if True",
         "shards/test_zero_counts.py",
