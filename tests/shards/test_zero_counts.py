@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_shards.shards.counts_cache import CountsCache, stamp_of
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tables import TableStore, write_table
@@ -89,13 +90,12 @@ def test_a_whole_energon_index_is_taken(write_shards, load, tmp_path, forbid_sca
 
 
 def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
-    urls = write_shards([3])
-    load(urls)
-    (cached,) = (tmp_path / "cache").iterdir()
-    content = json.loads(cached.read_text())
-    content["counts"]["000.tar"][2] = 0
-    cached.write_text(json.dumps(content))
-    assert load(urls).counts.tolist() == [3]
+    urls = write_shards([3, 4])
+    cache = CountsCache(str(tmp_path), tmp_path / "cache")
+    for url in urls:
+        cache.put(Path(url).name, stamp_of(Path(url)), 0)
+    cache.store()
+    assert load(urls).counts.tolist() == [3, 4]
 
 
 def test_a_member_table_without_samples_is_not_believed(write_shards, tmp_path):
