@@ -25,7 +25,7 @@ MUTANTS = [
         "shards.writing.packing:assign",
         "words[numbers, _KEEP_WORD]",
         "words[numbers, _ORDER_WORD]",
-        "shards/writing/test_packing.py",
+        "shards/writing/test_golden_orders.py",
     ),
     Mutant(
         "shards.writing.packing:_cut",
@@ -43,7 +43,7 @@ MUTANTS = [
         "shards.writing.packing:_split",
         "words[numbers, _SPLIT_WORD]",
         "words[numbers, _ORDER_WORD]",
-        "shards/writing/test_packing.py tools/packing/test_pack_folders.py",
+        "shards/writing/test_golden_orders.py",
     ),
     Mutant(
         "shards.writing.rewriting:Edit.__call__",
