@@ -26,14 +26,12 @@ class SampleSeeds:
         self._counter = np.array([0, 0, start, Purpose.TRANSFORMS], dtype=np.uint64)
         self._philox = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
         self._generator = np.random.Generator(self._philox)
-        self._state = self._philox.state
+        self._state = self._philox.state  # taken before any draw: nothing is left over in it
 
     def generator(self, position: int) -> np.random.Generator:
         """The generator of one sample, at the beginning of its stream."""
         self._counter[1] = position
         self._state["state"]["counter"] = self._counter
-        self._state["buffer_pos"] = 4  # nothing left over from the sample before
-        self._state["has_uint32"] = 0
         self._philox.state = self._state
         return self._generator
 
