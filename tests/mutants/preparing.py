@@ -19,7 +19,7 @@ MUTANTS = [
         "shards.writing.journal:Journal.written",
         "or status.st_size != shard.size_bytes:",
         "or False:",
-        "shards/writing/test_writer.py tools/packing/test_pack_again.py",
+        "shards/writing/test_journal.py",
     ),
     Mutant(
         "shards.writing.packing:assign",

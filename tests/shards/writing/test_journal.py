@@ -67,6 +67,15 @@ def test_noted_shard_is_known_to_the_next_run(out, begun):
         assert journal.fact("kept 0") == "ff"
 
 
+def test_shard_that_was_cut_is_written_again_whatever_its_time_says(out, begun):
+    path = out / "train" / NAME
+    status = path.stat()
+    os.truncate(path, begun.size_bytes - 512)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with begin(out) as journal:
+        assert journal.written("train", NAME) is None
+
+
 def test_shard_in_a_copied_folder_is_known_by_its_contents(out, begun, tmp_path):
     shutil.copytree(out, tmp_path / "copy", copy_function=shutil.copyfile)
     with begin(tmp_path / "copy") as journal:

@@ -15,7 +15,7 @@ from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar import split_name, walk_members
 from lightning_shards.shards.tar_bytes import read_samples
 from lightning_shards.shards.writing.keys import check_field, check_key, escape_key
-from lightning_shards.shards.writing.tar_writer import member_header
+from lightning_shards.shards.writing.tar_writer import member_header, write_shard
 from lightning_shards.shards.writing.writer import ShardWriter
 
 SAMPLES = [
@@ -322,3 +322,8 @@ def test_file_names_that_are_not_utf8_become_keys():
 def test_names_that_readers_pass_over_become_keys(name):
     check_key(escape_key(name))
     assert unquote(escape_key(name)) == name
+
+
+def test_two_members_for_one_field_are_refused(tmp_path):
+    with pytest.raises(SampleError, match="two members for the field 'cls'"):
+        write_shard(tmp_path / "0.tar", [("0", [("cls", b"1"), ("cls", b"2")])])
