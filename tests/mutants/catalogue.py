@@ -1,5 +1,5 @@
 """All bugs that are planted."""
 
-from tests.mutants import plan, preparing, reading, running
+from tests.mutants import plan, preparing, reading, running, shards
 
-MUTANTS = [*plan.MUTANTS, *reading.MUTANTS, *running.MUTANTS, *preparing.MUTANTS]
+MUTANTS = [*plan.MUTANTS, *shards.MUTANTS, *reading.MUTANTS, *running.MUTANTS, *preparing.MUTANTS]
