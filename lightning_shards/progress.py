@@ -124,7 +124,8 @@ class TrainProgress:
             saved: what the checkpoint says of a loader, `{}` if nothing.
 
         Raises:
-            StateError: within an epoch, of batches of another size, or nothing says of which.
+            StateError: within an epoch, of batches of another size, or nothing says of which; or
+                of an epoch that ends earlier now, which Lightning would train again.
         """
         restored = _restored(self._trainer)
         if restored is not None:
@@ -132,6 +133,13 @@ class TrainProgress:
             is_cut = restored.batches < limit if restored.is_over else True
             if restored.batches and is_cut:
                 _require_shape(loader, saved or restored.loader, restored.batches)
+            if restored.is_within and restored.batches >= limit:
+                raise StateError(
+                    f"the checkpoint was saved after batch {restored.batches} of an epoch, whose "
+                    f"end is now at {limit}, and Lightning would train that epoch again; set "
+                    f"limit_train_batches to {restored.batches + 1} or more, or train with "
+                    "ExactResume() among the trainer's callbacks, whose checkpoints resume there"
+                )
         self._is_known = True
 
     def trained(self, loader: Loader) -> Cursor:
@@ -201,11 +209,13 @@ class _Restored(NamedTuple):
     Attributes:
         batches: batches of its epoch that are trained.
         is_over: whether these are all.
+        is_within: whether it was saved at the end of a batch that was not the epoch's last.
         loader: the state of its loader, where Lightning kept it.
     """
 
     batches: int
     is_over: bool
+    is_within: bool
     loader: State
 
 
@@ -218,8 +228,9 @@ def _restored(trainer: Any) -> _Restored | None:
     if not checkpoint:
         epochs, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
         is_over = batch.is_last_batch or epochs.ready == epochs.processed
+        is_within = not is_over and batch.total.completed < batch.total.processed
         states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-        found = _Restored(batch.current.processed, is_over, _first(states))
+        found = _Restored(batch.current.processed, is_over, is_within, _first(states))
         return found if fit_loop.restarting else None
     with reading_counters():
         saved = checkpoint["loops"]["fit_loop"]
@@ -227,7 +238,8 @@ def _restored(trainer: Any) -> _Restored | None:
         is_open = epochs["ready"] != epochs["processed"]
         states = saved["state_dict"].get("combined_loader")
         is_over = batch["is_last_batch"] or not is_open
-        found = _Restored(batch["current"]["processed"], is_over, _first(states))
+        is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
+        found = _Restored(batch["current"]["processed"], is_over, is_within, _first(states))
     return found if is_open or fit_loop._iteration_based_training() else None  # noqa: SLF001 as its `restarting`
 
 

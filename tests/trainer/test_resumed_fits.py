@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids
+from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids, ids_of
 
 from lightning_shards import Cursor, SplitConfig
 from lightning_shards.errors import StateError
@@ -23,9 +23,12 @@ def checkpoints(
     folder = tmp_path_factory.mktemp("checkpoints")
     model = Recorder()
     by_step = Saver(folder, "step-{step}", every_n_train_steps=4)
+    by_last_step = Saver(folder, "last-{step}", every_n_train_steps=STEPS)
     by_epoch = Saver(folder, "epoch-{epoch}")
-    make_trainer(callbacks=[by_step, by_epoch]).fit(model, make_data())
-    return {"model": model} | {path.stem: path for path in folder.glob("*.ckpt")}
+    make_trainer(callbacks=[by_step, by_last_step, by_epoch]).fit(model, make_data())
+    by_validation = Saver(folder / "more", "validated-{step}", save_on_train_epoch_end=False)
+    make_trainer(max_epochs=1, callbacks=[by_validation]).fit(Recorder(), make_data())
+    return {"model": model} | {path.stem: path for path in folder.rglob("*.ckpt")}
 
 
 @pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
@@ -101,6 +104,29 @@ def test_a_fit_resumed_after_any_validation_takes_the_steps_and_validations_that
     assert resumed.validations == [all_ids(VAL)] * (5 - number)
 
 
+class EarlyRecorder(Recorder):
+    """Takes one batch before the first step, as a logger of pictures does."""
+
+    def on_train_start(self) -> None:
+        self.taken_ahead = ids_of(next(iter(self.trainer.train_dataloader)))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
+@pytest.mark.parametrize("checkpoint", ["last", "validated"])
+def test_a_batch_taken_ahead_when_only_an_epochs_end_is_left_is_the_next_epochs_first(
+    checkpoint: str,
+    options: dict[str, Any],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model = EarlyRecorder()
+    make_trainer(**options).fit(
+        model, make_data(), ckpt_path=checkpoints[f"{checkpoint}-step={STEPS}"]
+    )
+    assert model.steps[0] == (1, 0, model.taken_ahead)
+
+
 def test_a_fit_resumed_at_an_epochs_end_goes_on_with_a_split_that_serves_each_sample_once(
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
 ) -> None:
@@ -152,6 +178,20 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_ou
         options["train"] = SplitConfig(pack_shards(changes["train"], "train"))
     with pytest.raises(StateError, match=rf"{message}; set it back to resume, or "):
         make_trainer().fit(kind(), make_data(**options), ckpt_path=checkpoints[checkpoint])
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(
+    limit: int,
+    kind: type[Recorder],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    trainer = make_trainer(limit_train_batches=limit)
+    with pytest.raises(StateError, match=f"after batch 4 of an epoch, whose end is now at {limit}"):
+        trainer.fit(kind(), make_data(), ckpt_path=checkpoints["step-step=4"])
 
 
 def test_a_checkpoint_of_another_run_can_still_be_tested(
