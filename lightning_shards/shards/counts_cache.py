@@ -11,25 +11,17 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Final, TypeGuard, cast
+from typing import TypeGuard, cast
 
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.formats.count_files import is_count
-from lightning_shards.shards.private_files import open_private, write_private
-
-DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
+from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
 
 _VERSION = 2
 _LENGTH_OF_ENTRY = 3
 _MAX_BYTES = 256 << 20  # three million shards
 
 _log = logging.getLogger(__name__)
-
-
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of change in ns: what tells that a shard is still the same."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 class CountsCache:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.counts_cache import CountsCache, stamp_of
+from lightning_shards.shards.counts_cache import CountsCache
 from lightning_shards.shards.formats.count_files import (
     CountClaim,
     http_claims,
@@ -25,6 +25,7 @@ from lightning_shards.shards.formats.count_files import (
 )
 from lightning_shards.shards.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tar import BLOCK
 from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
 

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -24,11 +23,10 @@ from lightning_shards.errors import (
     MissingFieldError,
 )
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.counts_cache import stamp_of
 from lightning_shards.shards.plain_runs import scan_samples
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.tar import absent, damaged
-from lightning_shards.shards.tar_bytes import open_stamp, open_tar, read_at
+from lightning_shards.shards.tar_bytes import open_tar, read_at
 from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known
@@ -110,7 +108,7 @@ class MemberTable:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Size and time of change of the tar, as `counts_cache.stamp_of` gives them."""
+        """Size and time of change of the tar, as `stamp_of` gives them."""
         return self.file_size, self.mtime_ns
 
     def key(self, sample: int) -> str:
@@ -231,7 +229,7 @@ def shard_stamp(url: str) -> tuple[int, int]:
         FileAccessError: This process may not or cannot look at it.
     """
     try:
-        return stamp_of(Path(url))
+        return stamp_of(url)
     except FileNotFoundError as error:
         raise absent(url) from error
     except OSError as error:
@@ -275,7 +273,7 @@ class ShardReader:
         the table has crc32s, these tell, and whoever reads compares them.
         """
         has_crc32 = self._table.crc32 is not None
-        return has_crc32 or open_stamp(self._file.fileno()) == self._table.stamp
+        return has_crc32 or stamp_of(self._file.fileno()) == self._table.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.

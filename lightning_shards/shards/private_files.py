@@ -15,6 +15,8 @@ from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.regular_files import open_regular
 
+DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
+
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -74,6 +74,15 @@ def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
             raise FileAccessError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
+    """Size in bytes and time of change in ns of a path or an open file.
+
+    They tell that a shard is still the same.
+    """
+    status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
+    return status.st_size, status.st_mtime_ns
+
+
 def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
     """The error for what is no regular file, by the mode that `stat` gives."""
     kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.counts_cache import DEFAULT_CACHE_DIR
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
-from lightning_shards.shards.private_files import open_private, write_private
+from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.urls import redact
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.tar import damaged, group_members, walk_members
 
 _DIRECT: Final = 16_384
@@ -42,7 +42,7 @@ class TarBytes:
 
     def __init__(self, file: int, url: str) -> None:
         self._file, self._url = file, url
-        self._stamp = open_stamp(file)
+        self._stamp = stamp_of(file)
         self._size = self._stamp[0]
         self.rewind()
         self._window_bytes = _LEAST_WINDOW
@@ -97,7 +97,7 @@ class TarBytes:
         """
         if self._is_checked:
             return
-        stamp = open_stamp(self._file)
+        stamp = stamp_of(self._file)
         if stamp[0] < self._size:
             raise self._cut_short(stamp[0])
         if stamp != self._stamp:
@@ -144,12 +144,6 @@ def read_at(file: int, offset: int, size: int) -> bytes:
             break
         data += more
     return data
-
-
-def open_stamp(file: int) -> tuple[int, int]:
-    """Size and time of change of an open file, as `counts_cache.stamp_of` gives them."""
-    status = os.fstat(file)
-    return status.st_size, status.st_mtime_ns
 
 
 @contextmanager

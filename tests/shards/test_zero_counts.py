@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_shards.shards.counts_cache import CountsCache, stamp_of
+from lightning_shards.shards.counts_cache import CountsCache
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
 from lightning_shards.shards.tar import BLOCK
 from tests.pipeline.test_stream_http import serving

@@ -24,8 +24,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.atomic import make_folder, not_written, refuse_link
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.counts_cache import stamp_of
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.writing.tar_writer import INDEX_NAME, WrittenShard
 
 JOURNAL_NAME: Final = ".lightning-shards.journal"
