@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.regular_files import irregular, open_regular
+from lightning_shards.shards.regular_files import irregular, open_regular, stamp_of
+from lightning_shards.shards.tar_bytes import read_at
 from lightning_shards.shards.writing.keys import check_field, check_key
 
 INLINE: Final = 0
@@ -288,16 +289,10 @@ class SourceFiles:
         """
         if extent.source is None:
             return extent.inline
-        file = self._file(extent.source)
-        parts: list[bytes] = []
-        missing = extent.size
-        while missing:  # one call gives 2 GiB at most
-            data = os.pread(file, missing, extent.offset + extent.size - missing)
-            if not data:
-                raise _changed(extent.source)
-            parts.append(data)
-            missing -= len(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = read_at(self._file(extent.source), extent.offset, extent.size)
+        if len(data) < extent.size:
+            raise _changed(extent.source)
+        return data
 
     def close(self) -> None:
         """Close all files."""
@@ -345,8 +340,7 @@ def _opened(source: Source) -> int:
         file = open_regular(source.path)
     except ShardNotFoundError as error:
         raise ShardNotFoundError(f"{source.path} was deleted since it was listed") from error
-    status = os.fstat(file)
-    if (status.st_size, status.st_mtime_ns) != source[1:]:
+    if stamp_of(file) != source[1:]:
         os.close(file)
         raise _changed(source)
     return file
