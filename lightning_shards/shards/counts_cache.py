@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeGuard, cast
 
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.formats.count_files import is_count
+from lightning_shards.shards.formats.beside import is_count, json_object
 from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
 
 _VERSION = 2
@@ -85,12 +85,11 @@ class CountsCache:
             ValueError: It is damaged.
         """
         content: object = json.loads(data)
-        fields = cast("dict[str, object]", content) if isinstance(content, dict) else {}
+        fields = json_object(content)
         if fields.get("crc32") != crc32(data.partition(b", ")[2]):  # of all that follows it
             raise ValueError("the checksum does not match")
-        entries = fields.get("counts")
         is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
-        named = cast("dict[str, object]", entries) if isinstance(entries, dict) and is_ours else {}
+        named = json_object(fields.get("counts")) if is_ours else {}
         return {name: entry for name, entry in named.items() if _is_entry(entry)}
 
     def _path(self) -> Path:

@@ -3,16 +3,16 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from lightning_shards.errors import ConfigError, ShardNotFoundError
-from lightning_shards.shards.formats.beside import MAX_INDEX_BYTES
-from lightning_shards.shards.formats.count_files import is_count, is_number
+from lightning_shards.shards.formats.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.wids import counted_shard, shard_entries
 
 
 def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
@@ -32,21 +32,19 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
     if not os.path.exists(path):  # noqa: PTH110 never raises
         raise ShardNotFoundError(f"{path} does not exist; name a wids JSON, as `index` writes it")
     content = _parsed(path)
-    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    listed: Any = fields.get("shardlist")
-    is_list = isinstance(listed, list)
-    entries = cast("list[Any]", listed) if is_list else _as_entries(fields)
+    entries = shard_entries(content)
     urls: list[str] = []
     counts: list[int] = []
     sizes: list[int] = []
-    for entry in entries:
-        known = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-        url, count, size = known.get("url"), known.get("nsamples"), known.get("filesize")
-        if not isinstance(url, str) or not is_count(count):
-            raise ConfigError(f"{path} does not say how many samples {url!r} holds; remake it")
-        urls.append(f"{folder}/{url}" if folder else url)
-        counts.append(count)
-        sizes += [size] if is_number(size) else []
+    for entry in _sizes_as_entries(content) if entries is None else entries:
+        shard = counted_shard(entry)
+        if shard is None:
+            raise ConfigError(
+                f"{path} does not say how many samples {entry.get('url')!r} holds; remake it"
+            )
+        urls.append(f"{folder}/{shard.url}" if folder else shard.url)
+        counts.append(shard.samples)
+        sizes += [] if shard.size_bytes is None else [shard.size_bytes]
     if not urls:
         raise ConfigError(f"{path} lists no shard; name a wids JSON, as `index` writes it")
     total = sum(sizes) if len(sizes) == len(urls) else None
@@ -62,9 +60,9 @@ def _parsed(path: Path) -> object:
         ) from error
 
 
-def _as_entries(sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """A `sizes.json` as the entries of a wids JSON."""
-    return [{"url": name, "nsamples": count} for name, count in sizes.items()]
+def _sizes_as_entries(content: object) -> list[dict[str, Any]]:
+    """The counts of a `sizes.json` as entries of a wids JSON."""
+    return [{"url": name, "nsamples": count} for name, count in json_object(content).items()]
 
 
 def shard_bytes(index: ShardIndex) -> int | None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, replace_file
-from lightning_shards.shards.formats.beside import read_json
+from lightning_shards.shards.formats.beside import SIZES, WIDS, is_count, json_object, read_json
 from lightning_shards.shards.formats.cards import write_card
-from lightning_shards.shards.formats.count_files import is_count, local_claims
+from lightning_shards.shards.formats.count_files import local_claims
 from lightning_shards.shards.formats.energon import write_energon
 from lightning_shards.shards.formats.idx_files import (
     dali_index,
@@ -37,11 +37,10 @@ from lightning_shards.shards.inspection.survey import ShardSurvey, Survey, file_
 from lightning_shards.shards.processes import map_parallel
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.wids import entries_by_name, wids_entry, write_wids
 
 Format = Literal["wids", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)
-WIDS_NAME: Final = "wids.json"
-SIZES_NAME: Final = "sizes.json"
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class IndexFiles:
     """
 
     formats: tuple[Format, ...] = ("wids",)
-    wids_name: str = WIDS_NAME
+    wids_name: str = WIDS
     processes: int = 1
     cache_dir: str | PathLike[str] | None = None
     output: Path | None = None
@@ -123,7 +122,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     """
     shards = _placed(survey.shards, files.output)
     folders = _by_folder(shards)
-    wids = {folder: _wids_text(folder, each, files) for folder, each in folders.items()}
+    wids = {folder: _wids_entries(folder, each, files) for folder, each in folders.items()}
     written: list[Path] = []
     paths = [shard.path for shard in shards]
     for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
@@ -140,8 +139,8 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     if "sizes" in files.formats:
         written += [_write_sizes(folder, each, files) for folder, each in folders.items()]
     if "wids" in files.formats:
-        for folder, text in wids.items():
-            replace_file(folder / files.wids_name, text)
+        for folder, entries in wids.items():
+            write_wids(folder / files.wids_name, entries)
             written.append(folder / files.wids_name)
     return written
 
@@ -239,12 +238,14 @@ def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
     return root, named
 
 
-def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> str:
-    """The contents of the wids JSON of a folder; `url`s are names, so that the folder may move."""
+def _wids_entries(
+    folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
+) -> list[dict[str, str | int]]:
+    """The entries of the wids JSON of a folder."""
     names = {Path(shard.path).name for shard in shards}
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None
-    listed = _shards_in(old)
+    listed = entries_by_name(old)
     others = sorted(name for name in listed.keys() - names if _may_exist(folder / name, files))
     if others:
         raise ConfigError(
@@ -252,13 +253,11 @@ def _wids_text(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -
             "now; name another file for these shards (--wids train.json), or index all together"
         )
     known = {} if files.output is not None else _true_md5s(path, shards, listed)
-    content = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "name": Path(files.wids_name).stem,
-        "shardlist": [_wids_entry(shard, known.get(Path(shard.path).name)) for shard in shards],
-    }
-    return json.dumps(content, indent=1) + "\n"
+    named = [(Path(shard.path).name, shard) for shard in shards]
+    return [
+        wids_entry(name, shard.samples, shard.size_bytes, shard.md5 or known.get(name))
+        for name, shard in named
+    ]
 
 
 def _may_exist(shard: Path, files: IndexFiles) -> bool:
@@ -297,32 +296,12 @@ def _true_md5s(
     return kept
 
 
-def _wids_entry(shard: ShardSurvey, known_md5: str | None) -> dict[str, str | int]:
-    entry: dict[str, str | int] = {"url": Path(shard.path).name}
-    md5 = shard.md5 or known_md5
-    if md5 is not None:
-        entry["md5sum"] = md5
-    return entry | {"nsamples": shard.samples, "filesize": shard.size_bytes}
-
-
-def _shards_in(content: object) -> dict[str, dict[str, Any]]:
-    """The entries of a wids JSON by file name."""
-    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    entries: Any = fields.get("shardlist")
-    listed = cast("list[Any]", entries) if isinstance(entries, list) else []
-    found = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
-    named = [(entry.get("url"), entry) for entry in found]
-    return {url: entry for url, entry in named if isinstance(url, str) and "/" not in url}
-
-
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
     """Put the counts into `sizes.json`, beside those of other shards that are still there."""
-    path = folder / SIZES_NAME
-    old = read_json(path)
-    sizes = dict(cast("Mapping[str, Any]", old)) if isinstance(old, dict) else {}
+    path = folder / SIZES
     sizes = {
         name: count
-        for name, count in sizes.items()
+        for name, count in json_object(read_json(path)).items()
         if "/" not in name and is_count(count) and _may_exist(folder / name, files)
     }
     sizes |= {Path(shard.path).name: shard.samples for shard in shards}

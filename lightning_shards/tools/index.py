@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_shards.shards.formats.beside import WIDS
 from lightning_shards.shards.indexing import (
     FORMATS,
-    WIDS_NAME,
     IndexFiles,
     find_stale_counts,
     write_index,
@@ -31,9 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--format", default="wids", metavar="A,B", help=f"any of {', '.join(FORMATS)}"
     )
-    parser.add_argument(
-        "--wids", default=WIDS_NAME, metavar="NAME", help="file name of the wids JSON"
-    )
+    parser.add_argument("--wids", default=WIDS, metavar="NAME", help="file name of the wids JSON")
     parser.add_argument(
         "--checksums",
         action="store_true",

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeGuard, cast
 
 from lightning_shards.shards.regular_files import open_regular, read_regular
 
@@ -18,6 +18,8 @@ WIDS: Final = "wids.json"
 
 MAX_INDEX_BYTES: Final = 256 << 20
 """Of one file: a wids JSON of a million shards has about 150 MB."""
+
+_MAX_SAMPLES = 1 << 40  # of one shard; a larger number is a damaged file
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,21 @@ def read_json(path: Path, *, containing: bytes = b"") -> object:
     except (ValueError, RecursionError) as error:
         _log.warning("%s is passed over: it is no JSON: %s", path, error)
         return None
+
+
+def json_object(value: object) -> dict[str, Any]:
+    """A JSON object as it is; an empty one in place of any other value."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value from a JSON file can be a number of samples."""
+    return is_number(value) and 0 <= value < _MAX_SAMPLES
+
+
+def is_number(value: object) -> TypeGuard[int]:
+    """Whether a value from a JSON file is a whole number, and not `true` or `false`."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def require_regular(path: Path) -> None:

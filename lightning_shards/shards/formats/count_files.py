@@ -14,11 +14,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeGuard, cast
+from typing import Final, cast
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.formats import beside
-from lightning_shards.shards.formats.beside import SIZES, WIDS, json_files, read_json
+from lightning_shards.shards.formats.beside import (
+    SIZES,
+    WIDS,
+    is_count,
+    json_files,
+    json_object,
+    read_json,
+)
 from lightning_shards.shards.formats.count_formats import (
     LENGTH,
     MAX_HEADER,
@@ -28,12 +35,11 @@ from lightning_shards.shards.formats.count_formats import (
     other_counts,
 )
 from lightning_shards.shards.urls import redact
+from lightning_shards.shards.wids import MARKER, counted_shards
 
-MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
 HTTP_TIMEOUT_S: Final = 10.0
 
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
-_WIDS_MARKER = b'"wids_version"'
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
 _log = logging.getLogger(__name__)
@@ -64,7 +70,7 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     parts = Path(folder).absolute().parts
     claims: dict[str, CountClaim] = {}
     for path in json_files(Path(folder)):
-        marker = b"" if path.name == SIZES else _WIDS_MARKER
+        marker = b"" if path.name == SIZES else MARKER
         content = read_json(path, containing=marker)
         for name, claim in _claims(content, str(path), parts, wanted):
             _check_size(Path(folder) / name, claim)
@@ -141,16 +147,6 @@ def http_start(url: str, num_bytes: int) -> bytes | None:
         return None
 
 
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value from a JSON file can be a number of samples."""
-    return is_number(value) and 0 <= value < MAX_SAMPLES
-
-
-def is_number(value: object) -> TypeGuard[int]:
-    """Whether a value from a JSON file is a whole number, and not `true` or `false`."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _fetch_json(url: str) -> object:
     """The content of a JSON file on a web server; None if it is absent, too large or no JSON."""
     data = _fetch(url, beside.MAX_INDEX_BYTES)
@@ -187,9 +183,7 @@ def _claims(
     content: object, source: str, folder: tuple[str, ...], names: frozenset[str]
 ) -> Iterator[tuple[str, CountClaim]]:
     """What the content of one JSON file says of these shards, by file name."""
-    if not isinstance(content, dict):
-        return
-    fields = cast("dict[str, object]", content)
+    fields = json_object(content)
     if fields.get("wids_version") == 1:
         yield from _wids_claims(fields, source, folder, names)
         return
@@ -213,13 +207,11 @@ def _wids_claims(
     """
     certain: set[str] = set()
     moved: dict[str, set[CountClaim]] = {}
-    base = fields.get("base")
-    for entry in _mappings(fields.get("shardlist")):
-        parts = _entry_parts(base, entry.get("url"))
-        samples, size = entry.get("nsamples"), entry.get("filesize")
-        if not parts or parts[-1] not in names or not is_count(samples):
+    for shard in counted_shards(fields):
+        parts = _entry_parts(fields.get("base"), shard.url)
+        if not parts or parts[-1] not in names:
             continue
-        claim = CountClaim(samples, source, size if is_number(size) else None)
+        claim = CountClaim(shard.samples, source, shard.size_bytes)
         above = parts[:-1]
         if not above or folder[-len(above) :] == above:
             certain.add(parts[-1])
@@ -231,17 +223,8 @@ def _wids_claims(
             yield name, claims.pop()
 
 
-def _mappings(value: object) -> Iterator[dict[str, object]]:
-    """The JSON objects in a JSON list; nothing if it is no list."""
-    for entry in cast("list[object]", value) if isinstance(value, list) else []:
-        if isinstance(entry, dict):
-            yield cast("dict[str, object]", entry)
-
-
-def _entry_parts(base: object, url: object) -> tuple[str, ...]:
+def _entry_parts(base: object, url: str) -> tuple[str, ...]:
     """The relative path of an entry; empty if it points anywhere but below the index's folder."""
-    if not isinstance(url, str):
-        return ()
     path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
     return () if _UNSAFE_NAME.search(path) else PurePosixPath(path).parts
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.shards.formats.beside import (
+    json_object,
     read_beside,
     read_json,
     read_start,
@@ -85,14 +86,14 @@ def counts_in(content: object, below: str = "") -> dict[str, int]:
         content: of the file.
         below: the folder of the shards, in the folder of an energon data set; else empty.
     """
-    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    fields = json_object(content)
     found: dict[str, Any] = {}
-    for name, samples in _items(fields.get("shard_counts")):
+    for name, samples in json_object(fields.get("shard_counts")).items():
         head, _, tail = name.rpartition("/")
         if head == below:
             found[tail] = samples
-    for _, split in _items(fields.get("splits")):
-        values = cast("dict[str, Any]", split) if isinstance(split, dict) else {}
+    for split in json_object(fields.get("splits")).values():
+        values = json_object(split)
         names, lengths = values.get("filenames"), values.get("shard_lengths")
         if isinstance(names, list) and isinstance(lengths, list) and not below:
             pairs = zip(cast("list[Any]", names), cast("list[Any]", lengths), strict=False)
@@ -187,16 +188,10 @@ def _is_end(shard: Path, position: int) -> bool:
 
 def _successes(content: object) -> int | None:
     """The samples of a tar of img2dataset; its `count` has the failed downloads, too."""
-    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    successes = fields.get("successes")
+    successes = json_object(content).get("successes")
     return successes if type(successes) is int and successes >= 0 else None
 
 
 def _length(path: Path) -> int | None:
     """The number in a local file `__len__`."""
     return length_in(read_start(path, MAX_HEADER + 1) or b"")
-
-
-def _items(value: object) -> list[tuple[str, Any]]:
-    """The pairs of a JSON object; none if it is something else."""
-    return list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else []

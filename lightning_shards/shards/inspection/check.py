@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar import walk_members
 from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.wids import MARKER, entries_by_name
 
 _MAX_NAMED = 1000
 """Findings of one kind in one shard; the rest are counted in the last one."""
@@ -318,9 +319,14 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
 
 
 def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the JSON files beside local shards say of all shards there, by path."""
+    """What the wids JSONs beside local shards say of all shards there, by path."""
     folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
-    return {str(folder / name): entry for folder in folders for name, entry in _wids(folder)}
+    return {
+        str(folder / name): entry | {"source": str(path)}
+        for folder in folders
+        for path in json_files(folder)
+        for name, entry in entries_by_name(read_json(path, containing=MARKER)).items()
+    }
 
 
 def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
@@ -342,22 +348,6 @@ def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], lis
             size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
             entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
     return entries, findings
-
-
-def _wids(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Name and entry of each shard of this folder that a wids JSON in it lists."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    for path in json_files(folder):
-        content = read_json(path, containing=b'"wids_version"')
-        fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-        listed: Any = fields.get("shardlist")
-        for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
-            if isinstance(entry, dict):
-                known = cast("dict[str, Any]", entry) | {"source": str(path)}
-                url = known.get("url")
-                if isinstance(url, str) and "/" not in url:
-                    found.append((url, known))
-    return found
 
 
 def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:

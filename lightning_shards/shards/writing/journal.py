@@ -24,8 +24,9 @@ from typing import Any, Final, NamedTuple, Self, cast
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.atomic import make_folder, not_written, refuse_link
 from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.formats.beside import WIDS
 from lightning_shards.shards.regular_files import open_regular, stamp_of
-from lightning_shards.shards.writing.tar_writer import INDEX_NAME, WrittenShard
+from lightning_shards.shards.writing.tar_writer import WrittenShard
 
 JOURNAL_NAME: Final = ".lightning-shards.journal"
 
@@ -128,7 +129,7 @@ class Journal:
 
     def is_finished(self) -> bool:
         """Whether every data set of this run has its index."""
-        return all((self._folder / below / INDEX_NAME).exists() for below in self._prefixes)
+        return all((self._folder / below / WIDS).exists() for below in self._prefixes)
 
     def close(self) -> None:
         """Give the folder free for other runs."""
@@ -220,7 +221,7 @@ class Journal:
         """Overwrite nothing that is not ours."""
         for below, prefix in self._prefixes.items():
             folder = self._folder / below
-            found = next(_shards(folder, prefix), None) or folder / INDEX_NAME
+            found = next(_shards(folder, prefix), None) or folder / WIDS
             if found.exists():
                 raise ConfigError(
                     f"{found} is there, and not from a run that can be resumed; name another folder"

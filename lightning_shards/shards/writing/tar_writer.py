@@ -7,18 +7,17 @@ the field that it was made from.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from lightning_shards.errors import SampleError
-from lightning_shards.shards.atomic import make_folder, new_file, replace_file
+from lightning_shards.shards.atomic import make_folder, new_file
+from lightning_shards.shards.formats.beside import WIDS
 from lightning_shards.shards.tar import BLOCK
+from lightning_shards.shards.wids import wids_entry, write_wids
 from lightning_shards.shards.writing.keys import check_field, check_key
-
-INDEX_NAME: Final = "wids.json"
 
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""
@@ -114,21 +113,12 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
         return writer.finish(path.name)
 
 
-def write_index(folder: Path, shards: Sequence[WrittenShard]) -> Path:
+def write_index(folder: Path, shards: Sequence[WrittenShard]) -> None:
     """Write the wids JSON of these shards, which lie in the folder; a reader sees it whole."""
-    entries = [
-        {
-            "url": shard.name,
-            "md5sum": shard.md5,
-            "nsamples": shard.samples,
-            "filesize": shard.size_bytes,
-        }
-        for shard in shards
-    ]
-    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": Path(INDEX_NAME).stem}
-    path = folder / INDEX_NAME
-    replace_file(path, json.dumps(content | {"shardlist": entries}, indent=1) + "\n")
-    return path
+    write_wids(
+        folder / WIDS,
+        [wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5) for shard in shards],
+    )
 
 
 def tar_size(size: int) -> int:

@@ -1,0 +1,78 @@
+"""The wids JSON, webdataset's index of a folder of shards: how many samples and bytes each has.
+
+This package writes it so::
+
+    {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "train", "shardlist": [
+        {"url": "000.tar", "md5sum": "0123456789abcdef...", "nsamples": 30, "filesize": 20480}]}
+
+Other programs leave fields out, and a damaged file may hold anything, so that readers take each
+value only after they have looked at its type.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.formats.beside import is_count, is_number, json_object
+
+MARKER: Final = b'"wids_version"'
+"""Bytes that every wids JSON contains."""
+
+
+class CountedShard(NamedTuple):
+    """A shard by its path in the index; `size_bytes` is None where the index has none."""
+
+    url: str
+    samples: int
+    size_bytes: int | None
+
+
+def shard_entries(content: object) -> list[dict[str, Any]] | None:
+    """The entries of all shards, as they are in the file; None if there is no list of them.
+
+    An empty entry stands in place of one that is no JSON object.
+    """
+    listed = json_object(content).get("shardlist")
+    return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
+
+
+def entries_by_name(content: object) -> dict[str, dict[str, Any]]:
+    """The entries of the shards that lie beside the file, by file name."""
+    named = ((entry.get("url"), entry) for entry in shard_entries(content) or ())
+    return {url: entry for url, entry in named if isinstance(url, str) and "/" not in url}
+
+
+def counted_shards(content: object) -> Iterator[CountedShard]:
+    """The shards whose samples are counted; other entries are passed over."""
+    return filter(None, map(counted_shard, shard_entries(content) or ()))
+
+
+def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
+    """What an entry says; None if it does not count the samples of a shard."""
+    url, samples, size = entry.get("url"), entry.get("nsamples"), entry.get("filesize")
+    if not isinstance(url, str) or not is_count(samples):
+        return None
+    return CountedShard(url, samples, size if is_number(size) else None)
+
+
+def wids_entry(name: str, samples: int, size_bytes: int, md5: str | None) -> dict[str, str | int]:
+    """The entry of a shard that lies beside the file, so that the folder may move."""
+    checksum = {} if md5 is None else {"md5sum": md5}
+    return {"url": name} | checksum | {"nsamples": samples, "filesize": size_bytes}
+
+
+def write_wids(path: Path, entries: Sequence[Mapping[str, str | int]]) -> None:
+    """Write the wids JSON with these entries in one step.
+
+    Raises:
+        FileAccessError: It cannot be written.
+    """
+    content = {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "name": path.stem,
+        "shardlist": entries,
+    }
+    replace_file(path, json.dumps(content, indent=1) + "\n")
