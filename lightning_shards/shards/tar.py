@@ -8,9 +8,8 @@ into samples is webdataset's, so that a count is the number of samples that a st
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
@@ -57,8 +56,7 @@ class Buffer(Protocol):
     def __getitem__(self, part: slice, /) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One regular file in the tar.
 
     Attributes:
@@ -72,7 +70,7 @@ class Member:
     name: str
     offset: int
     size: int
-    unprotected: int = field(default=0, compare=False)
+    unprotected: int = 0
 
 
 def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:

@@ -8,7 +8,6 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lightning_shards.shards import index
-from lightning_shards.shards.tar import Member
 
 
 def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):
@@ -26,9 +25,9 @@ def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):
 
 
 def _tarfile_members(path):
-    """The regular members of a tar as `tarfile` finds them."""
+    """Name, offset and size of the regular members of a tar as `tarfile` finds them."""
     with tarfile.open(path) as archive:
-        return [Member(m.name, m.offset_data, m.size) for m in archive if m.isreg()]
+        return [(m.name, m.offset_data, m.size) for m in archive if m.isreg()]
 
 
 def _webdataset_keys(path):

@@ -67,7 +67,7 @@ def test_members_and_samples_are_those_of_the_oracles(
 ):
     path = write_tar(tmp_path / "0.tar", members, tar_format=tar_format, mtime=mtime)
     walked = list(walk_members(path.read_bytes(), path.name))
-    assert walked == tarfile_members(path)
+    assert [member[:3] for member in walked] == tarfile_members(path)
     assert [key for key, _ in group_members(walked, "0.tar")] == webdataset_keys(path)
     assert count_samples(path) == len(webdataset_keys(path))
 

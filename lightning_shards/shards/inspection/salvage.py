@@ -16,7 +16,14 @@ from typing import Final, NamedTuple
 from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.tar import BLOCK, RESERVED_SUFFIXES, Buffer, split_name, walk_members
+from lightning_shards.shards.tar import (
+    BLOCK,
+    RESERVED_SUFFIXES,
+    Buffer,
+    Member,
+    split_name,
+    walk_members,
+)
 from lightning_shards.shards.tar_bytes import TarBytes, open_tar
 
 Decode = Callable[[bytes], object]
@@ -30,14 +37,6 @@ _SEARCHED: Final = 1 << 20
 
 _LEAST_MATCHING = 0.5
 """Below this share of members with the crc32 of the table, it is that of another shard."""
-
-
-class Piece(NamedTuple):
-    """One member that can be read."""
-
-    name: str
-    offset: int
-    size: int
 
 
 class Damage(NamedTuple):
@@ -62,7 +61,7 @@ class Salvage:
     lost: dict[str, str]
 
 
-def walk_around_damage(data: TarBytes, url: str) -> Iterator[Piece | Damage]:
+def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | Damage]:
     """The members before and behind all damages, and the damages, in file order."""
     start: int | None = 0
     while start is not None:
@@ -70,7 +69,7 @@ def walk_around_damage(data: TarBytes, url: str) -> Iterator[Piece | Damage]:
         try:
             for member in walk_members(_from(data, start), url):
                 offset = start + member.offset
-                yield Piece(member.name, offset, member.size)
+                yield member._replace(offset=offset)
                 position = (offset + member.size + BLOCK - 1) // BLOCK * BLOCK
         except DamagedShardError as error:
             yield Damage(position, str(error))
@@ -107,17 +106,17 @@ def salvage(
         target = folder / Path(shard).name
         make_folder(folder)
         with new_file(target) as file:
-            for pieces in samples.values():
-                for piece in pieces.values():
-                    file.write(_header(piece))
-                    file.write(data[piece.offset : piece.offset + piece.size])
-                    file.write(bytes(-piece.size % BLOCK))
+            for fields in samples.values():
+                for member in fields.values():
+                    file.write(_header(member))
+                    file.write(data[member.offset : member.offset + member.size])
+                    file.write(bytes(-member.size % BLOCK))
             file.write(bytes(2 * BLOCK))
             data.require_unchanged()  # while the new file can still be given up
     return Salvage(str(target), len(samples), lost)
 
 
-_Samples = dict[str, dict[str, Piece]]
+_Samples = dict[str, dict[str, Member]]
 
 
 def _whole_samples(
@@ -182,7 +181,7 @@ def _by_table(
     data: TarBytes, known: MemberTable, read: _Samples, lost: dict[str, str]
 ) -> tuple[_Samples, dict[str, str]]:
     """The samples whose members are all as they were when the shard was indexed."""
-    names = {piece.offset: piece.name for fields in read.values() for piece in fields.values()}
+    names = {found.offset: found.name for fields in read.values() for found in fields.values()}
     samples: _Samples = {}
     for sample in range(known.num_samples):
         key = known.key(sample)
@@ -194,20 +193,20 @@ def _by_table(
                 lost[key] = f"member {suffix} at byte {offset} is not what it was when indexed"
             elif suffix not in samples.setdefault(key, {}):
                 name = names.get(offset, f"{key}.{suffix}")
-                samples[key][suffix] = Piece(name, offset, size)
+                samples[key][suffix] = Member(name, offset, size)
     for key in lost:
         samples.pop(key, None)
     return samples, lost
 
 
-def _undecodable(data: TarBytes, fields: dict[str, Piece], decoder_of: DecoderOf) -> str | None:
+def _undecodable(data: TarBytes, fields: dict[str, Member], decoder_of: DecoderOf) -> str | None:
     """Why a member of a sample cannot be decoded; None if all can."""
-    for suffix, piece in fields.items():
+    for suffix, member in fields.items():
         decode = decoder_of(suffix)
         if decode is not None:
-            problem = decoding_problem(decode, data[piece.offset : piece.offset + piece.size])
+            problem = decoding_problem(decode, data[member.offset : member.offset + member.size])
             if problem is not None:
-                return f"member {suffix} at byte {piece.offset} cannot be decoded: {problem}"
+                return f"member {suffix} at byte {member.offset} cannot be decoded: {problem}"
     return None
 
 
@@ -220,10 +219,10 @@ def decoding_problem(decode: Decode, data: bytes) -> str | None:
     return None
 
 
-def _header(piece: Piece) -> bytes:
+def _header(member: Member) -> bytes:
     """The tar header of a member, with nothing of the machine in it."""
-    info = tarfile.TarInfo(piece.name)
-    info.size = piece.size
+    info = tarfile.TarInfo(member.name)
+    info.size = member.size
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
