@@ -24,8 +24,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.plain_runs import scan_samples
-from lightning_shards.shards.regular_files import open_regular, stamp_of
-from lightning_shards.shards.tar import absent, damaged
+from lightning_shards.shards.regular_files import absent, open_regular, stamp_of
+from lightning_shards.shards.tar import damaged
 from lightning_shards.shards.tar_bytes import open_tar, read_at
 from lightning_shards.shards.urls import redact
 

@@ -44,7 +44,7 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
         # without O_NONBLOCK a fifo would be waited for
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
+        raise absent(path) from error
     except OSError as error:
         raise _not_opened(path, flags, error) from error
     mode = os.fstat(file).st_mode
@@ -81,6 +81,11 @@ def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
     """
     status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
     return status.st_size, status.st_mtime_ns
+
+
+def absent(path: str | PathLike[str]) -> ShardNotFoundError:
+    """The error for a file that is not there."""
+    return ShardNotFoundError(f"{path} does not exist; check the path and the mount")
 
 
 def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:

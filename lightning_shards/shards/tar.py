@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 from zlib import adler32
 
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.long_names import compared_bytes
 from lightning_shards.shards.urls import redact
 
@@ -155,11 +155,6 @@ def damaged(what: str, url: str, position: int) -> DamagedShardError:
     return DamagedShardError(
         f"{redact(url)} {what}, at byte {position}; fetch or write this shard again"
     )
-
-
-def absent(url: str) -> ShardNotFoundError:
-    """The error for a local shard that is not there."""
-    return ShardNotFoundError(f"{url} does not exist; check the path and the mount")
 
 
 class _Damage(Exception):  # noqa: N818 - a signal within this module, never seen outside

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.regular_files import irregular, open_regular, stamp_of
+from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.tar_bytes import read_at
 from lightning_shards.shards.writing.keys import check_field, check_key
 
@@ -325,7 +325,7 @@ def source_at(path: str) -> Source:
     try:
         status = Path(path).stat()
     except FileNotFoundError as error:
-        raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
+        raise absent(path) from error
     except OSError as error:
         raise FileAccessError(
             f"{path} cannot be looked at: {error.strerror}; look at the rights of its folder"
