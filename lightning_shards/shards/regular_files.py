@@ -75,10 +75,7 @@ def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
 
 
 def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
-    """Size in bytes and time of change in ns of a path or an open file.
-
-    They tell that a shard is still the same.
-    """
+    """Size in bytes and time of change in ns: what tells that a shard is still the same."""
     status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
     return status.st_size, status.st_mtime_ns
 

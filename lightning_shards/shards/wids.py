@@ -69,10 +69,5 @@ def write_wids(path: Path, entries: Sequence[Mapping[str, str | int]]) -> None:
     Raises:
         FileAccessError: It cannot be written.
     """
-    content = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "name": path.stem,
-        "shardlist": entries,
-    }
-    replace_file(path, json.dumps(content, indent=1) + "\n")
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": path.stem}
+    replace_file(path, json.dumps(content | {"shardlist": entries}, indent=1) + "\n")
