@@ -205,13 +205,13 @@ MUTANTS = [
         "workers.processes:_begin_guard",
         "if isinstance(name, GuardedName):",
         "if False:",
-        "workers/test_guard.py",
+        "test_guard.py",
     ),
     Mutant(
-        "workers.guard:GuardedName.__reduce__",
+        "guard:GuardedName.__reduce__",
         'return getitem, (_Begun(given), "name")',
         "return str, (str(self),)",
-        "workers/test_guard.py",
+        "test_guard.py",
     ),
     Mutant(
         "workers.watchdog:ProcessWatch.late",
