@@ -214,6 +214,12 @@ MUTANTS = [
         "test_guard.py",
     ),
     Mutant(
+        "shards.processes:_Worker.__init__",
+        "name = GuardedName(os.getpid())",
+        "name = None",
+        "shards/test_processes.py",
+    ),
+    Mutant(
         "workers.watchdog:ProcessWatch.late",
         "self.kill()",
         "pass",
