@@ -96,8 +96,12 @@ def test_there_is_one_process_at_least():
         list(run_in_processes(abs, [1], 0))
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_processes_and_what_they_run_end_with_the_program(ending, tmp_path):
+def press_ctrl_c(program):
+    os.killpg(program.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate, press_ctrl_c])
+def test_processes_and_what_they_run_end_with_the_program(end, tmp_path):
     (tmp_path / "tasks.py").write_text(TASKS)
     program = tmp_path / "program.py"
     program.write_text(SLEEPING.format(folder=str(tmp_path)))
@@ -105,9 +109,9 @@ def test_processes_and_what_they_run_end_with_the_program(ending, tmp_path):
         [sys.executable, program], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         until(lambda: len(list(tmp_path.glob("*.pid"))) == 6)
-        os.killpg(running.pid, ending)  # as Ctrl-C does
+        end(running)
         _, error = running.communicate(timeout=60)
-    assert error.count("Traceback") == (ending == signal.SIGINT), error
+    assert error.count("Traceback") == (end is press_ctrl_c), error
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
     until(lambda: not any(map(is_alive, pids)))
 
