@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
+from torch.utils._pytree import tree_map_only
 
 from lightning_shards.callbacks.rates import Measured
 from lightning_shards.datamodule import ShardDataModule
@@ -162,7 +163,9 @@ def measure_trainer(fit: Fit, batch: OneBatch, span: Span) -> Window:
     stop_watch = _StopWatch(span)
     trainer = fit.make_trainer([stop_watch])
     if trainer.strategy.root_device.type == "cuda":
-        batch = replace(batch, batch=_pinned(batch.batch))
+        # copies from page-locked memory are the fastest
+        pinned = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, batch.batch)
+        batch = replace(batch, batch=pinned)
     with _serving(fit.data, lambda: batch):
         trainer.fit(fit.model, datamodule=fit.data)
     return stop_watch.window()
@@ -298,18 +301,6 @@ def _serving(data: pl.LightningDataModule, load: Callable[[], object]) -> Genera
         yield
     finally:
         del vars(data)["train_dataloader"]
-
-
-def _pinned(batch: Any) -> Any:
-    """A copy in page-locked memory, from where a device takes it fastest."""
-    if isinstance(batch, torch.Tensor):
-        return batch.pin_memory()
-    if isinstance(batch, dict):
-        named = cast("dict[Any, Any]", batch)
-        return {name: _pinned(value) for name, value in named.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(map(_pinned, batch))
-    return batch
 
 
 def _endless(loader: Any) -> Generator[Any]:

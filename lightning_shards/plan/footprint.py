@@ -56,6 +56,12 @@ class Workers:
 class Footprint:
     """What an epoch asks of one node; bytes are None where nobody knows the sizes.
 
+    >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
+    >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
+    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", message_bytes=100)
+    >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
+    (2, 500.0, 25000, 2400)
+
     Attributes:
         nodes: how many there are.
         shards_per_rank: mean share of the shards.
@@ -100,12 +106,6 @@ def footprint(
     run: int = 64,
 ) -> Footprint:
     """What an epoch asks of one node.
-
-    >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
-    >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
-    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", message_bytes=100)
-    >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
-    (2, 500.0, 25000, 2400)
 
     Args:
         plan: of the epoch.

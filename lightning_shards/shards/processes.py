@@ -1,7 +1,8 @@
 """One function over many tasks, in processes that end with the one that started them.
 
 `concurrent.futures` leaves its workers behind when their parent is killed: each holds both ends of
-the queue and waits on itself. Here every worker has a pipe of its own, whose end it sees.
+the queue and waits on itself. Here every worker has a pipe of its own, whose end it sees, and a
+guard that ends it in the midst of a task, too: the next run may want its file.
 """
 
 import os
@@ -9,14 +10,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from signal import SIG_IGN, SIGINT, signal
-from threading import Thread
 from typing import Any, TypeVar, cast
 
 from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.guard import GuardedName, kill
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -114,8 +114,9 @@ class _Worker:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         context = get_context("spawn")
         self.connection, self._its_end = context.Pipe()
+        name = GuardedName(os.getpid())
         self._process: SpawnProcess = context.Process(
-            target=_work, args=(function, self._its_end), daemon=True
+            name=name, target=_work, args=(function, self._its_end), daemon=True
         )
         self._task: Any = None
 
@@ -146,34 +147,18 @@ class _Worker:
         """End the process, in the midst of its task too: what it leaves is a temporary file."""
         self.connection.close()
         if self._process.pid is not None:
-            self._process.terminate()
+            if self._process.is_alive():
+                kill(self._process.pid)
             self._process.join(_JOIN_TIMEOUT_S)
 
 
 def _work(function: Callable[[Any], Any], connection: Connection) -> None:
-    """Answer tasks until the other end is closed, which the death of its process does too."""
-    signal(SIGINT, SIG_IGN)  # Ctrl-C goes to all of the group; the parent sees to its end
-    Thread(target=_end_with_parent, daemon=True).start()
+    """Answer tasks until the other end is closed."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = connection.recv()
-            if not _is_wanted():  # it died before this process had started
-                return
             try:
                 answer = (True, function(task))
             except Exception as error:  # noqa: BLE001 - raised again in the parent
                 answer = (False, error)
             connection.send(answer)
-
-
-def _is_wanted() -> bool:
-    parent = parent_process()
-    return parent is None or parent.is_alive()
-
-
-def _end_with_parent() -> None:
-    """Give up the task at hand, too, when nobody waits for it: the next run may want its file."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

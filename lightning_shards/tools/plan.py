@@ -170,14 +170,16 @@ def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, st
     return round(total / samples * source.epochs.batch_size), ""
 
 
-def _num_bytes(value: object) -> int:
-    """Bytes of a batch, or of one value in it."""
+def _num_bytes(batch: object) -> int:
+    """Bytes of all values in a batch."""
+    from torch.utils._pytree import tree_leaves  # noqa: PLC0415 --help needs no torch
+
+    return sum(map(_value_bytes, tree_leaves(batch)))
+
+
+def _value_bytes(value: Any) -> int:
     if hasattr(value, "nbytes"):
-        return int(cast("Any", value).nbytes)
-    if isinstance(value, dict):
-        return sum(map(_num_bytes, cast("dict[str, object]", value).values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_num_bytes, cast("Sequence[object]", value)))
+        return int(value.nbytes)
     return len(value) if isinstance(value, bytes | str) else 8
 
 

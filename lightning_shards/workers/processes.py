@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.guard import GuardedName
 from lightning_shards.pipeline.clock import publish_stages_in
 from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
@@ -29,7 +30,6 @@ from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
 from lightning_shards.topology import Place
 from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
-from lightning_shards.workers.guard import GuardedName
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,

@@ -5,19 +5,18 @@ are ended (`ProcessWatch`), and the trainer gets an error.
 """
 
 import logging
-import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
 from lightning_shards.errors import WorkerError
+from lightning_shards.guard import kill
 from lightning_shards.pipeline.clock import stage_of
 
 WORKER_TIMEOUT_S = 300.0
@@ -147,10 +146,7 @@ class ProcessWatch:
         """End the workers and the programs that they run, and who waits for them."""
         for worker in self._workers:
             if worker not in self._ended and worker.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGKILL)
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(worker.pid, signal.SIGKILL)
+                kill(worker.pid)
         self._pipe.close()
 
     def error(self) -> WorkerError | None:

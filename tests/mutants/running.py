@@ -205,13 +205,19 @@ MUTANTS = [
         "workers.processes:_begin_guard",
         "if isinstance(name, GuardedName):",
         "if False:",
-        "workers/test_guard.py",
+        "test_guard.py",
     ),
     Mutant(
-        "workers.guard:GuardedName.__reduce__",
+        "guard:GuardedName.__reduce__",
         'return getitem, (_Begun(given), "name")',
         "return str, (str(self),)",
-        "workers/test_guard.py",
+        "test_guard.py",
+    ),
+    Mutant(
+        "shards.processes:_Worker.__init__",
+        "name = GuardedName(os.getpid())",
+        "name = None",
+        "shards/test_processes.py",
     ),
     Mutant(
         "workers.watchdog:ProcessWatch.late",

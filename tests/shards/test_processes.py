@@ -23,10 +23,12 @@ if __name__ == "__main__":
 """
 
 TASKS = """
-import os, time
+import os, subprocess
 def sleep(number):
-    open(f"{os.path.dirname(__file__)}/{os.getpid()}.pid", "w").close()
-    time.sleep(300)
+    program = subprocess.Popen(["sleep", "300"])
+    for pid in (os.getpid(), program.pid):
+        open(f"{os.path.dirname(__file__)}/{pid}.pid", "w").close()
+    program.wait()
 """
 
 
@@ -94,16 +96,24 @@ def test_there_is_one_process_at_least():
         list(run_in_processes(abs, [1], 0))
 
 
-def test_processes_end_when_the_program_is_killed(tmp_path):
+def press_ctrl_c(program):
+    os.killpg(program.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate, press_ctrl_c])
+def test_processes_and_what_they_run_end_with_the_program(end, tmp_path):
     (tmp_path / "tasks.py").write_text(TASKS)
     program = tmp_path / "program.py"
     program.write_text(SLEEPING.format(folder=str(tmp_path)))
-    with subprocess.Popen([sys.executable, program]) as running:
-        until(lambda: len(list(tmp_path.glob("*.pid"))) == 3)
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait(60)
-    workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    until(lambda: not any(is_alive(worker) for worker in workers))
+    with subprocess.Popen(
+        [sys.executable, program], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        until(lambda: len(list(tmp_path.glob("*.pid"))) == 6)
+        end(running)
+        _, error = running.communicate(timeout=60)
+    assert error.count("Traceback") == (end is press_ctrl_c), error
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def until(holds):

@@ -9,8 +9,6 @@ import torch
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
 from lightning_shards.pipeline.collate import Made
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
 from lightning_shards.workers import blocks
 from lightning_shards.workers.blocks import Block
 from lightning_shards.workers.inline import InlinePool
@@ -105,18 +103,6 @@ class Odd:
                 "x": torch.full((self.tensor,), number % 256, dtype=torch.uint8),
             }
             yield Made(batch if self.batch_format is dict else tuple(batch.values()))
-
-
-@pytest.fixture
-def start(request):
-    """Starts streams, which end with the test."""
-
-    def started(pool, source):
-        stream = pool.start(source, Place(), Cursor())
-        request.addfinalizer(stream.close)
-        return stream
-
-    return started
 
 
 def numbers(stream, count):

@@ -15,8 +15,6 @@ import torch
 from lightning_shards.errors import WorkerError
 from lightning_shards.pipeline.clock import StageClock
 from lightning_shards.pipeline.collate import Made
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
@@ -41,18 +39,6 @@ class Halts:
                 if number == 3:
                     self.halt()
             yield Made({"payload": [self.payload], "number": torch.tensor(number)})
-
-
-@pytest.fixture
-def start(request):
-    """Starts streams, which end with the test."""
-
-    def started(pool, source):
-        stream = pool.start(source, Place(), Cursor())
-        request.addfinalizer(stream.close)
-        return stream
-
-    return started
 
 
 def numbers(stream, num_batches):

@@ -1,6 +1,7 @@
 """Nothing that a trainer started outlives it, at whatever moment it is killed."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -159,3 +160,29 @@ def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start
     read_until(owner, "has started")
     assert left_after_kill(owner, 30) == []
     assert list(temporary.iterdir()) == []
+
+
+WITHOUT_PIDFD = """
+import os, sys, time
+from lightning_shards.guard import end_with
+
+def refuse(pid):
+    raise OSError(38, "Function not implemented")
+
+os.pidfd_open = refuse
+end_with(int(sys.argv[1]), None)
+print("is guarded", flush=True)
+time.sleep(120)
+"""
+
+
+def test_the_guard_needs_no_pidfd():
+    """Linux has it since 5.3; Python says only what it was built with."""
+    owner = subprocess.Popen(["sleep", "120"])
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_PIDFD, str(owner.pid)], stdout=subprocess.PIPE
+    ) as guarded:
+        assert guarded.stdout.readline() == b"is guarded\n"
+        owner.kill()
+        owner.wait()
+        assert guarded.wait(30) == -signal.SIGKILL
