@@ -1,7 +1,8 @@
 """From a YAML file, a dict or an omegaconf config to a data module."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_args
@@ -26,11 +27,28 @@ def module_from_config(
         ConfigError: it cannot be read, or holds what the module does not take.
         FileNotFoundError: there is no such file.
     """
-    module_class, settings = _chosen_class(module_class, _data_section(module_class, config))
+    module_class, settings, unchecked = _chosen_class(
+        module_class, _data_section(module_class, config)
+    )
     try:
-        return build(module_class, settings, "data")
+        return build(module_class, settings, "data", unchecked)
     except ConfigError as error:
         raise type(error)(placed_message(error, settings)) from error
+    except TypeError as error:
+        if not unchecked:
+            raise
+        raise ConfigError(f"data.dict_kwargs: {error}") from error
+
+
+def read_setting(path: str | PathLike[str], key: str, default: object = None) -> object:
+    """One setting of a YAML of LightningCLI, as in `trainer.devices`, with interpolations resolved.
+
+    Raises:
+        ConfigError: the file is no YAML, or an interpolation leads nowhere.
+        OSError: there is no such file, or it holds a bare value.
+    """
+    with _errors_name(repr(fspath(path))):
+        return OmegaConf.select(OmegaConf.load(fspath(path)), key, default=default)
 
 
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
@@ -66,8 +84,8 @@ def _data_section(
     module_class: type[object], config: DictConfig | Mapping[str, Any] | str | PathLike[str]
 ) -> dict[str, Any]:
     """The settings of the module: all of the config, or its section `data` where it has one."""
-    where = f"{fspath(config)!r}" if isinstance(config, str | PathLike) else "the config"
-    try:
+    where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
+    with _errors_name(where):
         node = cast("Any", _opened(config))
         if "data" in node and "data" not in inspect.signature(module_class).parameters:
             node = node.data
@@ -76,11 +94,20 @@ def _data_section(
         section = OmegaConf.to_container(
             node, resolve=True, throw_on_missing=True, structured_config_mode=SCMode.DICT
         )
+    return cast("dict[str, Any]", section)
+
+
+@contextmanager
+def _errors_name(where: str) -> Generator[None]:
+    """Errors of YAML and omegaconf become ours, in one line that begins with the file's name."""
+    try:
+        yield
+    except ShardError:  # a ConfigError is a ValueError, too
+        raise
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {omegaconf_message(error)}") from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
-    return cast("dict[str, Any]", section)
 
 
 def _opened(config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> object:
@@ -94,18 +121,29 @@ def _opened(config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> obj
 
 def _chosen_class(
     module_class: type[_T], section: dict[str, Any]
-) -> tuple[type[_T], dict[str, Any]]:
-    """The class that a section names by `class_path`, and its settings."""
+) -> tuple[type[_T], dict[str, Any], dict[str, Any]]:
+    """The class that a section names by `class_path`, its settings, and those without a check."""
     if "class_path" not in section:
-        return module_class, section
+        return module_class, section, {}
+    found = _named_class(module_class, section["class_path"])
+    if unknown := sorted(section.keys() - {"class_path", "init_args", "dict_kwargs"}):
+        raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
+    return found, section.get("init_args") or {}, section.get("dict_kwargs") or {}
+
+
+def _named_class(module_class: type[_T], path: Any) -> type[_T]:
+    """The class at an import path, or with the bare name of a class that is imported already."""
+    known = {each.__name__: each for each in _with_subclasses(module_class)}
     try:
-        found = resolve_name(section["class_path"])
+        found = known.get(path) or resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"data.class_path cannot be imported: {error}") from error
     if not isinstance(found, type) or not issubclass(found, module_class):
-        raise ConfigError(
-            f"data.class_path is {section['class_path']!r}, which is no {module_class.__name__}"
-        )
-    if unknown := sorted(section.keys() - {"class_path", "init_args"}):
-        raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
-    return found, section.get("init_args") or {}
+        raise ConfigError(f"data.class_path is {path!r}, which is no {module_class.__name__}")
+    return found
+
+
+def _with_subclasses(kind: type[_T]) -> Iterator[type[_T]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)

@@ -21,6 +21,7 @@ from lightning_shards.pipeline.source import Epochs, Source
 from lightning_shards.pipeline.substitute import require_budget
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
+from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.saved_state import State, read_count, require_same, require_state
 from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Pool
@@ -156,6 +157,11 @@ class ShardLoader:
         """How the samples are cut into epochs."""
         return self._source.epochs
 
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of a whole epoch, without the limit of `with_epoch`."""
+        return self.epochs.plan(self.place.world_size)
+
     def __len__(self) -> int:
         """Steps of a whole epoch, also in one that is resumed in the middle."""
         return self.epochs.steps(self.place.world_size)
@@ -166,7 +172,7 @@ class ShardLoader:
         Raises:
             ConfigError: fewer than one, or more than the plan has.
         """
-        planned = self.epochs.plan(self.place.world_size).steps
+        planned = self.plan.steps
         if not 1 <= steps <= planned:
             raise ConfigError(
                 f"an epoch of {steps} steps cannot be cut from a plan of {planned}; give 1 to "
@@ -229,7 +235,7 @@ class ShardLoader:
     @property
     def shape(self) -> State:
         """What a count of batches depends on: it means nothing under another one."""
-        plan = self.epochs.plan(self.place.world_size)
+        plan = self.plan
         return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
 
     @property

@@ -27,13 +27,19 @@ _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
 """What jsonargparse, an import and a constructor raise for values that do not fit."""
 
 
-def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _T:
+def build(
+    make: Callable[..., _T],
+    values: Mapping[str, Any],
+    section: str,
+    unchecked: Mapping[str, Any] | None = None,
+) -> _T:
     """Call a class or a function with values that are checked against its annotations.
 
     Args:
         make: a class or a function.
         values: its arguments in plain types; ``class_path`` and ``init_args`` make an object.
         section: how errors call these values.
+        unchecked: more arguments, for a `**kwargs` whose names jsonargparse cannot find out.
 
     Raises:
         ConfigError: a key that it does not take, one that is missing, or a value of another type.
@@ -48,12 +54,13 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
         problem = ConfigError(plain_message(error))
     else:
         try:
-            arguments = cast("dict[str, Any]", vars(_instantiated(parser, parsed)[section]))
+            made = _instantiated(parser, parsed)
+            arguments = cast("dict[str, Any]", vars(made.get(section, Namespace())))
         except ValueError as error:  # jsonargparse wraps those of the members of a union
             problem = cause_of(error, ShardError) or error
     if problem is not None:  # outside: the parser's own errors show all values, with the URLs
         raise problem
-    return make(**arguments)
+    return make(**(arguments | dict(unchecked or {})))
 
 
 def json_schema(make: Callable[..., object], section: str) -> dict[str, Any]:

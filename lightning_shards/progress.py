@@ -24,6 +24,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_shards.errors import StateError
 from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -45,6 +46,11 @@ class Loader(Protocol):
     @property
     def place(self) -> Place:
         """Its rank and world size."""
+        ...
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of a whole epoch."""
         ...
 
     @property
@@ -185,10 +191,10 @@ class TrainProgress:
         return self._trainer.global_step >= self._trainer.max_steps != -1
 
     def _cursor(self, loader: Loader, epoch: int, batches: int) -> Cursor:
-        world_size, anchor = loader.place.world_size, self.anchor
+        anchor = self.anchor
         if anchor is None or anchor.cursor.epoch != epoch:
-            return loader.epochs.cursor_after(world_size, epoch, batches)
-        rest = loader.epochs.plan(world_size, anchor.cursor.samples)
+            return Cursor(epoch, loader.plan.trained(batches))
+        rest = loader.epochs.plan(loader.place.world_size, anchor.cursor.samples)
         return Cursor(epoch, rest.trained(batches - anchor.batches))
 
     def _position(self, limit: int | None) -> tuple[int, int]:

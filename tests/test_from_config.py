@@ -90,6 +90,26 @@ def test_a_section_may_name_a_subclass(given):
         assert told(module) == told(WANTED)
 
 
+def test_a_class_that_is_imported_may_be_named_without_its_module(given):
+    section = {"class_path": "Named", "init_args": SETTINGS | {"classes": ["cat"]}}
+    assert ShardDataModule.from_config(given(section)).classes == ["cat"]
+
+
+class Opaque(ShardDataModule):
+    """A subclass whose settings jsonargparse cannot find out."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**dict(sorted(settings.items())))
+
+
+def test_settings_that_nothing_announces_are_passed_on_as_they_are(given):
+    unchecked = {"fields": {"label": "cls"}, "seed": 7}
+    section = {"class_path": f"{__name__}.Opaque", "dict_kwargs": unchecked}
+    assert ShardDataModule.from_config(given(section)).seed == 7
+    with pytest.raises(ConfigError, match=r"^data.dict_kwargs: .* unexpected .* 'sed'$"):
+        ShardDataModule.from_config(given(section | {"dict_kwargs": unchecked | {"sed": 7}}))
+
+
 def test_a_subclass_takes_its_own_settings(given):
     module = Named.from_config(given(SETTINGS | {"classes": ["cat"]}))
     assert type(module) is Named

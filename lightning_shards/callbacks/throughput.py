@@ -1,6 +1,5 @@
 """Who waits for whom: what the loader could give against what the trainer could take."""
 
-import os
 import time
 from dataclasses import astuple
 from typing import Any, cast
@@ -16,6 +15,7 @@ from lightning_shards.callbacks.report import Circumstances, write_report
 from lightning_shards.callbacks.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import logger_step, should_log, train_loaders
+from lightning_shards.shards.processes import num_cpus
 from lightning_shards.workers.inline import InlinePool
 
 
@@ -215,13 +215,7 @@ class DataThroughputMonitor(pl.Callback):
         pool = loader.pool
         return Circumstances(
             num_workers=0 if isinstance(pool, InlinePool) else pool.lanes,
-            cores=max(1, _count_cores() // trainer.num_devices),
+            cores=max(1, num_cpus() // trainer.num_devices),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,
         )
-
-
-def _count_cores() -> int:
-    """The cores that this process may use, which a container may have fewer of than its machine."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(allowed(0)) if allowed else os.cpu_count() or 1

@@ -79,10 +79,6 @@ class Epochs:
             return left
         return max(0, min(whole, self.limit) - (whole - left))
 
-    def cursor_after(self, world_size: int, epoch: int, steps: int) -> Cursor:
-        """The cursor after the first `steps` steps of an epoch."""
-        return Cursor(epoch, self.plan(world_size).trained(steps))
-
     def next_epoch(self, cursor: Cursor) -> Cursor:
         """The beginning of the epoch that follows."""
         return Cursor(0 if self.pinned else cursor.epoch + 1)

@@ -5,7 +5,6 @@ import logging
 import platform
 import sys
 import tempfile
-import time
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Generator, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lightning_shards.callbacks.plot import require_plot
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.shards.processes import num_cpus
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.tools.bench_report import Runs, as_document, as_text, save_bench_plot
 from lightning_shards.tools.console import run_tool
 
@@ -44,7 +44,6 @@ training is not seen), and its root folder is a temporary one. Options of `fit` 
 With --urls there is no trainer. Images of bare shards are cut to --image-size as in training.
 Exit status: 0 measured, 2 not done."""
 
-_BAR: Final = 24
 _LIGHTNING: Final = ("lightning.pytorch", "lightning.fabric")
 
 
@@ -208,7 +207,7 @@ def _measure(
     span, fit = benchmarking.Span.of(options.seconds), subject.fit
     trainer: list[Window] = []
     tasks = options.repeats * (len(rows) * (2 if fit else 1) + (1 if fit else 0))
-    with _progress_bar(tasks) as begin:
+    with progress_bar(tasks) as begin:
         for _ in range(options.repeats):
             if fit:
                 begin("trainer alone")
@@ -296,26 +295,3 @@ def _quiet() -> Generator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-@contextmanager
-def _progress_bar(total: int, *, show: bool | None = None) -> Generator[Callable[[str], None]]:
-    """A function to call as each measurement begins; `show=None` draws on a terminal only."""
-    is_shown = sys.stderr.isatty() if show is None else show
-    began, begun = time.perf_counter(), 0
-
-    def begin(what: str) -> None:
-        nonlocal begun
-        done, begun = begun, begun + 1
-        bar = "#" * (_BAR * done // total)
-        left_s = (time.perf_counter() - began) / max(done, 1) * (total - done)
-        left = f", {left_s / 60:.0f} min left" if done else ""
-        if is_shown:
-            sys.stderr.write(f"\r\x1b[K[{bar:.<{_BAR}}] {begun} of {total}: {what}{left}")
-            sys.stderr.flush()
-
-    try:
-        yield begin
-    finally:
-        if is_shown:
-            sys.stderr.write("\r\x1b[K")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning_shards.benchmarking import Fit
 from lightning_shards.cli import ShardArgumentParser, ShardCLI
 from lightning_shards.config import LoaderConfig, SplitConfig
+from lightning_shards.config_files import read_setting
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError
 from lightning_shards.parsing import plain_message
@@ -89,7 +90,7 @@ def configured_fit(
     sys.path.insert(0, str(Path.cwd()))
     model = model_class and _load_class(model_class, "--model-class")
     data = data_class and _load_class(data_class, "--data-class")
-    names_class = not data and _names_data_class(configs)
+    names_class = not data and any(read_setting(path, "data.class_path") for path in configs)
     try:
         cli = _FitAsConfigured(
             model,
@@ -162,23 +163,6 @@ def module_of_shards(options: Namespace) -> ShardDataModule:
         num_workers=0,
         loader=LoaderConfig(cache_dir=options.cache_dir),
     )
-
-
-def _names_data_class(configs: Sequence[Path]) -> bool:
-    """Whether the section `data` says which class it is for."""
-    from omegaconf import OmegaConf  # noqa: PLC0415 heavy, and not asked for with --urls
-    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
-    from yaml import YAMLError  # noqa: PLC0415
-
-    for path in configs:
-        try:
-            document = cast("Any", OmegaConf.load(path))
-        except (YAMLError, OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-        data: Any = document.get("data") if OmegaConf.is_dict(document) else None
-        if OmegaConf.is_dict(data) and "class_path" in data:
-            return True
-    return False
 
 
 def _load_class(path: str, option: str) -> type:

@@ -61,11 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.config_files import read_setting  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
 
     sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
     module = ShardDataModule.from_config(options.config)
-    devices, nodes = _trainer(options.config)
+    devices = _positive(read_setting(options.config, "trainer.devices"))
+    nodes = _positive(read_setting(options.config, "trainer.num_nodes")) or 1
     ranks_per_node = options.ranks_per_node or devices or 8
     sizes = _world_sizes(options.world_size, (devices or 1) * nodes)
     found = _find(module, options)
@@ -89,15 +91,8 @@ def _plan(options: Namespace) -> int:
     return 0
 
 
-def _trainer(config: Path) -> tuple[int | None, int]:
-    """Devices per node, and nodes, where the config's trainer gives them as numbers."""
-    from omegaconf import OmegaConf  # noqa: PLC0415
-
-    document: Any = OmegaConf.load(config)
-    trainer: Any = document.get("trainer") or {}
-    devices, nodes = trainer.get("devices"), trainer.get("num_nodes", 1)
-    is_number = type(devices) is int and devices > 0
-    return (devices if is_number else None), (nodes if type(nodes) is int and nodes > 0 else 1)
+def _positive(count: object) -> int | None:
+    return count if type(count) is int and count > 0 else None
 
 
 def _world_sizes(text: str | None, default: int) -> list[int]:

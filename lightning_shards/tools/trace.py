@@ -1,15 +1,14 @@
 """`lightning-shards trace`: which samples did every rank see at these steps?"""
 
 import json
-import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from lightning_shards.errors import ConfigError, IndexMismatchError, ShardError
+from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, not_written
 
 if TYPE_CHECKING:
@@ -41,14 +40,9 @@ Steps = list[list[list["ServedSample"]]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; an error is one line on stderr and exit status 2."""
     options = _parser().parse_args(arguments)
-    try:
-        print(_trace(options), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ShardError, OSError) as error:
-        line = " ".join(str(error).split())
-        print(f"lightning-shards trace: {line}", file=sys.stderr)
-        sys.exit(2)
+    from lightning_shards.tools.console import run_tool  # noqa: PLC0415 --help needs no numpy
+
+    run_tool("trace", _trace, options)
 
 
 def _parser() -> ArgumentParser:
@@ -81,16 +75,15 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _trace(options: Namespace) -> str:
-    """What is to be printed."""
+def _trace(options: Namespace) -> int:
     from lightning_shards.pipeline.replay import batch_keys  # noqa: PLC0415 --help needs no torch
     from lightning_shards.shards.urls import is_local  # noqa: PLC0415
     from lightning_shards.topology import Place  # noqa: PLC0415
 
     steps = _parse_steps(options.steps)
-    config = _read_config(options.config)
-    module = _data_module(config)
-    world_size: int = options.world_size if options.world_size is not None else _world_size(config)
+    module = _data_module(options.config)
+    given: int | None = options.world_size
+    world_size = _world_size(options.config) if given is None else given
     loader = module.loader(options.split, rank=0, world_size=world_size)
     source: Any = loader.source
     if options.samples is not None and not all(map(is_local, source.index.urls)):
@@ -109,8 +102,10 @@ def _trace(options: Namespace) -> str:
     if options.samples is not None:
         _write_samples(options.samples, served, steps.start, source, module)
     if options.json:
-        return _as_json(served, steps, options.epoch, options.split)
-    return _as_table(served, steps)
+        print(_as_json(served, steps, options.epoch, options.split))
+    else:
+        print(_as_table(served, steps))
+    return 0
 
 
 def _parse_steps(text: str) -> range:
@@ -155,47 +150,24 @@ def _as_table(served: Steps, steps: range) -> str:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """The sections `data` and `trainer` of the file."""
-    from omegaconf import OmegaConf  # noqa: PLC0415
-    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
-    from yaml import YAMLError  # noqa: PLC0415
-
-    try:
-        document = cast("Any", OmegaConf.load(path))
-        names = [name for name in ("data", "trainer") if document.get(name) is not None]
-        return {name: OmegaConf.to_container(document[name], resolve=True) for name in names}
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-
-
-def _data_module(config: dict[str, Any]) -> "ShardDataModule":
+def _data_module(config: Path) -> "ShardDataModule":
     """The data module that LightningCLI would make of the section `data`."""
-    import jsonargparse  # noqa: PLC0415
-
+    from lightning_shards.config_files import read_setting  # noqa: PLC0415
     from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
 
-    if not isinstance(config.get("data"), dict):
+    if read_setting(config, "data") is None:
         raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
     sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
-    parser = cast("Any", jsonargparse.ArgumentParser(allow_abbrev=False, exit_on_error=False))
-    parser.add_subclass_arguments(ShardDataModule, "data", required=True)
-    try:
-        parsed = parser.parse_object({"data": config["data"]})
-        # since 4.49 the old name warns
-        make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-        return make(parsed).data
-    except ShardError:
-        raise
-    except (jsonargparse.ArgumentError, TypeError, ValueError) as error:
-        raise ConfigError(f"section `data` of the config: {error}") from error
+    return ShardDataModule.from_config(config)
 
 
-def _world_size(config: dict[str, Any]) -> int:
+def _world_size(config: Path) -> int:
     """Devices times nodes of the trainer; 1, with a note, where these are not numbers."""
-    trainer: Any = config.get("trainer") or {}
-    devices, nodes = trainer.get("devices"), trainer.get("num_nodes", 1)
-    if all(type(count) is int and count > 0 for count in (devices, nodes)):
+    from lightning_shards.config_files import read_setting  # noqa: PLC0415
+
+    devices = read_setting(config, "trainer.devices")
+    nodes = read_setting(config, "trainer.num_nodes", 1)
+    if type(devices) is int and type(nodes) is int and min(devices, nodes) > 0:
         return devices * nodes
     print(
         f"lightning-shards trace: note: the trainer's devices ({devices!r}) x num_nodes "

@@ -142,7 +142,7 @@ def made_by_workers(module, place, num_workers, num_batches):
 
 def epoch_of(module, world_size, num_workers=1):
     """All ranks' batches of one epoch: `made[rank][step]`, and the plan."""
-    plan = module.loader("train", rank=0, world_size=world_size).epochs.plan(world_size)
+    plan = module.loader("train", rank=0, world_size=world_size).plan
     ranks = [
         made_by_workers(module, Place(rank, world_size), num_workers, plan.steps)
         for rank in range(world_size)

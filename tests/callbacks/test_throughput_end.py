@@ -106,7 +106,7 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     make_fit: Any, monkeypatch: pytest.MonkeyPatch, pool: Any, said: str
 ) -> None:
     """The trainer takes in 1 s what the loader gives in 9 s."""
-    monkeypatch.setattr(throughput, "_count_cores", lambda: 13)
+    monkeypatch.setattr(throughput, "num_cpus", lambda: 13)
     fit = make_fit(pool=pool)
     fit.trainer.num_devices = 3
     fit.begin()

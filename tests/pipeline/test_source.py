@@ -24,7 +24,8 @@ def streams(draw):
     )
     steps = epochs.steps(world_size=2)
     assume(steps)
-    return epochs, epochs.cursor_after(2, draw(st.integers(0, 3)), draw(st.integers(0, steps - 1)))
+    epoch, done = draw(st.integers(0, 3)), draw(st.integers(0, steps - 1))
+    return epochs, Cursor(epoch, epochs.plan(world_size=2).trained(done))
 
 
 def expected_steps(epochs, cursor, num_steps):

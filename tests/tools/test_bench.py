@@ -324,22 +324,6 @@ def test_settings_take_turns_so_that_a_busy_minute_meets_all(run, monkeypatch):
     assert parts == ["trainer", *settings] * 2
 
 
-def test_the_bar_counts_measurements_and_leaves_nothing_behind(capsys):
-    with bench._progress_bar(2, show=True) as begin:
-        begin("loader alone, 1 thread")
-        begin("both, 1 thread")
-    shown = capsys.readouterr().err
-    assert "[........................] 1 of 2: loader alone, 1 thread" in shown
-    assert "[############............] 2 of 2: both, 1 thread, 0 min left" in shown
-    assert shown.endswith("\r\x1b[K")
-
-
-def test_no_bar_is_drawn_where_there_is_no_terminal(capsys):
-    with bench._progress_bar(1) as begin:
-        begin("both")
-    assert capsys.readouterr().err == ""
-
-
 def test_help_needs_no_torch(in_folder):
     code = """
 import sys

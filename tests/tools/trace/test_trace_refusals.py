@@ -45,6 +45,12 @@ def test_a_wrong_section_is_refused(options, write_config, fails):
     assert next(iter(options)).split("_")[0] in fails(write_config(**options))
 
 
+def test_an_interpolation_that_leads_nowhere_is_refused(write_config, fails):
+    said = "Interpolation key 'nowhere' not found, at"
+    assert f"{said} 'trainer.devices'" in fails(write_config(trainer={"devices": "${nowhere}"}))
+    assert f"{said} 'data.seed'" in fails(write_config(seed="${nowhere}"))
+
+
 def test_a_missing_shard_is_refused(write_config, fails, tmp_path):
     config = write_config({"train": {"urls": str(tmp_path / "absent.tar")}})
     assert "absent.tar" in fails(config)

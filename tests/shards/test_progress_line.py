@@ -1,0 +1,55 @@
+"""Progress is drawn on a terminal, and nothing of it is left to a program that uses threads."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+from lightning_shards.shards.progress_line import progress_bar, progress_line
+
+
+def test_a_line_counts_shards_and_stays(capsys):
+    with progress_line("counted", 2, "/data/{a}", show=True) as step:
+        step()
+        step()
+    shown = capsys.readouterr().err
+    assert shown.startswith("\rcounted 0 of 2 shards in /data/{a}")
+    assert shown.endswith("\rcounted 2 of 2 shards in /data/{a}\n")
+
+
+def test_a_line_ends_by_an_error_too(capsys):
+    with suppress(OSError), progress_line("counted", 2, "", show=True) as step:
+        step()
+        raise OSError
+    assert capsys.readouterr().err.endswith("\rcounted 1 of 2 shards in .\n")
+
+
+def test_a_bar_counts_tasks_as_they_begin_and_leaves_nothing_behind(capsys):
+    with progress_bar(2, show=True) as begin:
+        begin("loader alone, 1 thread")
+        begin("both, 1 thread")
+    shown = capsys.readouterr().err
+    assert "[........................] 1 of 2: loader alone, 1 thread, ? left" in shown
+    assert "[############............] 2 of 2: both, 1 thread, 00:00 left" in shown
+    *_, wiped, last = shown.split("\r")
+    assert (wiped.strip(), last) == ("", "")
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
+    with progress_line("counted", 1, "/data") as step:
+        step()
+    with progress_bar(1) as begin:
+        begin("both")
+    assert capsys.readouterr().err == ""
+
+
+def test_neither_a_thread_nor_a_start_method_comes_with_it():
+    """tqdm by itself starts a thread, and no start method can be set any more."""
+    program = (
+        "import multiprocessing, sys, threading\n"
+        "from lightning_shards.shards.progress_line import progress_line\n"
+        "with progress_line('counted', 1, '/data', show=True) as step: step()\n"
+        "multiprocessing.set_start_method('spawn')\n"
+        "print(threading.active_count(), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"1 False\n"
