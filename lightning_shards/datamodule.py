@@ -321,7 +321,7 @@ class ShardDataModule(pl.LightningDataModule):
         sample: Made | None = None,
     ) -> ShardLoader:
         place = given or Place()
-        source.epochs.plan(place.world_size).require_steps()
+        steps = source.epochs.plan(place.world_size).require_steps().steps
         progress = None
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
@@ -336,7 +336,8 @@ class ShardDataModule(pl.LightningDataModule):
             ranks=trainer.num_devices if trainer else 1,
         )
         identity = source_identity(source)
-        return ShardLoader(source, pool, given, identity=identity, progress=progress)
+        loader = ShardLoader(source, pool, given, identity=identity, progress=progress)
+        return loader.with_epoch(steps).with_length(steps)
 
     def _prepare(self, split: Split) -> None:
         """Count the samples, and list the members for the indexed reader."""
