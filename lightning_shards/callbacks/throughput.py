@@ -13,9 +13,9 @@ from lightning_shards.callbacks.plot import History, require_plot, save_plot
 from lightning_shards.callbacks.rates import Measured, find_slow_rank, in_lockstep
 from lightning_shards.callbacks.report import Circumstances, write_report
 from lightning_shards.callbacks.starvation import HostClock, StarvationClock, make_clock
+from lightning_shards.cpus import num_cpus
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import logger_step, should_log, train_loaders
-from lightning_shards.shards.processes import num_cpus
 from lightning_shards.workers.inline import InlinePool
 
 

@@ -28,12 +28,6 @@ _CHUNKS_PER_PROCESS = 8
 """Enough chunks that processes end together, few enough that sending them costs nothing."""
 
 
-def num_cpus() -> int:
-    """Processors that this process may use: a container may have fewer than its machine."""
-    # Linux alone has it
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def map_parallel(
     function: Callable[[_Task], _Result], items: Sequence[_Task], processes: int
 ) -> Generator[_Result]:

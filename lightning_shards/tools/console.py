@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ShardError
 from lightning_shards.shards.inspection.findings import Finding
-from lightning_shards.shards.processes import num_cpus
 
 FAILED: Final = 1
 REFUSED: Final = 2

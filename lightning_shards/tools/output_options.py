@@ -12,8 +12,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
+from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.processes import num_cpus
 from lightning_shards.shards.writing.listing import Listing
 from lightning_shards.shards.writing.packing import Packing
 from lightning_shards.shards.writing.rewriting import Output, Rewritten
