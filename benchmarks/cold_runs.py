@@ -24,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 from webdataset.writer import TarWriter
 
-from lightning_shards.pipeline.fields import make_fields
-from lightning_shards.pipeline.indexed import IndexedSource
-from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder, Sampling
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.topology import Place
 
 BATCH = 64
 LEAST_READ = 0.9  # below it a part of the samples came from memory

@@ -19,8 +19,8 @@ from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 
-from lightning_shards.shards.indexing import IndexFiles, write_index
-from lightning_shards.shards.inspection.survey import survey
+from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
+from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.shards.members import scan_members
 
 SHARDS, SAMPLES, SUFFIXES = 8, 5_000, ("jpg", "cls")

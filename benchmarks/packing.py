@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from webdataset.writer import ShardWriter as TheirWriter
 
-from lightning_shards.shards.writing.catalog import CatalogBuilder
-from lightning_shards.shards.writing.packing import Packing, assign, with_unique_keys
-from lightning_shards.shards.writing.writer import ShardWriter
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder
+from lightning_shards.dataprep.writing.packing import Packing, assign, with_unique_keys
+from lightning_shards.dataprep.writing.writer import ShardWriter
 
 REPEATS = 3
 

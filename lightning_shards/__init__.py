@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_shards.callbacks.digest import EpochDigest
-    from lightning_shards.callbacks.epoch import SetEpoch
     from lightning_shards.callbacks.resume import ExactResume
+    from lightning_shards.callbacks.set_epoch import SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
     from lightning_shards.config import LoaderConfig, SplitConfig
     from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.dataprep.writing.writer import ShardWriter
     from lightning_shards.errors import ShardError
     from lightning_shards.loader import ShardLoader
-    from lightning_shards.pipeline.crops import CenterCrop, RandomResizedCrop, Resize
-    from lightning_shards.pipeline.dataset import ShardDataset
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
     from lightning_shards.plan.order import SampleOrder
+    from lightning_shards.plan.place import Place
+    from lightning_shards.readers.map_dataset import ShardDataset
+    from lightning_shards.samples.crops import CenterCrop, RandomResizedCrop, Resize
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
-    from lightning_shards.shards.writing.writer import ShardWriter
-    from lightning_shards.topology import Place
 
 _HOMES = {
-    "CenterCrop": "pipeline.crops",
+    "CenterCrop": "samples.crops",
     "Cursor": "plan.cursor",
     "DataThroughputMonitor": "callbacks.throughput",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
     "ExactResume": "callbacks.resume",
     "LoaderConfig": "config",
-    "Place": "topology",
-    "RandomResizedCrop": "pipeline.crops",
-    "Resize": "pipeline.crops",
+    "Place": "plan.place",
+    "RandomResizedCrop": "samples.crops",
+    "Resize": "samples.crops",
     "SampleOrder": "plan.order",
-    "SetEpoch": "callbacks.epoch",
+    "SetEpoch": "callbacks.set_epoch",
     "ShardCLI": "cli",
     "ShardDataModule": "datamodule",
-    "ShardDataset": "pipeline.dataset",
+    "ShardDataset": "readers.map_dataset",
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
-    "ShardWriter": "shards.writing.writer",
+    "ShardWriter": "dataprep.writing.writer",
     "SplitConfig": "config",
     "expand_urls": "shards.urls",
     "plan_epoch": "plan.epoch",

@@ -13,8 +13,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_shards.callbacks.digest import EpochDigest
-from lightning_shards.callbacks.epoch import SetEpoch
 from lightning_shards.callbacks.resume import ExactResume
+from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
 from lightning_shards.config_files import omegaconf_message, placed_message
 from lightning_shards.datamodule import ShardDataModule

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf import DictConfig
 
-from lightning_shards.agreement import agree
+from lightning_shards.collectives import agree
 from lightning_shards.config import (
     LoaderConfig,
     Split,
@@ -24,10 +24,7 @@ from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.parsing import load_callables
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.fields import UNSAFE_DECODERS
-from lightning_shards.pipeline.indexed import IndexedSource
-from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.pools import make_pool
 from lightning_shards.progress import (
     EvaluationProgress,
@@ -35,12 +32,15 @@ from lightning_shards.progress import (
     place_of,
     translates_batches,
 )
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.stream import StreamSource
+from lightning_shards.samples.collate import Made
+from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.splits import Defaults, describe, make_source, source_identity, split_fields
-from lightning_shards.topology import Place, place_if_given
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch.distributed
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError
-from lightning_shards.pipeline.clock import STAGES
-from lightning_shards.pipeline.collate import BadSample, Batch, Made
-from lightning_shards.pipeline.source import Epochs, Source
-from lightning_shards.pipeline.substitute import require_budget
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.bad_samples import require_budget
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import BadSample, Batch, Made
+from lightning_shards.samples.stage_clock import STAGES
 from lightning_shards.saved_state import State, read_count, require_same, require_state
-from lightning_shards.topology import Place
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
@@ -57,7 +58,7 @@ class LoaderTimes:
         wait_s: seconds that `next()` took, without the first batch of a stream.
         produce_s: seconds that the workers spent to make these batches, summed over workers.
         start_s: seconds until the first batches of streams came: workers start, buffers fill.
-        stages: `produce_s` by stage, see `clock.STAGES`; the rest is bookkeeping.
+        stages: `produce_s` by stage, see `stage_clock.STAGES`; the rest is bookkeeping.
         handed_at: `time.perf_counter()` when the last batch was handed out.
     """
 

@@ -1,9 +1,9 @@
 """From the configuration of a loader to the pool that its batches are made in."""
 
 from lightning_shards.config import LoaderConfig
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.source import Source
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import Made
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool

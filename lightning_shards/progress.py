@@ -1,18 +1,7 @@
-"""Where Lightning is: the only reader and writer of its counters, some of which are semi-private.
+"""Where Lightning is: the only reader of its counters, some of which are semi-private.
 
 The counters are read when the first batch of an iteration is asked for. By then Lightning has
 restored and reset them; hooks run too early or, on a resume, not at all.
-
-They are written into a checkpoint, before Lightning restores it, in one of four forms::
-
-    form              epochs ready, started   processed, completed   batches of the epoch
-    between epochs                        e   e                      0
-    within an epoch                   e + 1   e                      b, completed b - 1
-    validation due                    e + 1   e                      b
-    only its end left                 e + 1   e                      n, the last one
-
-Lightning takes the second for a checkpoint from the end of a training batch whose validation, if
-there was one, has run. In the third its counters say that a validation was begun and not finished.
 """
 
 from collections.abc import Iterable
@@ -22,9 +11,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_shards.errors import StateError
-from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -32,7 +22,6 @@ from lightning_shards.saved_state import (
     require_same,
     require_state,
 )
-from lightning_shards.topology import Place
 
 
 class Loader(Protocol):
@@ -302,41 +291,6 @@ def limit_of(trainer: Any, steps: int) -> int:
     """How many of an epoch's `steps` the trainer will run, as it says itself once it has begun."""
     limit = trainer.limit_train_batches
     return min(steps, limit) if isinstance(limit, int) else int(steps * limit)
-
-
-def write_counters(
-    fit_loop: dict[str, Any], standing: Standing, stepped: int, accumulate: int
-) -> None:
-    """Make the saved state of a fit loop say where it stands, in one of the four forms.
-
-    Args:
-        fit_loop: the state in a checkpoint, changed in place.
-        standing: what it shall say.
-        stepped: batches ever that an optimiser step followed, the x axis of loggers.
-        accumulate: batches in an accumulation window.
-    """
-    begun = standing.epoch + (not standing.is_between_epochs)
-    epochs = _counts(begun, standing.epoch, standing.epoch)
-    is_within = not (standing.is_over or standing.validation_due or standing.is_between_epochs)
-    batches = _counts(standing.batches, standing.batches, standing.batches - is_within)
-    total = _counts(standing.total, standing.total, standing.total - is_within)
-    unfinished = _counts(1, 0, 0) if standing.validation_due else _counts(0, 0, 0)
-    fit_loop["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
-    fit_loop["epoch_loop.batch_progress"] = {
-        "total": total, "current": batches, "is_last_batch": standing.is_over,
-    }  # fmt: skip
-    fit_loop["epoch_loop.val_loop.batch_progress"] = {
-        "total": unfinished, "current": _counts(0, 0, 0), "is_last_batch": False,
-    }  # fmt: skip
-    if (is_within or standing.validation_due) and standing.is_stepped(accumulate):
-        stepped -= 1  # Lightning counts the last one when it restarts
-    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
-
-
-def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
-    return {
-        "ready": started, "started": started, "processed": processed, "completed": completed,
-    }  # fmt: skip
 
 
 def validates_now(trainer: Any) -> bool:

@@ -5,12 +5,12 @@ from typing import Any
 
 from lightning_shards.config import Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.pipeline.collate import BatchFormat
-from lightning_shards.pipeline.fields import Field, image_backend, make_fields, takes_bytes
-from lightning_shards.pipeline.indexed import IndexedSource
-from lightning_shards.pipeline.source import Epochs
-from lightning_shards.pipeline.stream import StreamSource
 from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.stream import StreamSource
+from lightning_shards.samples.collate import BatchFormat
+from lightning_shards.samples.fields import Field, image_backend, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.urls import is_local
 

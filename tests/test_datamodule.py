@@ -18,7 +18,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
-from tests.pipeline.test_stream_http import serving
+from tests.readers.test_stream_http import serving
 
 SPLITS = ["train", "val", "test", "predict"]
 

@@ -40,12 +40,12 @@ def unpickled():
     return Transform()
 
 def main():
-    from lightning_shards.pipeline.fields import Field
-    from lightning_shards.pipeline.source import Epochs
-    from lightning_shards.pipeline.stream import StreamSource
+    from lightning_shards.samples.fields import Field
+    from lightning_shards.plan.schedule import Epochs
+    from lightning_shards.readers.stream import StreamSource
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.shards.index import ShardIndex
-    from lightning_shards.topology import Place
+    from lightning_shards.plan.place import Place
     from lightning_shards.workers.processes import ProcessPool
 
     url, moment, start_method = sys.argv[1:]

@@ -24,11 +24,11 @@ from hypothesis.stateful import (
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import SampleError
-from lightning_shards.pipeline.fields import make_fields
-from lightning_shards.pipeline.indexed import IndexedSource
-from lightning_shards.pipeline.source import Epochs
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.topology import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.pool import produce
 

@@ -22,9 +22,9 @@ from lightning_shards import (
     expand_urls,
 )
 from lightning_shards.errors import ShardError
-from lightning_shards.pipeline.stream import read_shard
+from lightning_shards.readers.stream import read_shard
 from lightning_shards.shards.fetching import local_copy
-from tests.pipeline.test_stream_http import serving
+from tests.readers.test_stream_http import serving
 
 SECRET = "s3cr3t"
 URLS = [

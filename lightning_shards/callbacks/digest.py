@@ -7,8 +7,8 @@ import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.agreement import gather
 from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError
 from lightning_shards.loader import Served, ShardLoader
 from lightning_shards.plan.cursor import Cursor

@@ -13,9 +13,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.callbacks.resume_counters import (
+    Overrides,
+    leave_restart,
+    settle,
+    write_counters,
+)
 from lightning_shards.loader import ShardLoader
-from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.schedule import Epochs
 from lightning_shards.progress import (
     Anchor,
     Standing,
@@ -23,9 +29,7 @@ from lightning_shards.progress import (
     batches_seen,
     limit_of,
     train_loaders,
-    write_counters,
 )
-from lightning_shards.restart import Overrides, leave_restart, settle
 from lightning_shards.saved_state import (
     State,
     read_choice,

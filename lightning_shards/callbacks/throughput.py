@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
-from lightning_shards.callbacks.plot import History, require_plot, save_plot
-from lightning_shards.callbacks.rates import Measured, find_slow_rank, in_lockstep
-from lightning_shards.callbacks.report import Circumstances, write_report
-from lightning_shards.callbacks.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.cpus import num_cpus
 from lightning_shards.loader import ShardLoader
+from lightning_shards.profiling.plot import History, require_plot, save_plot
+from lightning_shards.profiling.rates import Measured, find_slow_rank, in_lockstep
+from lightning_shards.profiling.report import Circumstances, write_report
+from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import logger_step, should_log, train_loaders
 from lightning_shards.workers.inline import InlinePool
 
@@ -26,7 +26,7 @@ class DataThroughputMonitor(pl.Callback):
     `data/loader_samples_per_s` (what the workers could make), `data/trainer_samples_per_s` (what
     the model could take), `data/wait_fraction`, `data/transfer_fraction` (moving batches to the
     device) and, of the workers' own time, `data/loader_read_fraction` and so on for each stage
-    (`pipeline.clock.STAGES`), of rank 0 since the last log. A fit ends with a
+    (`samples.stage_clock.STAGES`), of rank 0 since the last log. A fit ends with a
     table over the whole run, its last epoch and all ranks: the bottleneck, the headroom, and the
     one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended with
     Ctrl-C says the same of rank 0 alone.

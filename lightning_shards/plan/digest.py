@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.plan.order import SampleOrder, mix
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 _AT_ONCE = 2**16
 """Positions digested together; 1 MiB of ids."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 ORDER_VERSION = 1
 """Goes into checkpoints; raised by any change that gives other orders for the same arguments."""

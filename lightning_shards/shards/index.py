@@ -1,7 +1,7 @@
 """How many samples each shard holds: the numbers that every order and every epoch is made from.
 
 The counts come from what lies beside the shards (`count_files`), else from a scan of the headers,
-which is kept for the next run (`counts_cache`). Remote shards are never scanned: without a file
+which is kept for the next run (`counts.cache`). Remote shards are never scanned: without a file
 that counts them they have no counts, and then the whole index has none; at most a total is known.
 """
 
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.counts_cache import CountsCache
-from lightning_shards.shards.formats.count_files import (
+from lightning_shards.shards.counts.cache import CountsCache
+from lightning_shards.shards.counts.count_files import (
     CountClaim,
     http_claims,
     http_start,
     http_total,
     local_claims,
 )
-from lightning_shards.shards.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import stamp_of
-from lightning_shards.shards.tar import BLOCK
+from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
+from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
 
 _log = logging.getLogger(__name__)

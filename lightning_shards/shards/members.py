@@ -23,10 +23,10 @@ from lightning_shards.errors import (
     MissingFieldError,
 )
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.plain_runs import scan_samples
 from lightning_shards.shards.regular_files import absent, open_regular, stamp_of
-from lightning_shards.shards.tar import damaged
-from lightning_shards.shards.tar_bytes import open_tar, read_at
+from lightning_shards.shards.tar.plain_runs import scan_samples
+from lightning_shards.shards.tar.tar_bytes import open_tar, read_at
+from lightning_shards.shards.tar.walk import damaged
 from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.formats.beside import is_count, is_number, json_object
+from lightning_shards.shards.beside import is_count, is_number, json_object
 
 MARKER: Final = b'"wids_version"'
 """Bytes that every wids JSON contains."""

@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_shards.callbacks.plot import require_plot
 from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.profiling.plot import require_plot
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.tools.bench_report import Runs, as_document, as_text, save_bench_plot
 from lightning_shards.tools.console import run_tool
@@ -25,7 +25,7 @@ from lightning_shards.tools.console import run_tool
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from lightning_shards.benchmarking import Fit, OneBatch, Window
+    from lightning_shards.profiling.measuring import Fit, OneBatch, Window
 
 _EPILOG: Final = """\
 Three things are measured, in turn for each setting of the workers, and that several times over:
@@ -102,7 +102,7 @@ def _parser() -> ArgumentParser:
 
 def _bench(options: Namespace) -> int:
     _check(options)
-    from lightning_shards.benchmarking import take_batch  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.profiling.measuring import take_batch  # noqa: PLC0415 --help needs no torch
 
     with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, _quiet():
         subject = _subject(options, folder)
@@ -202,23 +202,23 @@ def _measure(
     subject: _Subject, batch: "OneBatch", rows: Sequence[Runs], options: Namespace
 ) -> "list[Window]":
     """Fill the rows, one run of each after the other; the runs of the trainer alone."""
-    from lightning_shards import benchmarking  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.profiling import measuring  # noqa: PLC0415 --help needs no torch
 
-    span, fit = benchmarking.Span.of(options.seconds), subject.fit
+    span, fit = measuring.Span.of(options.seconds), subject.fit
     trainer: list[Window] = []
     tasks = options.repeats * (len(rows) * (2 if fit else 1) + (1 if fit else 0))
     with progress_bar(tasks) as begin:
         for _ in range(options.repeats):
             if fit:
                 begin("trainer alone")
-                trainer.append(_fitted(partial(benchmarking.measure_trainer, fit, batch, span)))
+                trainer.append(_fitted(partial(measuring.measure_trainer, fit, batch, span)))
             for runs in rows:
                 begin(f"loader alone, {runs.setting.name}")
-                measure = partial(benchmarking.measure_loader, subject.data, span)
+                measure = partial(measuring.measure_loader, subject.data, span)
                 _add_run(subject.data, runs, runs.loader, measure)
                 if fit:
                     begin(f"both, {runs.setting.name}")
-                    measure = partial(_fitted, partial(benchmarking.measure_both, fit, span))
+                    measure = partial(_fitted, partial(measuring.measure_both, fit, span))
                     _add_run(subject.data, runs, runs.both, measure)
     return trainer
 

@@ -12,16 +12,16 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningCLI
 
-from lightning_shards.benchmarking import Fit
 from lightning_shards.cli import ShardArgumentParser, ShardCLI
 from lightning_shards.config import LoaderConfig, SplitConfig
 from lightning_shards.config_files import read_setting
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError
 from lightning_shards.parsing import plain_message
-from lightning_shards.pipeline.crops import RandomResizedCrop
-from lightning_shards.pipeline.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
-from lightning_shards.pipeline.stream import read_shard
+from lightning_shards.profiling.measuring import Fit
+from lightning_shards.readers.stream import read_shard
+from lightning_shards.samples.crops import RandomResizedCrop
+from lightning_shards.samples.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
 from lightning_shards.shards.urls import expand_urls
 
 _ONE_RANK = ("devices=1", "num_nodes=1", "strategy=auto")

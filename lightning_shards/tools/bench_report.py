@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lightning_shards.callbacks.plot import save_figure
-from lightning_shards.callbacks.rates import Throughput
 from lightning_shards.errors import ConfigError
+from lightning_shards.profiling.plot import save_figure
+from lightning_shards.profiling.rates import Throughput
 from lightning_shards.tools.console import table
 
 if TYPE_CHECKING:
-    from lightning_shards.benchmarking import Window
+    from lightning_shards.profiling.measuring import Window
     from lightning_shards.tools.bench_settings import Setting
 
 GOOD_ENOUGH = 0.95

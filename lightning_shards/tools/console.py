@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lightning_shards.cpus import num_cpus
+from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.errors import ShardError
-from lightning_shards.shards.inspection.findings import Finding
 
 FAILED: Final = 1
 REFUSED: Final = 2

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_shards.shards.formats.beside import WIDS
-from lightning_shards.shards.indexing import (
+from lightning_shards.dataprep.indexes.indexing import (
     FORMATS,
     IndexFiles,
     find_stale_counts,
     write_index,
 )
-from lightning_shards.shards.inspection.survey import Survey, survey
+from lightning_shards.dataprep.inspection.survey import Survey, survey
+from lightning_shards.shards.beside import WIDS
 from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
 from lightning_shards.tools.shard_options import add_shard_options, shards_of
 

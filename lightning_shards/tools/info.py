@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.shards.inspection.contents import Content, class_counts, contents_of
-from lightning_shards.shards.inspection.survey import FieldSizes, Survey, survey
+from lightning_shards.dataprep.inspection.contents import Content, class_counts, contents_of
+from lightning_shards.dataprep.inspection.survey import FieldSizes, Survey, survey
 from lightning_shards.tools.console import (
     FAILED,
     human,

@@ -13,10 +13,10 @@ from pkgutil import resolve_name
 from typing import Any, Final
 
 from lightning_shards.cpus import num_cpus
+from lightning_shards.dataprep.writing.listing import Listing
+from lightning_shards.dataprep.writing.packing import Packing
+from lightning_shards.dataprep.writing.rewriting import Output, Rewritten
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.writing.listing import Listing
-from lightning_shards.shards.writing.packing import Packing
-from lightning_shards.shards.writing.rewriting import Output, Rewritten
 from lightning_shards.tools.console import human, printable
 
 RESUMING: Final = """\

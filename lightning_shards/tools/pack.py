@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_shards.dataprep.writing.listing import Listing, list_folder, list_tars
+from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
+from lightning_shards.dataprep.writing.rows import TABLE_SUFFIXES, Columns, list_table
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.fetching import require_local
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.shards.writing.listing import Listing, list_folder, list_tars
-from lightning_shards.shards.writing.rewriting import Edit, rewrite
-from lightning_shards.shards.writing.rows import TABLE_SUFFIXES, Columns, list_table
 from lightning_shards.tools.console import run_tool
 from lightning_shards.tools.output_options import (
     RESUMING,
@@ -90,7 +90,7 @@ def _reencoding(options: Namespace) -> Edit:
     """What is done to images."""
     if options.resize is None and options.quality is None:
         return Edit()
-    from lightning_shards.pipeline.reencode import Reencode  # noqa: PLC0415 - it imports torch
+    from lightning_shards.dataprep.writing.reencode import Reencode  # noqa: PLC0415 - it imports torch
 
     reencode = Reencode(resize=options.resize, quality=options.quality)
     return Edit(transform=reencode, settings=reencode.settings)

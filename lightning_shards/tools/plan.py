@@ -17,8 +17,8 @@ from lightning_shards.tools.console import human, run_tool, table
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.pipeline.indexed import IndexedSource
-    from lightning_shards.pipeline.stream import StreamSource
+    from lightning_shards.readers.indexed import IndexedSource
+    from lightning_shards.readers.stream import StreamSource
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
 shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
@@ -104,8 +104,8 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
     """The split's source, and how large its shards and its batches are."""
+    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes  # noqa: PLC0415
     from lightning_shards.shards.index import load_index  # noqa: PLC0415
-    from lightning_shards.shards.index_files import index_from_file, shard_bytes  # noqa: PLC0415
     from lightning_shards.shards.urls import expand_urls, is_local  # noqa: PLC0415
     from lightning_shards.splits import Defaults, make_source  # noqa: PLC0415
 
@@ -149,7 +149,7 @@ def _remote_folder(urls: str | list[str]) -> str:
 def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, str]:
     """Bytes of a batch, by the first samples as decoded and transformed."""
     from lightning_shards.plan.cursor import Cursor  # noqa: PLC0415
-    from lightning_shards.topology import Place  # noqa: PLC0415
+    from lightning_shards.plan.place import Place  # noqa: PLC0415
 
     # one at a time: samples of different shapes have a size, too
     epochs = replace(source.epochs, batch_size=1)

@@ -13,7 +13,7 @@ from lightning_shards.shards.atomic import make_folder, not_written
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.pipeline.replay import ServedSample
+    from lightning_shards.readers.replay import ServedSample
 
 _EPILOG = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -76,9 +76,9 @@ def _parser() -> ArgumentParser:
 
 
 def _trace(options: Namespace) -> int:
-    from lightning_shards.pipeline.replay import batch_keys  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.plan.place import Place  # noqa: PLC0415
+    from lightning_shards.readers.replay import batch_keys  # noqa: PLC0415 --help needs no torch
     from lightning_shards.shards.urls import is_local  # noqa: PLC0415
-    from lightning_shards.topology import Place  # noqa: PLC0415
 
     steps = _parse_steps(options.steps)
     module = _data_module(options.config)
@@ -181,7 +181,7 @@ def _write_samples(
     folder: Path, served: Steps, first_step: int, source: Any, module: "ShardDataModule"
 ) -> None:
     """Write the members of all rows as they are in the tars; no file is overwritten."""
-    from lightning_shards.pipeline.open_shards import OpenShards  # noqa: PLC0415
+    from lightning_shards.readers.open_shards import OpenShards  # noqa: PLC0415
 
     make_folder(folder)
     with OpenShards(source.index, module.loader_config.cache_dir) as shards:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.pipeline.room import aligned
+from lightning_shards.samples.arena import aligned
 
 _HEADER = aligned(1)
 """Bytes before the content of a block: the flag, and room to align what follows."""

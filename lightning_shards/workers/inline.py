@@ -4,9 +4,9 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.pipeline.collate import Batch
-from lightning_shards.pipeline.room import Room, aligned, making_in
+from lightning_shards.samples.arena import Room, aligned, making_in
+from lightning_shards.samples.collate import Batch
 from lightning_shards.workers.blocks import Block, Lease, SharedBlocks
 from lightning_shards.workers.pool import Produced
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Generator
 from typing import NamedTuple, Protocol
 
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import Made
 
 
 class Produced(NamedTuple):

@@ -23,11 +23,11 @@ from torch.utils.data._utils import signal_handling
 
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.guard import GuardedName
-from lightning_shards.pipeline.clock import publish_stages_in
-from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.stage_clock import publish_stages_in
 from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
 from lightning_shards.workers.main_script import require_main_guard
@@ -46,7 +46,7 @@ from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Wa
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
-_PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.pipeline.stream")
+_PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.readers.stream")
 """What the main script has imported of these, the fork server imports once instead of each worker:
 it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
 

@@ -14,10 +14,10 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.open_shards import FILES_PER_SOURCE, allow_open_files
-from lightning_shards.pipeline.source import Source
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
+from lightning_shards.readers.source import Source
 from lightning_shards.workers.pool import BatchStream, Produced, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 

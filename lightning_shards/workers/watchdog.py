@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from lightning_shards.errors import WorkerError
 from lightning_shards.guard import kill
-from lightning_shards.pipeline.clock import stage_of
+from lightning_shards.samples.stage_clock import stage_of
 
 WORKER_TIMEOUT_S = 300.0
 """Longer than the slowest of batches takes, and than workers take to start."""

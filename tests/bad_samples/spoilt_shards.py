@@ -12,9 +12,9 @@ from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tables import TableStore, write_table
-from lightning_shards.topology import Place
 
 COUNTS = (5, 0, 9, 3, 12, 1)
 NUM_SAMPLES = sum(COUNTS)

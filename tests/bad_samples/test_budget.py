@@ -6,7 +6,7 @@ import pytest
 from spoilt_shards import READERS, REASONS, Picky, data_of
 
 from lightning_shards.errors import SampleError
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])

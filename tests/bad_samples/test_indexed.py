@@ -30,8 +30,8 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     TransformError,
 )
-from lightning_shards.pipeline import indexed
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import indexed
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

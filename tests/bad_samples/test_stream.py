@@ -19,7 +19,7 @@ from spoilt_shards import (
 )
 
 from lightning_shards.errors import SampleError
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader
-from lightning_shards.callbacks import starvation, throughput
+from lightning_shards.callbacks import throughput
+from lightning_shards.profiling import starvation
 from lightning_shards.workers.inline import InlinePool
 
 

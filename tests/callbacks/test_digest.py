@@ -22,9 +22,9 @@ from lightning_shards import (
 )
 from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError
-from lightning_shards.pipeline.collate import BadSample, make_batch
-from lightning_shards.pipeline.indexed import IndexedSource
 from lightning_shards.plan.digest import digest_ids
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.samples.collate import BadSample, make_batch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6

@@ -16,7 +16,7 @@ from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import stand
 from lightning_shards.errors import StateError
-from lightning_shards.pipeline.source import Epochs
+from lightning_shards.plan.schedule import Epochs
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from lightning_shards.callbacks import starvation, throughput
+from lightning_shards.callbacks import throughput
+from lightning_shards.profiling import starvation
 
 
 def test_the_clock_starts_after_the_first_batch_which_starts_workers_and_compiles(

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.samples.collate import Made
 from lightning_shards.workers.pool import produce
 
 

@@ -58,16 +58,16 @@ MUTANTS = [
         "test_pools.py",
     ),
     Mutant(
-        "agreement:agree",
+        "collectives:agree",
         "if report.error is not None:",
         "if False:",
-        "test_agreement.py",
+        "test_collectives.py",
     ),
     Mutant(
-        "agreement:_compare",
+        "collectives:_compare",
         "if value != values[0]",
         "if False",
-        "test_agreement.py",
+        "test_collectives.py",
     ),
     Mutant(
         "loader:ShardLoader.__iter__",
@@ -124,13 +124,13 @@ MUTANTS = [
         "resume/test_elastic.py",
     ),
     Mutant(
-        "progress:write_counters",
+        "callbacks.resume_counters:write_counters",
         "standing.batches - is_within",
         "standing.batches",
         "resume/test_same_ranks.py resume/test_elastic.py",
     ),
     Mutant(
-        "restart:Overrides.end",
+        "callbacks.resume_counters:Overrides.end",
         "self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps",
         "pass",
         "callbacks/test_resume.py resume/test_same_ranks.py",
@@ -154,22 +154,22 @@ MUTANTS = [
         "callbacks/test_resume.py",
     ),
     Mutant(
-        "callbacks.epoch:SetEpoch.on_train_start",
+        "callbacks.set_epoch:SetEpoch.on_train_start",
         "trainer.current_epoch > 0",
         "False",
-        "callbacks/test_epoch.py",
+        "callbacks/test_set_epoch.py",
     ),
     Mutant(
-        "callbacks.rates:in_lockstep",
+        "profiling.rates:in_lockstep",
         "max(values)",
         "min(values)",
-        "callbacks/test_rates.py",
+        "profiling/test_rates.py",
     ),
     Mutant(
-        "callbacks.rates:Throughput.trainer",
+        "profiling.rates:Throughput.trainer",
         "self.measured.wall_s - self.measured.starved_s",
         "self.measured.wall_s",
-        "callbacks/test_rates.py",
+        "profiling/test_rates.py",
     ),
     Mutant(
         "splits:epoch_samples",
@@ -214,10 +214,10 @@ MUTANTS = [
         "test_guard.py",
     ),
     Mutant(
-        "shards.processes:_Worker.__init__",
+        "dataprep.processes:_Worker.__init__",
         "name = GuardedName(os.getpid())",
         "name = None",
-        "shards/test_processes.py",
+        "dataprep/test_processes.py",
     ),
     Mutant(
         "workers.watchdog:ProcessWatch.late",

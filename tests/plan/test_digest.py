@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightning_shards.plan import digest as digest_module
 from lightning_shards.plan.digest import add_digests, digest_ids, digest_share
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 ids = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=20)
 

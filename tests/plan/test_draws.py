@@ -22,7 +22,7 @@ from lightning_shards.plan.draws import (
     stable_order,
 )
 from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 GOLDEN = Path(__file__).with_name("golden_draws.json")
 UNEQUAL = np.array([3, 0, 40, 7], dtype=np.int64)

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import PlanError
-from lightning_shards.pipeline.source import Epochs
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
 
 REMAINDERS = ("drop", "pad", "balanced")
 SAMPLINGS = ("shuffled", "sequential", "resampled")

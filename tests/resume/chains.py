@@ -13,7 +13,7 @@ import torch
 from rank import ANSWER
 from toy import SAMPLES, Ledger, Snapshots, StopHereError, ToyData, make_trainer, positions_of
 
-from lightning_shards.pipeline.source import Epochs
+from lightning_shards.plan.schedule import Epochs
 
 EPOCHS = 3
 

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.source import Epochs
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.samples.collate import Made
 
 SAMPLES = 26
 VAL_SAMPLES = 5

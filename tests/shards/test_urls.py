@@ -13,7 +13,7 @@ from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
 from lightning_shards.shards import braces
 from lightning_shards.shards import urls as urls_module
 from lightning_shards.shards.fetching import local_copy
-from lightning_shards.shards.plain_runs import count_samples
+from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.urls import (
     expand_urls,
     is_local,
@@ -23,7 +23,7 @@ from lightning_shards.shards.urls import (
     require_local_shards,
     split_url,
 )
-from tests.pipeline.test_stream_http import serving
+from tests.readers.test_stream_http import serving
 
 
 @pytest.fixture

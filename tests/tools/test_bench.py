@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from lightning_shards import benchmarking
+from lightning_shards.profiling import measuring
 from lightning_shards.tools import bench
 from lightning_shards.tools.bench_settings import current_setting
 
@@ -304,18 +304,18 @@ def test_what_cannot_be_measured_is_one_line(run, arguments, said):
 
 def test_settings_take_turns_so_that_a_busy_minute_meets_all(run, monkeypatch):
     order = []
-    window = benchmarking.Window(benchmarking.Measured(1, 4, 1.0), {})
+    window = measuring.Window(measuring.Measured(1, 4, 1.0), {})
 
     def measure(name):
         def measured(what, *others):
-            data = what.data if isinstance(what, benchmarking.Fit) else what
+            data = what.data if isinstance(what, measuring.Fit) else what
             order.append((name, current_setting(data).name))
             return window
 
         return measured
 
     for name in ("loader", "trainer", "both"):
-        monkeypatch.setattr(benchmarking, f"measure_{name}", measure(name))
+        monkeypatch.setattr(measuring, f"measure_{name}", measure(name))
     sweep = ["--num-workers=0,1", "--pool=threads", "--repeats=2", "--data.num_workers=0"]
     status, _, errors = run("--config", "config.yaml", *sweep, quick=False)
     assert status == 0, errors

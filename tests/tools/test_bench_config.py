@@ -5,8 +5,8 @@ from argparse import Namespace
 import pytest
 import torch
 
-from lightning_shards.benchmarking import take_batch
 from lightning_shards.errors import ConfigError
+from lightning_shards.profiling.measuring import take_batch
 from lightning_shards.tools.bench_config import module_of_shards
 
 

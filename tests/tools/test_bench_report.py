@@ -2,8 +2,8 @@
 
 import pytest
 
-from lightning_shards.benchmarking import Measured, Window
 from lightning_shards.errors import ConfigError
+from lightning_shards.profiling.measuring import Measured, Window
 from lightning_shards.tools.bench_report import (
     Runs,
     advise,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.dataprep.indexes.index_files import index_from_file
+from lightning_shards.dataprep.inspection.check import check_shards
+from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.shards import fetching
 from lightning_shards.shards.index import load_index
-from lightning_shards.shards.index_files import index_from_file
-from lightning_shards.shards.inspection.check import check_shards
-from lightning_shards.shards.inspection.survey import survey
 from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
-from tests.pipeline.test_stream_http import serving
+from tests.readers.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
 pytestmark = pytest.mark.network

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.plain_runs import count_samples
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.tools import index, verify
 from tests.tools.conftest import contents, jpeg, samples_of, write_members, write_samples
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.collate import BadSample, GrowingColumn, Made
-from lightning_shards.pipeline.room import new_tensor
+from lightning_shards.samples.arena import new_tensor
+from lightning_shards.samples.collate import BadSample, GrowingColumn, Made
 from lightning_shards.workers.blocks import Block, SharedBlocks, forget_blocks
 from lightning_shards.workers.messages import (
     SHARED_BYTES,

@@ -14,10 +14,10 @@ import torch
 
 from lightning_shards.errors import MissingFieldError, SampleError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.pipeline.collate import Made
-from lightning_shards.pipeline.room import new_tensor
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.samples.arena import new_tensor
+from lightning_shards.samples.collate import Made
 from lightning_shards.workers import blocks
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes

@@ -23,7 +23,7 @@ from webdataset.writer import TarWriter
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.processes import ProcessPool
 
@@ -121,13 +121,13 @@ def test_closing_ends_a_worker_that_is_stuck(pack_shards, make_source):
 
 OWNER = """
 import sys
-from lightning_shards.pipeline.fields import Field
-from lightning_shards.pipeline.source import Epochs
-from lightning_shards.pipeline.stream import StreamSource
+from lightning_shards.samples.fields import Field
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.stream import StreamSource
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
 from lightning_shards.workers.processes import ProcessPool
 
 def main():

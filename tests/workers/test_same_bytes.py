@@ -1,6 +1,6 @@
 """Batches are equal byte for byte from real processes, however many, and after any stop.
 
-tests/pipeline/test_indexed.py compares the shares of workers without processes, and two workers
+tests/readers/test_indexed.py compares the shares of workers without processes, and two workers
 under each start method.
 """
 

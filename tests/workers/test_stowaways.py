@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
-from lightning_shards.pipeline.collate import Made
+from lightning_shards.samples.collate import Made
 from lightning_shards.workers import blocks
 from lightning_shards.workers.blocks import Block
 from lightning_shards.workers.inline import InlinePool

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.pipeline.open_shards import FILES_PER_SOURCE
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.topology import Place
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.workers.threads import ThreadPool
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.pipeline.clock import StageClock
-from lightning_shards.pipeline.collate import Made
+from lightning_shards.samples.collate import Made
+from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool

@@ -8,8 +8,8 @@ import tarfile
 import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
-from lightning_shards.shards import tar_bytes
 from lightning_shards.shards.members import ShardReader, scan_members
+from lightning_shards.shards.tar import tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

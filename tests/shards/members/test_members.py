@@ -23,9 +23,10 @@ from lightning_shards.errors import (
     MissingFieldError,
     ShardNotFoundError,
 )
-from lightning_shards.shards import members, plain_runs
+from lightning_shards.shards import members
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
-from lightning_shards.shards.plain_runs import count_samples
+from lightning_shards.shards.tar import plain_runs
+from lightning_shards.shards.tar.plain_runs import count_samples
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_shards.shards.tar_bytes import read_samples
+from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools import pack
 

@@ -22,8 +22,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
-from lightning_shards.shards.writing.writer import ShardWriter
 from lightning_shards.tools import pack, reshard
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "fcntl.flock"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.shards.writing.writer import ShardWriter
+from lightning_shards.dataprep.writing.writer import ShardWriter
 
 PROGRAM = Path(__file__).with_name("killed_runs.py")
 FUNCTIONS = """

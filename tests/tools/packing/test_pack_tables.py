@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from lightning_shards.shards.writing.parquet import parquet_rows
+from lightning_shards.dataprep.writing.parquet import parquet_rows
 
 MADE_BY_BSDTAR = Path(__file__).parents[1] / "made_by_bsdtar.tar.gz"
 

@@ -1,0 +1,1 @@
+"""Preparing data: packing, inspection, and indexes for other tools; training imports none of it."""

@@ -1,0 +1,1 @@
+"""The indexes that this package and other tools want beside shards, written."""

@@ -1,0 +1,69 @@
+"""A dataset card for the Hugging Face Hub: which tars are which split, and what they hold."""
+
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.beside import MAX_INDEX_BYTES
+from lightning_shards.shards.regular_files import read_regular
+
+CARD: Final = "README.md"
+MARK: Final = "<!-- written by lightning-shards index -->"
+
+_SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
+_LARGER = ("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T")
+
+
+def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> Path:
+    """Write the card into the data set's folder.
+
+    Args:
+        root: the folder that is uploaded.
+        splits: name of a split to its shards, as paths below root.
+        counts: samples of each shard.
+
+    Raises:
+        ConfigError: There is a README that somebody else wrote.
+        FileAccessError: What is there is no file that can be read, or the card cannot be written.
+    """
+    path = root / CARD
+    is_there = os.path.exists(path)  # noqa: PTH110 never raises
+    if is_there and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
+        raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
+    replace_file(path, card_text(root, splits, counts))
+    return path
+
+
+def card_text(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> str:
+    """The contents of the card."""
+    lines = ["---", "size_categories:", f"- {_size_category(sum(counts.values()))}", "configs:"]
+    lines += ["- config_name: default", "  data_files:"]
+    for split, shards in splits.items():
+        lines += [f"  - split: {split}", "    path:"]
+        lines += [f'    - "{pattern}"' for pattern in _patterns(root, shards)]
+    lines += ["---", "", MARK, "", "| split | shards | samples |", "|---|---|---|"]
+    for split, shards in splits.items():
+        samples = sum(counts[shard] for shard in shards)
+        lines.append(f"| {split} | {len(shards):,} | {samples:,} |")
+    return "\n".join([*lines, ""])
+
+
+def _size_category(samples: int) -> str:
+    """The Hub's name for a number of samples."""
+    digits = len(str(samples))
+    return (*_SIZES, *_LARGER)[min(max(digits - 3, 0), len(_SIZES) + len(_LARGER) - 1)]
+
+
+def _patterns(root: Path, shards: Sequence[str]) -> list[str]:
+    """One pattern that matches these files of their folder and no other, else their names."""
+    folders = {os.path.dirname(shard) for shard in shards}  # noqa: PTH120 - paths below root
+    if len(folders) == 1 and len(shards) > 1:
+        pattern = os.path.commonprefix(list(shards)) + "*.tar"  # noqa: RUF071 letters are meant
+        names = [path.relative_to(root).as_posix() for path in (root / folders.pop()).iterdir()]
+        if set(fnmatch.filter(names, pattern)) == set(shards):
+            return [pattern]
+    return list(shards)

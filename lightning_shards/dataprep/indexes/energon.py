@@ -1,0 +1,117 @@
+"""The folder `.nv-meta` by which Megatron-Energon knows a data set of tars.
+
+What energon 7 reads: counts per shard, splits, and an SQLite table of all samples. Files that a
+person edits (`dataset.yaml`, `split.yaml`) are made where they are absent, and never touched again.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+
+from lightning_shards.dataprep.inspection.layout import lay_out
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.atomic import make_folder, new_file, replace_file
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.tables import TableStore
+
+FOLDER: Final = ".nv-meta"
+INFO: Final = ".info.json"
+
+_VERSION = "7.4.1"  # whose layout this is
+_DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+_SCHEMA = """
+CREATE TABLE samples (
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (
+    tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER,
+    content_byte_size INTEGER);
+"""
+_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq
+    ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(
+    tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+
+
+def write_energon(
+    root: Path, counts: Mapping[str, int], splits: Mapping[str, Sequence[str]], store: TableStore
+) -> list[Path]:
+    """Write `.nv-meta` into `root`; the shards' own `.tar.idx` are `idx_files`'.
+
+    Args:
+        root: the data set's folder.
+        counts: path below root to samples, in the order of the shards.
+        splits: name of a split to its shards, likewise.
+        store: knows the members of each shard.
+
+    Raises:
+        ConfigError: A key is in two shards, which energon does not take.
+        FileAccessError: The folder is a link, or a file cannot be written.
+    """
+    folder = make_folder(root, FOLDER)
+    database = folder / "index.sqlite"
+    _write_database(database, root, counts, store)
+    info = {"energon_version": _VERSION, "shard_counts": dict(counts)}
+    replace_file(folder / INFO, json.dumps(info, indent=2))
+    digest = hashlib.sha256(database.read_bytes()).digest()
+    replace_file(folder / "index.uuid", str(UUID(bytes=digest[:16], version=4)))
+    written = [database, folder / INFO, folder / "index.uuid"]
+    split_parts = {name: list(shards) for name, shards in splits.items() if shards}
+    # JSON is YAML, and needs no package to write it
+    for name, text in (
+        ("split.yaml", json.dumps({"split_parts": split_parts, "exclude": []}, indent=2) + "\n"),
+        ("dataset.yaml", _DATASET),
+    ):
+        if not (folder / name).is_file():
+            replace_file(folder / name, text)
+            written.append(folder / name)
+    return written
+
+
+def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: TableStore) -> None:
+    with new_file(path) as file:
+        connection = sqlite3.connect(file.name)
+        try:
+            # the file is not there before it is renamed: no journal, no locks
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.executescript(_SCHEMA)
+            for number, name in enumerate(counts):
+                _add_shard(connection, number, root / name, store)
+            connection.executescript(_INDEXES)
+            connection.commit()
+        finally:
+            connection.close()
+
+
+def _add_shard(connection: sqlite3.Connection, number: int, shard: Path, store: TableStore) -> None:
+    table = store.table_of(shard)
+    starts = lay_out(table, shard).sample_starts(table).tolist()
+    samples = [
+        (number, table.key(sample), sample, start, starts[sample + 1] - start)
+        for sample, start in enumerate(starts[:-1])
+    ]
+    try:
+        connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+    except sqlite3.IntegrityError as error:
+        raise ConfigError(
+            f"a key of {shard} is in another shard, too ({error}), and energon wants keys that are "
+            "unique in the data set; pack the shards again with a prefix for each"
+        ) from error
+    connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _parts(number, table))
+
+
+def _parts(number: int, table: MemberTable) -> Iterable[tuple[int, int, str, int, int]]:
+    """The rows of all members of a shard."""
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
+    columns = (owners, table.suffix_ids, table.offsets, table.sizes)
+    for sample, suffix, offset, size in zip(*(each.tolist() for each in columns), strict=True):
+        yield number, sample, table.suffixes[suffix], offset, size

@@ -1,0 +1,66 @@
+"""The small index that DALI and energon want beside each tar, made from its members.
+
+DALI (`wds2idx`, v1.2), text; offsets are those of the data::
+
+    v1.2 2
+    cls 512 1 a.cls jpg 1536 602 a.jpg
+    cls 4096 1 b.cls jpg 5120 602 b.jpg
+
+energon, little-endian uint64: where the first header of each sample begins, and where the archive
+ends.
+"""
+
+import re
+from os import PathLike
+from pathlib import Path
+
+from lightning_shards.dataprep.inspection.layout import lay_out
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.counts.count_formats import DALI_VERSIONS
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import group_members, walk_members
+
+_SPACE = re.compile(r"\s")
+
+
+def dali_path(shard: str | PathLike[str]) -> Path:
+    """Where `wds2idx` puts the index of a shard: `data/a.b.tar` has `data/a.idx`."""
+    path = Path(shard)
+    return path.with_name(path.name.partition(".")[0] + ".idx")
+
+
+def energon_path(shard: str | PathLike[str]) -> Path:
+    """Where energon puts the index of a shard."""
+    path = Path(shard)
+    return path.with_name(path.name + ".idx")
+
+
+def dali_index(shard: str | PathLike[str]) -> str:
+    """The contents of DALI's index of a shard; extensions are in the case that the tar has.
+
+    Raises:
+        ConfigError: The shard holds no sample, or a name with a space, which the format cannot say.
+    """
+    url = str(shard)
+    lines: list[str] = []
+    with open_tar(url) as data:
+        for _, fields in group_members(walk_members(data, url), url):
+            entries: list[str] = []
+            for suffix, member in fields.items():
+                if _SPACE.search(member.name):
+                    raise ConfigError(
+                        f"DALI's index cannot hold the name {member.name!r} of {url}: it has a "
+                        "space; pack the shard again with other names"
+                    )
+                extension = member.name[len(member.name) - len(suffix) :]
+                entries.append(f"{extension} {member.offset} {member.size} {member.name}")
+            lines.append(" ".join(entries))
+    if not lines:
+        raise ConfigError(f"DALI's index needs a sample at least, and {url} has none; leave it out")
+    return "\n".join([f"{DALI_VERSIONS[-1]} {len(lines)}", *lines, ""])
+
+
+def energon_index(table: MemberTable, shard: str | PathLike[str]) -> bytes:
+    """The contents of energon's index of a shard."""
+    return lay_out(table, shard).sample_starts(table).astype("<u8").tobytes()

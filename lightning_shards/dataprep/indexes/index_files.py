@@ -1,0 +1,72 @@
+"""A data set from an index file alone: which shards, how many samples, how many bytes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_shards.errors import ConfigError, ShardNotFoundError
+from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.regular_files import read_regular
+from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.wids import counted_shard, shard_entries
+
+
+def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
+    """Shards, counts and bytes (None where unknown) of a wids JSON or a `sizes.json`.
+
+    No shard is looked at, nor need there be any on this machine.
+
+    Args:
+        path: of the file.
+        folder: URL of the folder that the shards are in; empty where they are local.
+
+    Raises:
+        ConfigError: It is neither.
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or cannot be opened.
+    """
+    if not os.path.exists(path):  # noqa: PTH110 never raises
+        raise ShardNotFoundError(f"{path} does not exist; name a wids JSON, as `index` writes it")
+    content = _parsed(path)
+    entries = shard_entries(content)
+    urls: list[str] = []
+    counts: list[int] = []
+    sizes: list[int] = []
+    for entry in _sizes_as_entries(content) if entries is None else entries:
+        shard = counted_shard(entry)
+        if shard is None:
+            raise ConfigError(
+                f"{path} does not say how many samples {entry.get('url')!r} holds; remake it"
+            )
+        urls.append(f"{folder}/{shard.url}" if folder else shard.url)
+        counts.append(shard.samples)
+        sizes += [] if shard.size_bytes is None else [shard.size_bytes]
+    if not urls:
+        raise ConfigError(f"{path} lists no shard; name a wids JSON, as `index` writes it")
+    total = sum(sizes) if len(sizes) == len(urls) else None
+    return ShardIndex(tuple(urls), np.array(counts, np.int64)), total
+
+
+def _parsed(path: Path) -> object:
+    try:
+        return json.loads(read_regular(path, MAX_INDEX_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no JSON ({error}); name a wids JSON, as `index` writes it"
+        ) from error
+
+
+def _sizes_as_entries(content: object) -> list[dict[str, Any]]:
+    """The counts of a `sizes.json` as entries of a wids JSON."""
+    return [{"url": name, "nsamples": count} for name, count in json_object(content).items()]
+
+
+def shard_bytes(index: ShardIndex) -> int | None:
+    """Bytes of all shards; None if one is remote."""
+    if not all(map(is_local, index.urls)):
+        return None
+    return sum(Path(url).stat().st_size for url in index.urls)

@@ -1,0 +1,322 @@
+"""From tars to the files that say what is in them, for this package and for others.
+
+The wids JSON is this package's own index and has a name for each split that lives in a folder;
+member tables are kept in the cache folder as the shards are scanned. The rest is on request. All
+files are functions of the shards alone: whoever is killed and run again writes the same bytes.
+
+The files of remote shards go to a folder of this machine, as it is to be uploaded beside them: it
+has the folders that the shards have below the one that holds them all.
+"""
+
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from lightning_shards.dataprep.indexes.cards import write_card
+from lightning_shards.dataprep.indexes.energon import write_energon
+from lightning_shards.dataprep.indexes.idx_files import (
+    dali_index,
+    dali_path,
+    energon_index,
+    energon_path,
+)
+from lightning_shards.dataprep.inspection.findings import Finding
+from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey, file_md5
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
+from lightning_shards.shards.counts.count_files import local_claims
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.wids import entries_by_name, wids_entry, write_wids
+
+Format = Literal["wids", "sizes", "dali", "energon", "card"]
+FORMATS: Final = get_args(Format)
+
+_log = logging.getLogger(__name__)
+
+_SPLITS = (
+    ("validation", re.compile(r"(^|[-_./])(val|valid|validation|dev)([-_./\d]|$)")),
+    ("test", re.compile(r"(^|[-_./])(test|testing)([-_./\d]|$)")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """Which files to write.
+
+    Attributes:
+        formats: of them.
+        wids_name: file name of the wids JSON, in each folder that holds shards.
+        processes: how many write the files of single shards.
+        cache_dir: where member tables are kept.
+        output: the folder to write for remote shards; None for local ones.
+    """
+
+    formats: tuple[Format, ...] = ("wids",)
+    wids_name: str = WIDS
+    processes: int = 1
+    cache_dir: str | PathLike[str] | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead out of the folder of the shards, and unknown formats.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
+            raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")
+        unknown = sorted(set(self.formats) - set(FORMATS))
+        if unknown:
+            raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
+
+    def require_fit(self, urls: Sequence[str]) -> None:
+        """Check, before shards are fetched, that these files can be written for them.
+
+        Raises:
+            ConfigError: They cannot, and what to do.
+        """
+        remote = [url for url in urls if not is_local(url)]
+        if not remote:
+            if self.output is not None:
+                raise ConfigError(
+                    f"--output {self.output} is for remote shards; the indexes of local ones lie "
+                    "beside them: leave it out"
+                )
+            return
+        if len(remote) < len(urls):
+            raise ConfigError(
+                f"{len(remote)} of {len(urls)} shards are remote; index them and the local ones "
+                "each by themselves"
+            )
+        if self.output is None:
+            raise ConfigError(
+                f"{redact(remote[0])} is remote, and nothing is written there: name a folder for "
+                "the indexes by --output DIR, and upload what is in it beside the shards"
+            )
+        at_hand = [name for name in ("dali", "energon") if name in self.formats]
+        if at_hand:
+            raise ConfigError(
+                f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
+                "index a local copy of them, or leave it out"
+            )
+        _places_of([redact(url) for url in remote], self.output)
+
+
+def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
+    """Write the files of a data set whose shards were all read; the wids JSON comes last.
+
+    Raises:
+        ConfigError: A file would lose what it says of other shards, or cannot say what it has to.
+        FileAccessError: A file cannot be written.
+    """
+    shards = _placed(survey.shards, files.output)
+    folders = _by_folder(shards)
+    wids = {folder: _wids_entries(folder, each, files) for folder, each in folders.items()}
+    written: list[Path] = []
+    paths = [shard.path for shard in shards]
+    for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
+        if name in files.formats:
+            task = partial(write, cache_dir=files.cache_dir)
+            written += map_parallel(task, paths, files.processes)
+    root, counts = _below_root(shards)
+    if "energon" in files.formats:
+        store = TableStore(files.cache_dir)
+        written += write_energon(root, counts, split_shards(list(counts)), store)
+    if "card" in files.formats:
+        splits = split_shards(list(counts))
+        written.append(write_card(root, splits, counts))
+    if "sizes" in files.formats:
+        written += [_write_sizes(folder, each, files) for folder, each in folders.items()]
+    if "wids" in files.formats:
+        for folder, entries in wids.items():
+            write_wids(folder / files.wids_name, entries)
+            written.append(folder / files.wids_name)
+    return written
+
+
+def find_stale_counts(survey: Survey) -> list[Finding]:
+    """Files beside local shards that count them, and are wrong."""
+    found: list[Finding] = []
+    for folder, shards in _by_folder(survey.shards).items():
+        try:
+            claims = local_claims(str(folder), [Path(shard.path).name for shard in shards])
+        except IndexMismatchError as error:
+            found.append(Finding("stale count", str(error), str(folder)))
+            continue
+        for shard in shards:
+            claim = claims.get(Path(shard.path).name)
+            if claim is not None and claim.samples != shard.samples and not shard.is_damaged:
+                message = (
+                    f"{claim.source} counts {claim.samples:,} samples in {shard.path}, which holds "
+                    f"{shard.samples:,}; delete or remake that file"
+                )
+                found.append(Finding("stale count", message, shard.path))
+    return found
+
+
+def split_shards(names: Sequence[str]) -> dict[str, list[str]]:
+    """Shards by the split that their path names, `train` where it names none; none is empty.
+
+    >>> split_shards(["data/train-0.tar", "data/val-0.tar", "test/0.tar"])
+    {'train': ['data/train-0.tar'], 'validation': ['data/val-0.tar'], 'test': ['test/0.tar']}
+    """
+    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    for name in names:
+        stem = name.removesuffix(".tar").lower()
+        split = next((split for split, pattern in _SPLITS if pattern.search(stem)), "train")
+        splits[split].append(name)
+    return {split: shards for split, shards in splits.items() if shards}
+
+
+def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[ShardSurvey]:
+    """Remote shards as if they lay in the output folder, in folders that are there now."""
+    if output is None:
+        return shards
+    places = _places_of([shard.path for shard in shards], output)
+    for below in dict.fromkeys(place.parent.relative_to(output) for place in places):
+        make_folder(output, str(below))
+    return [replace(shard, path=str(place)) for shard, place in zip(shards, places, strict=True)]
+
+
+def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
+    """Where in the output folder these shards would lie.
+
+    Raises:
+        ConfigError: They have no such places.
+    """
+    parts = [(folder.split("/"), name) for folder, name in map(split_url, urls)]
+    for url, (folder, name) in zip(urls, parts, strict=True):
+        if folder == ["pipe:"] or ".." in folder or name in ("", ".", ".."):
+            raise ConfigError(
+                f"an index lists shards by file name in their folder, and {url} has none; name it "
+                "by a URL like https://HOST/FOLDER/NAME.tar"
+            )
+    shared = os.path.commonprefix([folder for folder, _ in parts])  # noqa: RUF071 whole names
+    if len(shared) < _LEAST_PARTS:
+        raise ConfigError(
+            f"{urls[0]} and other shards are on different hosts; index those of one at a time"
+        )
+    places = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
+    if len(set(places)) < len(places):
+        twice = Counter(places).most_common(1)[0][0]
+        raise ConfigError(
+            f"several of the URLs name {twice.name!r} in one folder, and an index tells shards by "
+            "their names; index one of them"
+        )
+    return places
+
+
+_LEAST_PARTS = 3
+"""`https:`, nothing, host: what all shards of one index have in common."""
+
+
+def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
+    folders: dict[Path, list[ShardSurvey]] = {}
+    for shard in shards:
+        folders.setdefault(Path(shard.path).parent, []).append(shard)
+    return folders
+
+
+def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
+    """The folder that holds all shards, and the samples of each by its path below."""
+    folders = {str(Path(shard.path).parent.absolute()) for shard in shards}
+    root = Path(os.path.commonpath(folders))
+    named = {
+        Path(shard.path).absolute().relative_to(root).as_posix(): shard.samples for shard in shards
+    }
+    return root, named
+
+
+def _wids_entries(
+    folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
+) -> list[dict[str, str | int]]:
+    """The entries of the wids JSON of a folder."""
+    names = {Path(shard.path).name for shard in shards}
+    path = folder / files.wids_name
+    old = read_json(path) if "wids" in files.formats else None
+    listed = entries_by_name(old)
+    others = sorted(name for name in listed.keys() - names if _may_exist(folder / name, files))
+    if others:
+        raise ConfigError(
+            f"{path} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
+            "now; name another file for these shards (--wids train.json), or index all together"
+        )
+    known = {} if files.output is not None else _true_md5s(path, shards, listed)
+    named = [(Path(shard.path).name, shard) for shard in shards]
+    return [
+        wids_entry(name, shard.samples, shard.size_bytes, shard.md5 or known.get(name))
+        for name, shard in named
+    ]
+
+
+def _may_exist(shard: Path, files: IndexFiles) -> bool:
+    """Whether an old index may be right that there is this shard; nobody asks for remote ones."""
+    return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
+
+
+def _true_md5s(
+    index: Path, shards: Sequence[ShardSurvey], listed: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """The MD5s of an old index that are those of the shards still, by file name.
+
+    A shard that was touched since that index was written is read; of another size it is not.
+    """
+    kept: dict[str, str] = {}
+    for shard in shards:
+        path = Path(shard.path)
+        entry = listed.get(path.name, {})
+        md5 = entry.get("md5sum")
+        if shard.md5 is not None or not isinstance(md5, str) or shard.is_damaged:
+            continue
+        is_same = (entry.get("filesize"), entry.get("nsamples")) == (
+            shard.size_bytes,
+            shard.samples,
+        )
+        # the time of its inode: that of its contents travels with a copy
+        is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
+        if is_same and (is_older or file_md5(shard.path) == md5):
+            kept[path.name] = md5
+        else:
+            _log.warning(
+                "the MD5 of %s in %s is out of date and left out; --checksums makes it anew",
+                shard.path,
+                index,
+            )
+    return kept
+
+
+def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
+    """Put the counts into `sizes.json`, beside those of other shards that are still there."""
+    path = folder / SIZES
+    sizes = {
+        name: count
+        for name, count in json_object(read_json(path)).items()
+        if "/" not in name and is_count(count) and _may_exist(folder / name, files)
+    }
+    sizes |= {Path(shard.path).name: shard.samples for shard in shards}
+    replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
+    return path
+
+
+def _write_dali(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
+    del cache_dir  # names and their case are not in the table
+    path = dali_path(shard)
+    replace_file(path, dali_index(shard))
+    return path
+
+
+def _write_energon_index(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
+    path = energon_path(shard)
+    replace_file(path, energon_index(TableStore(cache_dir).table_of(shard), shard))
+    return path

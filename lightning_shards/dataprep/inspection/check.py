@@ -1,0 +1,364 @@
+"""Whether shards are what they were: every header, every byte, every name, and every image.
+
+A shard is held against all that is known of it: its own checksums, the member table of an earlier
+index (whose crc32s tell which member changed), and what the JSON files beside it say. Nothing that
+is found is written anywhere, so that the table of a sound shard outlives the damage.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_shards.dataprep.inspection.findings import Finding
+from lightning_shards.dataprep.inspection.salvage import (
+    Damage,
+    DecoderOf,
+    Salvage,
+    decoding_problem,
+    salvage,
+    walk_around_damage,
+)
+from lightning_shards.dataprep.inspection.survey import (
+    ShardSurvey,
+    damaged_byte,
+    describe_shard,
+    each_shard,
+    file_md5,
+    repeated_keys,
+    under_url,
+    unfetched,
+)
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    IndexMismatchError,
+    ShardNotFoundError,
+)
+from lightning_shards.shards.beside import json_files, read_json
+from lightning_shards.shards.counts.count_files import http_claims
+from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
+from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
+from lightning_shards.shards.tar.walk import walk_members
+from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.wids import MARKER, entries_by_name
+
+_MAX_NAMED = 1000
+"""Findings of one kind in one shard; the rest are counted in the last one."""
+
+_MAX_SHOWN = 40
+"""Letters of a value that somebody else wrote."""
+
+REPAIRABLE = frozenset(
+    {"damaged shard", "changed member", "undecodable member", "split sample", "duplicate key"}
+)
+"""What a shard can be saved from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in all shards.
+
+    Attributes:
+        samples: in the shards that could be read.
+        findings: what is wrong, and what is worth knowing.
+        repairs: by path or redacted URL of the bad shard; empty if no repair was asked for.
+    """
+
+    samples: int
+    findings: list[Finding]
+    repairs: dict[str, Salvage]
+
+    @property
+    def failures(self) -> list[Finding]:
+        """The findings that say that something is wrong."""
+        return [finding for finding in self.findings if finding.is_failure]
+
+
+def check_shards(
+    urls: Sequence[str],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+    repair_to: Path | None = None,
+    processes: int = 1,
+    show_progress: bool | None = None,
+) -> Checked:
+    """Check shards, and save what can be saved of the bad ones.
+
+    Args:
+        urls: of the shards, each once.
+        cache_dir: where earlier indexes kept the member tables.
+        decoder_of: what decodes the members of a suffix, for those that are to be decoded.
+        repair_to: a folder for repaired copies of bad shards; None for no repair.
+        processes: how many check.
+        show_progress: whether to draw a line on stderr; None does so on a terminal.
+
+    Raises:
+        ConfigError: Two shards to repair have the same name.
+    """
+    indexed = _local_entries(urls)
+    entries, findings = _remote_entries(urls)
+    tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
+    check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
+    surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
+    findings += [finding for found in surveys for finding in found.findings]
+    findings += _missing(urls, indexed)
+    findings += repeated_keys(urls, surveys, cache_dir, lambda shard: scan_members(shard.path))
+    repairs: dict[str, Salvage] = {}
+    if repair_to is not None:
+        save = partial(repair_shard, folder=repair_to, cache_dir=cache_dir, decoder_of=decoder_of)
+        wanted = _to_repair(urls, findings)
+        saved = map_parallel(save, wanted, processes)
+        repairs = dict(zip(map(redact, wanted), saved, strict=True))
+    return Checked(sum(found.samples for found in surveys), findings, repairs)
+
+
+def check_shard(
+    task: tuple[str, Mapping[str, Any] | None],
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> ShardSurvey:
+    """Check one shard: its path or URL, and its entry in a wids JSON where there is one."""
+    url, entry = task
+    try:
+        with local_copy(url, cache_dir) as shard:
+            return under_url(_check_file(shard, entry, decoder_of), url)
+    except DamagedShardError as error:
+        return unfetched(url, error)
+
+
+def repair_shard(
+    url: str,
+    *,
+    folder: Path,
+    cache_dir: str | PathLike[str] | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> Salvage:
+    """Save what can be saved of one shard to a folder; see `salvage`."""
+    try:
+        with local_copy(url, cache_dir) as shard:
+            return salvage(shard.path, folder, _known_table(*shard), decoder_of)
+    except DamagedShardError as error:  # it is empty, or cannot be fetched
+        return Salvage(None, 0, {"": str(error)})
+
+
+def _check_file(
+    shard: LocalShard, entry: Mapping[str, Any] | None, decoder_of: DecoderOf | None
+) -> ShardSurvey:
+    path, known = shard.path, _known_table(*shard)
+    try:
+        table = scan_members(path, with_crc32=True)
+    except (DamagedShardError, ShardNotFoundError) as error:
+        return ShardSurvey(path, findings=_damage(path, error, known))
+    found = ShardSurvey(path, table.num_samples, table.file_size)
+    describe_shard(found, table)
+    found.findings += _changed_members(path, table, known)
+    found.findings += _differences(path, table, entry)
+    found.findings += _unprotected_names(path)
+    if decoder_of is not None:
+        found.findings += _undecodable(path, table, decoder_of)
+    return found
+
+
+def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
+    """The shards that can be saved from something.
+
+    Raises:
+        ConfigError: Their repaired copies would have the same name.
+    """
+    bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
+    wanted = [url for url in urls if redact(url) in bad]
+    name, times = Counter(map(file_name, wanted)).most_common(1)[0] if wanted else ("", 0)
+    if times > 1:
+        raise ConfigError(
+            f"{times} of the shards to repair are named {name!r}, and their copies would overwrite "
+            "each other; verify the shards of one folder at a time"
+        )
+    return wanted
+
+
+def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
+    """The table that an earlier index made, of whatever the shard was then."""
+    return TableStore(cache_dir).kept_table(path)
+
+
+def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:
+    """Where a shard is damaged, after which member, and which known samples it hit."""
+    first = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+    if not Path(path).is_file() or not Path(path).stat().st_size:
+        return [first]
+    before: str | None = None
+    with open_tar(path) as data:
+        for found in walk_around_damage(data, path):
+            if isinstance(found, Damage):
+                break
+            before = found.name
+        hit = _changed(data, known) if known is not None else []
+    after = f"; the last sound member before is {before!r}" if before else ""
+    message = f"{error}{after}; verify --repair saves what can be saved"
+    return [Finding("damaged shard", message, path, before, first.byte), *_named(path, known, hit)]
+
+
+def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -> list[Finding]:
+    """Members whose bytes are not those that were indexed."""
+    if known is None or known.crc32 is None or known.has_same_members(table):
+        return []
+    same_places = np.array_equal(known.offsets, table.offsets) and np.array_equal(
+        known.sizes, table.sizes
+    )
+    if not same_places:
+        message = (
+            f"its members are not those of its last index ({known.num_samples:,} samples then, "
+            f"{table.num_samples:,} now); index it again if it was meant, else fetch it again"
+        )
+        return [Finding("changed shard", message, path)]
+    assert table.crc32 is not None  # noqa: S101 it was scanned with them
+    changed = np.flatnonzero(known.crc32 != table.crc32).tolist()
+    if not changed:
+        message = (
+            "the names of its members are not those of its last index, their bytes are; index it "
+            "again if it was meant, else fetch it again"
+        )
+        return [Finding("changed shard", message, path)]
+    return _named(path, known, changed)
+
+
+def _unprotected_names(path: str) -> list[Finding]:
+    """Names in long-name headers, of which a checksum covers a part or nothing."""
+    with open_tar(path) as data:
+        found = [member for member in walk_members(data, path) if member.unprotected]
+    if not found:
+        return []
+    bare = sum(member.unprotected >= len(member.name.encode(*ENCODING)) for member in found)
+    message = (
+        f"nothing protects the ends of the names of {len(found):,} members, first "
+        f"{found[0].name!r}: they stand in long-name headers, which have no checksum; of {bare:,} "
+        "not even the beginnings could be compared; pack them under names of 100 ASCII letters"
+    )
+    place = found[0].offset
+    return [Finding("unprotected name", message, path, byte=place, count=len(found))]
+
+
+def _changed(data: TarBytes, known: MemberTable) -> list[int]:
+    """Members of the table whose bytes are not there or are others."""
+    if known.crc32 is None:
+        return []
+    extents = zip(known.offsets.tolist(), known.sizes.tolist(), known.crc32.tolist(), strict=True)
+    return [
+        member
+        for member, (start, size, right) in enumerate(extents)
+        if start + size > len(data) or data.crc32(start, size) != right
+    ]
+
+
+def _named(path: str, known: MemberTable | None, members: Sequence[int]) -> list[Finding]:
+    """A finding for each of these members of a table."""
+    if known is None:
+        return []
+    owners = np.searchsorted(known.sample_starts, np.array(members, np.int64), side="right") - 1
+    findings: list[Finding] = []
+    for member, sample in zip(members[:_MAX_NAMED], owners.tolist(), strict=False):
+        key, offset = known.key(sample), int(known.offsets[member])
+        name = f"{key}.{known.suffixes[known.suffix_ids[member]]}"
+        message = f"member {name!r} is not what it was when indexed; fetch the shard again"
+        rest = len(members) - _MAX_NAMED if len(findings) == _MAX_NAMED - 1 else 0
+        findings.append(Finding("changed member", message, path, key, offset, 1 + max(rest, 0)))
+    return findings
+
+
+def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None) -> list[Finding]:
+    """What the wids JSON says otherwise."""
+    if entry is None:
+        return []
+    facts: dict[str, object] = {"filesize": table.file_size, "nsamples": table.num_samples}
+    if "md5sum" in entry:
+        facts["md5sum"] = file_md5(path)
+    different = [name for name, fact in facts.items() if name in entry and entry[name] != fact]
+    if not different:
+        return []
+    name = different[0]
+    message = (
+        f"its {name} is {facts[name]}, {str(entry[name])[:_MAX_SHOWN]} by the index "
+        f"{entry['source']}; index it again if it was written anew, else fetch it again"
+    )
+    return [Finding("changed shard", message, path)]
+
+
+def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[Finding]:
+    """Members that their decoder does not take."""
+    decoders = [decoder_of(suffix) for suffix in table.suffixes]
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
+    columns = (owners, table.suffix_ids, table.offsets, table.sizes)
+    rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
+    findings: list[Finding] = []
+    with open_tar(path) as data:
+        for sample, suffix, offset, size in rows:
+            decode = decoders[suffix]
+            if decode is None:
+                continue
+            problem = decoding_problem(decode, data[offset : offset + size])
+            if problem is not None:
+                key = table.key(sample)
+                message = (
+                    f"member '{key}.{table.suffixes[suffix]}' cannot be decoded: {problem}; fetch "
+                    "the shard again, or leave the sample out by --repair"
+                )
+                findings.append(Finding("undecodable member", message, path, key, offset))
+    return findings
+
+
+def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the wids JSONs beside local shards say of all shards there, by path."""
+    folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
+    return {
+        str(folder / name): entry | {"source": str(path)}
+        for folder in folders
+        for path in json_files(folder)
+        for name, entry in entries_by_name(read_json(path, containing=MARKER)).items()
+    }
+
+
+def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
+    """What the JSON files on a web server say of shards there, by URL, and where they disagree."""
+    folders: dict[str, dict[str, str]] = {}
+    for url in urls:
+        folder, name = split_url(url)
+        if folder.lower().startswith(("http://", "https://")):
+            folders.setdefault(folder, {})[name] = url
+    entries: dict[str, dict[str, Any]] = {}
+    findings: list[Finding] = []
+    for folder, named in folders.items():
+        try:
+            claims = http_claims(folder, named)
+        except IndexMismatchError as error:
+            findings.append(Finding("stale count", str(error), folder))
+            continue
+        for name, claim in claims.items():
+            size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
+            entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
+    return entries, findings
+
+
+def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Shards that an index lists which also lists one of these, and that are not there."""
+    sources = {indexed[str(Path(url))]["source"] for url in urls if str(Path(url)) in indexed}
+    return [
+        Finding(
+            "missing shard",
+            f"{path} does not exist, but {entry['source']} lists it; fetch it, or index again",
+            path,
+        )
+        for path, entry in indexed.items()
+        if entry["source"] in sources and not os.path.isfile(path)  # noqa: PTH113 never raises
+    ]

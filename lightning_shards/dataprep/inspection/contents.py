@@ -1,0 +1,143 @@
+"""What members hold: which class, which kind of file, and whether they are compressed."""
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from typing import Final
+from zlib import compress
+
+import numpy as np
+
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.shards.fetching import local_copy
+from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.tables import TableStore
+
+_KINDS: Final = (
+    (b"\xff\xd8\xff", "JPEG", True),
+    (b"\x89PNG", "PNG", True),
+    (b"RIFF", "WebP or WAV", False),
+    (b"GIF8", "GIF", True),
+    (b"\x1f\x8b", "gzip", True),
+    (b"\x28\xb5\x2f\xfd", "zstandard", True),
+    (b"BZh", "bzip2", True),
+    (b"\xfd7zXZ", "xz", True),
+    (b"PK\x03\x04", "zip or npz", True),
+    (b"\x93NUMPY", "npy", False),
+    (b"fLaC", "FLAC", True),
+    (b"OggS", "Ogg", True),
+    (b"ID3", "MP3", True),
+    (b"\x80\x04", "pickle", False),
+    (b"\x80\x05", "pickle", False),
+)
+_MP4 = (b"ftyp", 4)
+_MAX_SAMPLES = 32
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the first members of a field hold.
+
+    Attributes:
+        kind: by their first bytes; `text` or `bytes` where these say nothing.
+        is_compressed: whether that kind is a compressed one.
+        ratio: bytes of each by itself after zlib, over those before.
+    """
+
+    kind: str
+    is_compressed: bool
+    ratio: float
+
+
+def contents_of(
+    url: str, suffixes: Sequence[str], cache_dir: str | PathLike[str] | None = None
+) -> dict[str, Content]:
+    """Look into the first members of each of these fields in one shard."""
+    found: dict[str, Content] = {}
+    with _open_shard(url, cache_dir) as reader:
+        table = reader.table
+        for suffix in suffixes:
+            data = [
+                reader.read(sample, suffix)[:_MAX_BYTES]
+                for sample in range(min(table.num_samples, _MAX_SAMPLES))
+                if table.find(sample, suffix) is not None
+            ]
+            if data:
+                found[suffix] = content_of(data)
+    return found
+
+
+def content_of(members: Sequence[bytes]) -> Content:
+    """What these members hold, by the one that is named most often.
+
+    >>> content_of([b"a cat, a cat, a cat, a cat"] * 9).kind
+    'text'
+    """
+    kinds = Counter(map(_kind, members))
+    kind, is_compressed = kinds.most_common(1)[0][0]
+    before = sum(map(len, members))
+    after = sum(len(compress(member, 1)) for member in members)
+    return Content(kind, is_compressed, after / before if before else 1.0)
+
+
+def class_counts(
+    urls: Sequence[str],
+    suffix: str,
+    *,
+    cache_dir: str | PathLike[str] | None = None,
+    processes: int = 1,
+) -> Counter[str]:
+    """How many samples have each value of a small text field, over all shards."""
+    total: Counter[str] = Counter()
+    count = partial(_classes_of, suffix=suffix, cache_dir=cache_dir)
+    for classes in map_parallel(count, urls, processes):
+        total.update(classes)
+    return total
+
+
+def _classes_of(
+    url: str, suffix: str, cache_dir: str | PathLike[str] | None = None
+) -> Counter[str]:
+    with _open_shard(url, cache_dir) as reader:
+        table = reader.table
+        if suffix not in table.suffixes:
+            return Counter()
+        number = table.suffixes.index(suffix)
+        owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
+        return Counter(
+            reader.read(sample, suffix).strip().decode("utf-8", "replace")
+            for sample in owners[table.suffix_ids == number].tolist()
+        )
+
+
+@contextmanager
+def _open_shard(
+    url: str, cache_dir: str | PathLike[str] | None
+) -> Generator[ShardReader, None, None]:
+    with local_copy(url, cache_dir) as shard:
+        table = TableStore(shard.cache_dir).table_of(shard.path)
+        with ShardReader(shard.path, table) as reader:
+            yield reader
+
+
+def _kind(data: bytes) -> tuple[str, bool]:
+    """Kind of a member, and whether it is a compressed one."""
+    for magic, kind, is_compressed in _KINDS:
+        if data.startswith(magic):
+            if kind == "WebP or WAV":
+                is_webp = data[8:12] == b"WEBP"
+                return ("WebP", True) if is_webp else ("WAV", False)
+            return kind, is_compressed
+    magic, start = _MP4
+    if data[start : start + len(magic)] == magic:
+        return "MP4", True
+    try:
+        # a letter may be cut in two at the end of what was read
+        data[: _MAX_BYTES - 4].decode()
+    except UnicodeDecodeError:
+        return "bytes", False
+    return "text", False

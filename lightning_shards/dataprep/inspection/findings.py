@@ -1,0 +1,251 @@
+"""What is wrong, or worth knowing, about shards: each finding with its place and its remedy."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.dataprep.inspection.layout import PassedOver
+from lightning_shards.shards.members import MemberTable
+
+Rule = Literal[
+    "damaged shard",
+    "missing shard",
+    "changed shard",
+    "changed member",
+    "undecodable member",
+    "split sample",
+    "duplicate key",
+    "repeated key",
+    "missing field",
+    "dotted key",
+    "passed over",
+    "unsafe name",
+    "unprotected name",
+    "empty shard",
+    "stale count",
+]
+
+NOTES: frozenset[Rule] = frozenset(
+    {
+        "repeated key",
+        "missing field",
+        "dotted key",
+        "passed over",
+        "empty shard",
+        "unprotected name",
+    }
+)
+"""What may be meant: reported, and no failure."""
+
+MAX_DOTTED = 4
+"""More suffixes than these that end alike come from dots in keys, not from fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to know of a shard, or of all together.
+
+    Attributes:
+        rule: what kind of thing it is.
+        message: what was found, and the remedy.
+        shard: path of the shard; None for the whole data set.
+        sample: key of the (first) sample.
+        byte: place in the shard, where there is one.
+        count: how many samples or members it is true of.
+    """
+
+    rule: Rule
+    message: str
+    shard: str | None = None
+    sample: str | None = None
+    byte: int | None = None
+    count: int = 1
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something is wrong, and not only unusual."""
+        return self.rule not in NOTES
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"is_failure": self.is_failure}
+
+
+def key_hashes(table: MemberTable) -> NDArray[np.uint64]:
+    """64 bits for each key, the same in every process: equal keys have equal ones.
+
+    Each (position, byte) pair has a random word of its own and a key the sum of its words, so that
+    two keys fall together once in 2**64.
+    """
+    lengths = np.diff(table.key_starts)
+    positions = np.arange(len(table.keys)) - np.repeat(table.key_starts[:-1], lengths)
+    words = _WORDS[positions % len(_WORDS), table.keys] * _LAPS[positions // len(_WORDS)]
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(words, dtype=np.uint64)))
+    return sums[table.key_starts[1:]] - sums[table.key_starts[:-1]]
+
+
+_WORDS = np.frombuffer(np.random.Philox(1).random_raw(128 * 256).tobytes(), np.uint64).reshape(
+    128, 256
+)
+_LAPS = np.frombuffer(np.random.Philox(2).random_raw(1 << 8).tobytes(), np.uint64) | np.uint64(1)
+"""Odd factors that tell a byte from the one 128 further on. Names have 4,096 bytes at most."""
+
+
+def find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> list[Finding]:
+    """Keys that a shard has more than once: samples torn apart, and samples that are two."""
+    order = np.argsort(hashes, kind="stable")
+    twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    places: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
+    for first, second in zip(order[twins].tolist(), order[twins + 1].tolist(), strict=True):
+        has_same = set(table.suffixes_of(first)) & set(table.suffixes_of(second))
+        places["duplicate key" if has_same else "split sample"].append(second)
+    return [
+        _repeat(rule, table, shard, min(found), len(found))
+        for rule, found in places.items()
+        if found
+    ]
+
+
+_REPEATS: dict[Rule, str] = {
+    "split sample": "members of {count:,} samples are not adjacent, first of {key!r}: readers "
+    "make several samples of them; write the shard again with the members of a sample side by side",
+    "duplicate key": "{count:,} samples have the key and a field of another one, first {key!r}; "
+    "remove one of them, or give it another key",
+}
+
+
+def _repeat(rule: Rule, table: MemberTable, shard: str, sample: int, count: int) -> Finding:
+    key = table.key(sample)
+    byte = int(table.offsets[table.sample_starts[sample]])
+    return Finding(rule, _REPEATS[rule].format(count=count, key=key), shard, key, byte, count)
+
+
+def find_repeats_between(
+    hashes: Sequence[NDArray[np.uint64]], shards: Sequence[str], key_of: Callable[[int, int], str]
+) -> list[Finding]:
+    """Keys that several shards have.
+
+    Args:
+        hashes: `key_hashes` of each shard.
+        shards: their paths.
+        key_of: the key of a sample, by the shard's number and its own.
+    """
+    numbers = np.repeat(np.arange(len(hashes)), [len(each) for each in hashes])
+    every = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
+    order = np.argsort(every, kind="stable")
+    twins = np.flatnonzero(every[order][1:] == every[order][:-1])
+    pairs = order[twins], order[twins + 1]
+    between = np.flatnonzero(numbers[pairs[0]] != numbers[pairs[1]])
+    if not len(between):
+        return []
+    later = pairs[1][between]
+    first = int(np.argmin(later))
+    one, other = int(numbers[pairs[0][between[first]]]), int(numbers[later[first]])
+    start = sum(len(each) for each in hashes[:other])
+    key = key_of(other, int(later[first]) - start)
+    message = (
+        f"{len(between):,} keys are in several shards, first {key!r} of {shards[one]}; "
+        "readers of tars do not mind, energon does: give the keys of each shard a prefix for it"
+    )
+    return [Finding("repeated key", message, shards[other], key, count=len(between))]
+
+
+def find_passed_over(passed_over: Iterable[PassedOver], shard: str) -> list[Finding]:
+    """What is in no sample, by kind; folders are nothing to speak of."""
+    kinds: dict[str, list[PassedOver]] = {}
+    for each in passed_over:
+        if each.kind != "folder":
+            kinds.setdefault(each.kind, []).append(each)
+    return [
+        Finding(
+            "passed over",
+            f"{len(found):,} members are in no sample ({kind}), first {found[0].name!r}; "
+            f"{_PASSED_OVER[kind]}",
+            shard,
+            byte=found[0].offset,
+            count=len(found),
+        )
+        for kind, found in kinds.items()
+    ]
+
+
+_PASSED_OVER = {
+    "link": "GNU tar makes links of files that it meets twice: write it with --hard-dereference",
+    "special file": "only regular files are read: take it out",
+    "name without a field": "a member is named KEY.FIELD: rename it if it belongs to a sample",
+    "reserved name": "names like __this__ are for tools: rename it if it belongs to a sample",
+    "left out by __bad__": "the sample has a member KEY.__bad__ with contents: remove that member",
+}
+
+
+def find_unsafe_names(table: MemberTable, shard: str) -> list[Finding]:
+    """Keys that lead out of a folder or cannot be printed."""
+    keys = table.keys.tobytes()
+    if not _SUSPICIOUS.search(keys):
+        return []
+    found = [sample for sample in range(table.num_samples) if _is_unsafe(table.key(sample))]
+    if not found:
+        return []
+    key = table.key(found[0])
+    message = (
+        f"{len(found):,} keys are absolute, lead upwards, hold control characters or are not "
+        f"UTF-8, first {key!a}; pack these samples again under plain names"
+    )
+    byte = int(table.offsets[table.sample_starts[found[0]]])
+    return [Finding("unsafe name", message, shard, key, byte, len(found))]
+
+
+_SUSPICIOUS = re.compile(rb"\.\.|//|[\x00-\x1f\x7f-\xff]|/")
+
+
+def _is_unsafe(key: str) -> bool:
+    is_text = not any("\ud800" <= letter <= "\udfff" for letter in key)
+    return (
+        not is_text or key.startswith("/") or ".." in key.split("/") or bool(_CONTROL.search(key))
+    )
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def find_dotted_keys(samples_with: Mapping[str, int]) -> list[Finding]:
+    """Suffixes that come from dots in keys: many of them end alike."""
+    by_end: dict[str, list[str]] = {}
+    for suffix in samples_with:
+        head, dot, end = suffix.rpartition(".")
+        if dot and head:
+            by_end.setdefault(end, []).append(suffix)
+    return [
+        Finding(
+            "dotted key",
+            f"{len(suffixes):,} different fields end in '.{end}', such as {suffixes[0]!r}: "
+            "names are split at the first dot, so dots in keys make fields; pack without them",
+            count=len(suffixes),
+        )
+        for end, suffixes in by_end.items()
+        if len(suffixes) > MAX_DOTTED
+    ]
+
+
+def find_missing_fields(
+    samples_with: Mapping[str, int], num_samples: int, lacking: Mapping[str, tuple[str, str]]
+) -> list[Finding]:
+    """Fields that not all samples have; `lacking` is shard and key of the first without it."""
+    found: list[Finding] = []
+    for suffix, count in samples_with.items():
+        if count < num_samples and suffix in lacking:
+            shard, key = lacking[suffix]
+            message = (
+                f"{num_samples - count:,} of {num_samples:,} samples have no {suffix!r}, first "
+                f"{key!r}; name in `fields` what stands in for it ('{suffix};OTHER'), or drop them"
+            )
+            found.append(Finding("missing field", message, shard, key, count=num_samples - count))
+    return found[:_MAX_MISSING]
+
+
+_MAX_MISSING = 20
+"""Keys with dots give a field for every sample."""

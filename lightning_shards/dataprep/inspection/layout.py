@@ -1,0 +1,149 @@
+"""What lies between the members of samples in a tar: their headers, and what is in no sample.
+
+A member table says where data begins, not where headers do, and leaves out what belongs to no
+sample. Both are found in the gaps that the table leaves. Nearly all of these are one header of 512
+bytes, or one with an extended header before it, and are known at a glance; in the others `tarfile`
+reads what is there. The tar is one that was walked whole: its headers are known to be sound.
+"""
+
+import os
+import tarfile
+from dataclasses import dataclass
+from os import PathLike
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import BLOCK, split_name
+
+_FLAG: Final = 156
+_SIZE: Final = slice(124, 135)  # eleven octal digits
+_EXTENDED: Final = np.frombuffer(b"xL", np.uint8)
+_REGULAR: Final = np.frombuffer(b"\x000", np.uint8)
+_ONE_EXTENDED: Final = 3 * BLOCK  # an extended header, a body of one block, the member's header
+_ZERO: Final = ord("0")
+_GAPS_AT_ONCE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Something in a tar that is in no sample.
+
+    Attributes:
+        name: as the tar has it.
+        offset: of its first header, in bytes from the start of the tar.
+        kind: `folder`, `link`, `special file`, `name without a field`, `reserved name` or `left out
+            by __bad__`.
+    """
+
+    name: str
+    offset: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the headers of a tar are.
+
+    Attributes:
+        headers: where the first header of each member begins, int64, shape (num_members,).
+        end: where the end marker of the archive begins.
+        passed_over: what is in no sample, in file order.
+    """
+
+    headers: NDArray[np.int64]
+    end: int
+    passed_over: tuple[PassedOver, ...]
+
+    def sample_starts(self, table: MemberTable) -> NDArray[np.int64]:
+        """Where the first header of each sample begins, and where the archive ends."""
+        return np.append(self.headers[table.sample_starts[:-1]], self.end)
+
+
+def lay_out(table: MemberTable, path: str | PathLike[str]) -> Layout:
+    """Find the headers of a tar, of which this is the current table."""
+    stops = table.offsets
+    ends = (table.offsets + table.sizes + (BLOCK - 1)) // BLOCK * BLOCK
+    starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    headers = starts.copy()
+    passed_over: list[PassedOver] = []
+    with os.fdopen(open_regular(path), "rb") as file:
+        for gap in np.flatnonzero(~_is_plain(path, starts, stops)):
+            found = _read_gap(file, int(starts[gap]), int(stops[gap]))
+            headers[gap] = found[-1].offset
+            passed_over += map(_as_passed_over, found[:-1])
+        last = int(ends[-1]) if len(ends) else 0
+        found = _read_gap(file, last, None)
+        passed_over += map(_as_passed_over, found)
+    end = _end_of(found[-1]) if found else last
+    return Layout(headers, end, tuple(passed_over))
+
+
+def _is_plain(
+    path: str | PathLike[str], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """For each gap, whether it is one header, or one extended header and one header."""
+    lengths = stops - starts
+    plain = lengths == BLOCK
+    candidates = np.flatnonzero(lengths == _ONE_EXTENDED)
+    if not len(candidates):
+        return plain
+    with open_tar(path) as data:
+        for begin in range(0, len(candidates), _GAPS_AT_ONCE):
+            gaps = candidates[begin : begin + _GAPS_AT_ONCE]
+            parts = [data[start : start + _ONE_EXTENDED] for start in starts[gaps].tolist()]
+            plain[gaps] = _have_one_extended(b"".join(parts))
+    return plain
+
+
+def _have_one_extended(gaps: bytes) -> NDArray[np.bool_]:
+    """For each of these gaps, whether it is an extended header with its body, and one header."""
+    blocks = np.frombuffer(gaps, np.uint8).reshape(-1, _ONE_EXTENDED)
+    digits = blocks[:, _SIZE].astype(np.int64) - _ZERO
+    size = digits @ (8 ** np.arange(_SIZE.stop - _SIZE.start)[::-1])
+    return (
+        np.isin(blocks[:, _FLAG], _EXTENDED)
+        & np.isin(blocks[:, 2 * BLOCK + _FLAG], _REGULAR)
+        & (digits >= 0).all(axis=1)
+        & (size > 0)
+        & (size <= BLOCK)
+    )
+
+
+def _read_gap(file: BinaryIO, start: int, stop: int | None) -> list[tarfile.TarInfo]:
+    """The members whose headers begin in a gap, up to the one whose data begins at `stop`."""
+    found: list[tarfile.TarInfo] = []
+    file.seek(start)
+    archive = tarfile.TarFile(fileobj=file, errorlevel=0)
+    while (member := archive.next()) is not None:
+        found.append(member)
+        if member.offset_data == stop:
+            break
+    return found
+
+
+def _as_passed_over(member: tarfile.TarInfo) -> PassedOver:
+    return PassedOver(member.name, member.offset, _kind(member))
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    """Why a member is in no sample."""
+    if member.isdir():
+        return "folder"
+    if member.issym() or member.islnk():
+        return "link"
+    if not member.isreg():
+        return "special file"
+    if split_name(member.name) is not None:
+        return "left out by __bad__"
+    return "reserved name" if "__" in member.name else "name without a field"
+
+
+def _end_of(member: tarfile.TarInfo) -> int:
+    """Where the next header would begin."""
+    size = member.size if member.isreg() else 0
+    return (member.offset_data + size + BLOCK - 1) // BLOCK * BLOCK

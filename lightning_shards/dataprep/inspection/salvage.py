@@ -1,0 +1,266 @@
+"""What can be saved of a damaged tar: whole samples, and nothing that only may be whole.
+
+Beyond a damaged header the next one that is sound is looked for. A sample beside the damage is kept
+only if it is known to be whole: by the member table of an earlier index, or because it has every
+field that any sample of the shard has. A table with crc32s also saves members under damaged
+headers, and tells changed bytes. The original is never touched: what is saved goes to another
+folder.
+"""
+
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.shards.atomic import make_folder, new_file
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    RESERVED_SUFFIXES,
+    Buffer,
+    Member,
+    split_name,
+    walk_members,
+)
+
+Decode = Callable[[bytes], object]
+DecoderOf = Callable[[str], Decode | None]
+"""From a suffix to what decodes its members, or None; picklable."""
+
+_MAGIC = b"ustar"
+_MAGIC_AT: Final = 257
+_SEARCHED: Final = 1 << 20
+"""Bytes that are looked through at once for the next header."""
+
+_LEAST_MATCHING = 0.5
+"""Below this share of members with the crc32 of the table, it is that of another shard."""
+
+
+class Damage(NamedTuple):
+    """A place from which on a tar could not be read."""
+
+    offset: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What became of one shard.
+
+    Attributes:
+        path: the new shard; None if nothing could be saved.
+        saved: samples in it.
+        lost: what was left out, and why, by key (the second of one key is `KEY (again)`).
+    """
+
+    path: str | None
+    saved: int
+    lost: dict[str, str]
+
+
+def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | Damage]:
+    """The members before and behind all damages, and the damages, in file order."""
+    start: int | None = 0
+    while start is not None:
+        position = start
+        try:
+            for member in walk_members(_from(data, start), url):
+                offset = start + member.offset
+                yield member._replace(offset=offset)
+                position = (offset + member.size + BLOCK - 1) // BLOCK * BLOCK
+        except DamagedShardError as error:
+            yield Damage(position, str(error))
+            start = _next_header(data, position + BLOCK)
+        else:
+            return
+
+
+def salvage(
+    shard: str, folder: Path, known: MemberTable | None, decoder_of: DecoderOf | None = None
+) -> Salvage:
+    """Write the samples of a shard that can be saved to a shard of the same name in `folder`.
+
+    Args:
+        shard: path of a local tar.
+        folder: where the new one goes.
+        known: the members that it had when it was indexed.
+        decoder_of: what decodes the members of a suffix; a sample that it refuses is left out.
+
+    Raises:
+        ConfigError: `folder` is that of the shard.
+    """
+    if folder.resolve() == Path(shard).parent.resolve():
+        raise ConfigError(f"{folder} holds the damaged shards; name another folder for the repair")
+    with open_tar(shard) as data:
+        samples, lost = _whole_samples(data, shard, known)
+        for key in list(samples):
+            reason = _undecodable(data, samples[key], decoder_of) if decoder_of else None
+            if reason is not None:
+                lost[key] = reason
+                del samples[key]
+        if not samples:
+            return Salvage(None, 0, lost)
+        target = folder / Path(shard).name
+        make_folder(folder)
+        with new_file(target) as file:
+            for fields in samples.values():
+                for member in fields.values():
+                    file.write(_header(member))
+                    file.write(data[member.offset : member.offset + member.size])
+                    file.write(bytes(-member.size % BLOCK))
+            file.write(bytes(2 * BLOCK))
+            data.require_unchanged()  # while the new file can still be given up
+    return Salvage(str(target), len(samples), lost)
+
+
+_Samples = dict[str, dict[str, Member]]
+
+
+def _whole_samples(
+    data: TarBytes, shard: str, known: MemberTable | None
+) -> tuple[_Samples, dict[str, str]]:
+    """The samples to keep, their members together, and the others with the reason."""
+    samples, lost, beside = _readable_samples(data, shard)
+    if known is not None and known.crc32 is not None and _is_of(known, data):
+        return _by_table(data, known, samples, lost)
+    inner = [set(fields) for key, fields in samples.items() if key not in beside]
+    every = set[str]().union(*inner)
+    for key in beside & samples.keys():
+        if not inner or set(samples[key]) < every:
+            absent = ", ".join(sorted(every - set(samples[key])))
+            lost[key] = f"stands beside the damage and has no {absent or 'sample to compare with'}"
+            del samples[key]
+    return samples, lost
+
+
+def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, str], set[str]]:
+    """Members by key, what comes twice, and the keys that stand beside a damage."""
+    samples: _Samples = {}
+    lost: dict[str, str] = {}
+    beside: set[str] = set()
+    last: str | None = None
+    is_behind = False
+    for found in walk_around_damage(data, shard):
+        if isinstance(found, Damage):
+            beside |= {last} if last is not None else set()
+            is_behind = True
+            continue
+        parts = split_name(found.name)
+        if parts is None:
+            continue
+        key, suffix = parts
+        if is_behind:
+            beside.add(key)
+        is_behind, last = False, key
+        if suffix in RESERVED_SUFFIXES:
+            lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {found.offset}"
+        elif suffix in samples.setdefault(key, {}):
+            lost[f"{key} (again)"] = f"has a second {suffix}, at byte {found.offset}"
+        else:
+            samples[key][suffix] = found
+    return samples, lost, beside
+
+
+def _is_of(known: MemberTable, data: TarBytes) -> bool:
+    """Whether the table is that of this shard before it was damaged."""
+    num_right = sum(_is_right(known, member, data) for member in range(len(known.offsets)))
+    return num_right >= _LEAST_MATCHING * max(len(known.offsets), 1)
+
+
+def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
+    """Whether the bytes of a member are those that were indexed."""
+    start, size = int(known.offsets[member]), int(known.sizes[member])
+    assert known.crc32 is not None  # noqa: S101 the callers look
+    return start + size <= len(data) and data.crc32(start, size) == known.crc32[member]
+
+
+def _by_table(
+    data: TarBytes, known: MemberTable, read: _Samples, lost: dict[str, str]
+) -> tuple[_Samples, dict[str, str]]:
+    """The samples whose members are all as they were when the shard was indexed."""
+    names = {found.offset: found.name for fields in read.values() for found in fields.values()}
+    samples: _Samples = {}
+    for sample in range(known.num_samples):
+        key = known.key(sample)
+        first, stop = known.sample_starts[sample : sample + 2]
+        for member in range(int(first), int(stop)):
+            suffix = known.suffixes[int(known.suffix_ids[member])]
+            offset, size = int(known.offsets[member]), int(known.sizes[member])
+            if not _is_right(known, member, data):
+                lost[key] = f"member {suffix} at byte {offset} is not what it was when indexed"
+            elif suffix not in samples.setdefault(key, {}):
+                name = names.get(offset, f"{key}.{suffix}")
+                samples[key][suffix] = Member(name, offset, size)
+    for key in lost:
+        samples.pop(key, None)
+    return samples, lost
+
+
+def _undecodable(data: TarBytes, fields: dict[str, Member], decoder_of: DecoderOf) -> str | None:
+    """Why a member of a sample cannot be decoded; None if all can."""
+    for suffix, member in fields.items():
+        decode = decoder_of(suffix)
+        if decode is not None:
+            problem = decoding_problem(decode, data[member.offset : member.offset + member.size])
+            if problem is not None:
+                return f"member {suffix} at byte {member.offset} cannot be decoded: {problem}"
+    return None
+
+
+def decoding_problem(decode: Decode, data: bytes) -> str | None:
+    """What a decoder says against these bytes; None if it takes them."""
+    try:
+        decode(data)
+    except Exception as error:  # noqa: BLE001 a decoder may raise anything at damaged bytes
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _header(member: Member) -> bytes:
+    """The tar header of a member, with nothing of the machine in it."""
+    info = tarfile.TarInfo(member.name)
+    info.size = member.size
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _next_header(data: TarBytes, start: int) -> int | None:
+    """Where the next sound header begins; tars before POSIX have no mark to look for."""
+    for begin in range(start, len(data), _SEARCHED):
+        part = data[begin : begin + _SEARCHED]
+        for block in range(0, len(part), BLOCK):
+            if part.startswith(_MAGIC, block + _MAGIC_AT) and _is_sound(
+                part[block : block + BLOCK]
+            ):
+                return begin + block
+    return None
+
+
+def _is_sound(header: bytes) -> bool:
+    """Whether the checksum of a header is right."""
+    try:
+        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def _from(data: TarBytes, start: int) -> Buffer:
+    """The bytes from `start` on, for a walk; nothing is copied but what it asks for."""
+    return _Rest(data, start) if start else data
+
+
+class _Rest:
+    """What a walk over a tar asks of its bytes."""
+
+    def __init__(self, data: TarBytes, start: int) -> None:
+        self._data, self._start = data, start
+
+    def __len__(self) -> int:
+        return len(self._data) - self._start
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        return self._data[self._start + start : self._start + stop]

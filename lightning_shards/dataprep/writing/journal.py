@@ -1,0 +1,306 @@
+"""What a run that writes shards has decided and done, so that the next one goes on where it ended.
+
+One hidden file in the folder that is written: its first line holds the settings, each further line
+a shard that is whole under its final name, each with its checksum. A run holds a lock on it, which
+ends with the process however that dies. The settings say all that decides the bytes, so shards of
+one folder are always shards of one plan.
+
+Others may write to the folder, too, so a journal is believed only if it is a file of this user with
+no second name, up to the first line that is damaged, and of a shard only if the file is still that.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, cast
+
+from lightning_shards.dataprep.writing.tar_writer import WrittenShard
+from lightning_shards.errors import ConfigError, FileAccessError
+from lightning_shards.shards.atomic import make_folder, not_written, refuse_link
+from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.regular_files import open_regular, stamp_of
+
+JOURNAL_NAME: Final = ".lightning-shards.journal"
+
+_VERSION = 2
+_CHECKSUM = 8  # hexadecimal digits at the beginning of a line
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+_SHARD_NAME = re.compile(r"(.*)-\d{6,}\.tar")
+
+_FACT = {"fact": str, "value": str}
+_SHARD = {"below": str, "name": str, "md5": str} | dict.fromkeys(
+    ("mtime_ns", "samples", "size_bytes"), int
+)
+
+_log = logging.getLogger(__name__)
+
+
+class _Noted(NamedTuple):
+    """A shard, and the time of change that its file had then."""
+
+    shard: WrittenShard
+    mtime_ns: int
+
+
+class Journal:
+    """The journal of one output folder, open and locked until it is closed.
+
+    Args:
+        folder: where shards are written, or in folders below it.
+        settings: plain values by name; equal settings must mean equal bytes.
+        prefixes: folder below `folder` ("" for itself) to prefix of the shards that go there.
+
+    Raises:
+        ConfigError: Another run is at work here, or one with other settings was, or the folder has
+            shards of these names that no such run has written.
+        FileAccessError: The journal is not a file of this user alone, or it or a folder is a link,
+            or the folder cannot be looked into.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], prefixes: Mapping[str, str]
+    ) -> None:
+        self._folder = folder
+        self._prefixes = dict(prefixes)
+        self._done: dict[tuple[str, str], _Noted] = {}
+        self._facts: dict[str, str] = {}
+        self._path = folder / JOURNAL_NAME
+        try:
+            for below in filter(None, self._prefixes):
+                refuse_link(folder / below)
+            if not self._path.exists():
+                self._refuse_foreign_shards()
+        except OSError as error:  # a folder above may not be looked into, or its name is too long
+            raise not_written(folder, error) from error
+        make_folder(folder)
+        self._file = os.fdopen(self._opened(), "r+b")
+        try:
+            self._lock()
+            self._begin({"version": _VERSION, "splits": self._prefixes} | dict(settings))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def written(self, below: str, name: str) -> WrittenShard | None:
+        """The shard of this name if it is written and still there.
+
+        That is told by the file's size and time; where only the time is another one (a folder that
+        was copied), by its MD5.
+        """
+        noted = self._done.get((below, name))
+        if noted is None:
+            return None
+        path, shard = self._folder / below / name, noted.shard
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != shard.size_bytes:
+                return None
+            is_there = status.st_mtime_ns == noted.mtime_ns or _md5(path) == shard.md5
+        except FileNotFoundError:
+            return None
+        return shard if is_there else None
+
+    def note(self, below: str, shard: WrittenShard) -> None:
+        """Remember a shard that is whole under its final name."""
+        mtime_ns = stamp_of(self._folder / below / shard.name)[1]
+        self._append({"below": below, "mtime_ns": mtime_ns} | asdict(shard))
+        self._done[below, shard.name] = _Noted(shard, mtime_ns)
+
+    def fact(self, name: str) -> str | None:
+        """What was remembered under this name; None if nothing was."""
+        return self._facts.get(name)
+
+    def note_fact(self, name: str, value: str) -> None:
+        """Remember a text that took long to find out."""
+        self._append({"fact": name, "value": value})
+        self._facts[name] = value
+
+    def own_shards(self, below: str) -> list[Path]:
+        """The files that are named like our shards, whether a run has noted them or not."""
+        return list(_shards(self._folder / below, self._prefixes[below]))
+
+    def is_finished(self) -> bool:
+        """Whether every data set of this run has its index."""
+        return all((self._folder / below / WIDS).exists() for below in self._prefixes)
+
+    def close(self) -> None:
+        """Give the folder free for other runs."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another run is writing to {self._folder}; wait until it ends, or name another "
+                "folder"
+            ) from error
+
+    def _opened(self) -> int:
+        """The journal, made if it is not there.
+
+        Raises:
+            FileAccessError: Another user could have written it, or another file has this name.
+        """
+        try:
+            return os.open(self._path, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            file = open_regular(self._path, _FLAGS)
+        except OSError as error:
+            raise not_written(self._path, error) from error
+        status = os.fstat(file)
+        if status.st_uid == os.geteuid() and status.st_nlink == 1:
+            return file
+        os.close(file)
+        reason = (
+            "has another name, too, under which it may be a file of yours"
+            if status.st_nlink != 1
+            else f"was written by another user (uid {status.st_uid}), who could claim any shard"
+        )
+        raise FileAccessError(f"{self._path} {reason}; remove it, or name another folder")
+
+    def _begin(self, settings: dict[str, Any]) -> None:
+        """Write the settings, or compare them with those of the run before and read what it did."""
+        entries, end = _entries(self._file.read())
+        new = json.loads(json.dumps(settings))
+        old = entries[0] if entries else None
+        if old is None or (old != new and not self._has_shards(old)):
+            self._refuse_foreign_shards()
+            self._file.truncate(0)  # nothing was written by other settings: they bind nobody
+            self._append(new)
+            return
+        self._compare(old, new)
+        if end < os.fstat(self._file.fileno()).st_size:
+            _log.warning("%s is damaged: what it says last is done again", self._path)
+            self._file.truncate(end)
+        for entry in entries[1:]:
+            self._remember(entry)
+
+    def _remember(self, entry: dict[str, Any]) -> None:
+        """Take what a run before has noted."""
+        if "fact" in entry:
+            self._facts[entry["fact"]] = entry["value"]
+        else:
+            below, mtime_ns = entry.pop("below"), entry.pop("mtime_ns")
+            self._done[below, entry["name"]] = _Noted(WrittenShard(**entry), mtime_ns)
+
+    def _has_shards(self, settings: dict[str, Any]) -> bool:
+        """Whether there is any shard that a run with these settings may have written."""
+        splits = cast("dict[str, str]", settings["splits"])
+        return any(
+            next(_shards(self._folder / below, prefix), None) for below, prefix in splits.items()
+        )
+
+    def _compare(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Refuse other settings than those of the shards that are there."""
+        changed = [name for name in old | new if old.get(name) != new.get(name)]
+        if changed:
+            each = "; ".join(
+                f"{name} was {old.get(name)!r} and is now {new.get(name)!r}" for name in changed
+            )
+            raise ConfigError(
+                f"{self._folder} was begun with other settings: {each}; go on with the old ones, "
+                "or name another folder"
+            )
+
+    def _refuse_foreign_shards(self) -> None:
+        """Overwrite nothing that is not ours."""
+        for below, prefix in self._prefixes.items():
+            folder = self._folder / below
+            found = next(_shards(folder, prefix), None) or folder / WIDS
+            if found.exists():
+                raise ConfigError(
+                    f"{found} is there, and not from a run that can be resumed; name another folder"
+                )
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        text = json.dumps(entry).encode()
+        try:
+            self._file.write(b"%08x %s\n" % (crc32(text), text))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise not_written(self._path, error) from error
+
+
+def shard_name(prefix: str, number: int) -> str:
+    """The file name of a shard.
+
+    >>> shard_name("train", 12)
+    'train-000012.tar'
+    """
+    return f"{prefix}-{number:06d}.tar"
+
+
+def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> str:
+    """How a configuration names these shards: a path with the numbers in braces."""
+    first, last = shards[0].name, shards[-1].name
+    if first == last:
+        return str(folder / first)
+    start, stop = (name.removeprefix(f"{prefix}-").removesuffix(".tar") for name in (first, last))
+    return str(folder / f"{prefix}-{{{start}..{stop}}}.tar")
+
+
+def _shards(folder: Path, prefix: str) -> Iterator[Path]:
+    """The files in a folder that are named like shards with this prefix."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            match = _SHARD_NAME.fullmatch(path.name)
+            if match and match[1] == prefix:
+                yield path
+
+
+def _entries(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """What the lines say up to the first that is cut off or damaged, and where that begins."""
+    entries: list[dict[str, Any]] = []
+    end = 0
+    while (stop := content.find(b"\n", end)) >= 0:
+        checksum, text = content[end : end + _CHECKSUM], content[end + _CHECKSUM + 1 : stop]
+        entry = _parsed(text) if checksum == b"%08x" % crc32(text) else None
+        if entry is None or not (_is_entry(entry) if entries else _are_settings(entry)):
+            break
+        entries.append(entry)
+        end = stop + 1
+    return entries, end
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _are_settings(entry: dict[str, Any]) -> bool:
+    """Whether a first line says which folders of this one have which prefix."""
+    splits = entry.get("splits")
+    return isinstance(splits, dict) and all(
+        isinstance(prefix, str) and Path(below).name == below
+        for below, prefix in cast("dict[str, object]", splits).items()
+    )
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    """Whether a further line is that of a fact or of a shard, as they are written."""
+    kinds: dict[str, object] = {name: type(value) for name, value in entry.items()}
+    return kinds in (_FACT, _SHARD)
+
+
+def _md5(path: Path) -> str:
+    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

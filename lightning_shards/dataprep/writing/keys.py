@@ -1,0 +1,90 @@
+"""Keys and fields that come back from a tar as they were written, whatever they are made from."""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from lightning_shards.errors import SampleError
+from lightning_shards.shards.tar.walk import MAX_NAME_BYTES, RESERVED_SUFFIXES, split_name
+
+MAX_KEY_BYTES: Final = MAX_NAME_BYTES // 2
+MAX_FIELD_BYTES: Final = 255
+
+_RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NO_PARTS = frozenset({"", ".", ".."})
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f%\\]|[\udc80-\udcff]")
+_META_FOLDER = re.compile(r"__[^/]*__(/|$)")
+
+
+def escape_key(text: str) -> str:
+    """The key for a name of any kind: `urllib.parse.unquote` gives the name back.
+
+    Dots after the last slash, percent signs, backslashes, control characters and bytes that are
+    not UTF-8 become %XX; slashes stay.
+
+    >>> escape_key("class.0/img.v2")
+    'class.0/img%2Ev2'
+    """
+    folder, slash, name = text.rpartition("/")
+    escaped = _ESCAPED.sub(_percent, folder + slash) + _ESCAPED.sub(_percent, name).replace(
+        ".", "%2E"
+    )
+    return "%5F" + escaped[1:] if _META_FOLDER.match(escaped) else escaped
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that no reader gives back as it is, or that would lead out of a folder.
+
+    Raises:
+        SampleError: It says why, and what to do.
+    """
+    fault = _fault_of(key)
+    if fault:
+        raise SampleError(
+            f"{key!r} cannot be a key: {fault}; keys are like class/0001, and "
+            "lightning_shards.dataprep.writing.keys.escape_key makes one of any name"
+        )
+
+
+@lru_cache(maxsize=1024)
+def check_field(field: str) -> None:
+    """Refuse a field that would not be found again as the suffix of a member.
+
+    Raises:
+        SampleError: It says why, and what to do.
+    """
+    is_sound = (
+        split_name(f"0.{field}") == ("0", field)
+        and field not in _RESERVED_FIELDS
+        and field.isprintable()
+        and 0 < len(field.encode("utf-8")) <= MAX_FIELD_BYTES
+    )
+    if not is_sound:
+        raise SampleError(
+            f"{field!r} cannot be a field: fields are suffixes in lower case without slashes, like "
+            "jpg or seg.png; rename it"
+        )
+
+
+def _fault_of(key: str) -> str:
+    """Why this is no key; empty if it is one."""
+    parts = key.removeprefix("./").split("/")  # `tar c .` writes ./0001.jpg
+    faults = {
+        "it is not UTF-8": bool(_SURROGATE.search(key)),
+        "it is empty or absolute, or has a part that is empty, '.' or '..'": not (
+            _NO_PARTS.isdisjoint(parts)
+        ),
+        "it has a control character": bool(_CONTROL.search(key)),
+        f"it has more than {MAX_KEY_BYTES} bytes": (
+            len(key.encode("utf-8", "replace")) > MAX_KEY_BYTES
+        ),
+        "it has a dot after the last slash, where the suffix begins": "." in parts[-1],
+        "what is in a folder __x__ is in no sample": bool(_META_FOLDER.match(key)),
+    }
+    return next((fault for fault, is_met in faults.items() if is_met), "")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]) & 0xFF:02X}"  # a surrogate's lower byte is the byte it stands for

@@ -1,0 +1,196 @@
+"""The samples in folders of files and in tars; what is in no sample is counted, by reason."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
+from lightning_shards.dataprep.writing.keys import escape_key
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardNotFoundError
+from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import Member, group_members, split_name, walk_members
+
+IMAGE_FIELDS: Final = frozenset(
+    {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
+)
+
+SuffixFrom = Literal["last", "first"]
+"""Which dot of a file's name parts key and suffix: of x.seg.png, png or seg.png is the suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What was found.
+
+    Attributes:
+        catalog: the samples.
+        ignored: files or members that are in no sample, by reason.
+        classes: names of the classes in the order of their numbers; empty if there are none.
+        joined: stretches of members that were apart from the rest of their sample in a tar.
+    """
+
+    catalog: Catalog
+    ignored: Counter[str] = field(default_factory=Counter[str])
+    classes: tuple[str, ...] = ()
+    joined: int = 0
+
+
+def list_folder(
+    folder: str, *, suffix_from: SuffixFrom = "last", has_classes: bool = True
+) -> Listing:
+    """A sample for all files of one folder whose names differ in the suffix alone.
+
+    The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
+    are classes, numbered by name, and a sample gets its class as field `cls`.
+
+    Raises:
+        ShardNotFoundError: There is no such folder.
+        ConfigError: Files lie beside the folders of classes.
+        SampleError: Two files of a sample have one suffix, or both are images.
+    """
+    ignored: Counter[str] = Counter()
+    found: dict[str, dict[str, str]] = {}
+    for path in _files_below(folder, ignored):
+        name = os.path.relpath(path, folder)
+        parts = _split_path(name, suffix_from, ignored)
+        if parts:
+            _add_file(found.setdefault(parts[0], {}), parts[1], path)
+    classes = _classes_of(found, folder) if has_classes else ()
+    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
+    builder = CatalogBuilder()
+    for stem, files in found.items():
+        builder.begin(escape_key(stem))
+        for suffix, path in files.items():
+            builder.add_file(suffix, path)
+        if classes:
+            if "cls" in files:
+                raise SampleError(f"{files['cls']} and the class of its folder are both `cls`")
+            builder.add_inline("cls", numbers[stem.partition("/")[0]])
+    return Listing(builder.build(), ignored, classes)
+
+
+def list_tars(
+    paths: Sequence[str], *, processes: int = 1, show_progress: bool | None = None
+) -> Listing:
+    """The samples of local tars in file order; members that are apart in a tar are joined.
+
+    Raises:
+        ShardNotFoundError: A tar does not exist.
+        DamagedShardError: One is not whole.
+        SampleError: A key or a field could not be written so that it reads back.
+    """
+    folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
+    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    found: dict[str, Listing] = {}
+    with progress_line("listed", len(paths), place, show=show_progress) as step:
+        for path, listing in run_in_processes(_list_tar, paths, processes):
+            found[path] = listing
+            step()
+    listings = [found[path] for path in paths]
+    ignored = sum((listing.ignored for listing in listings), Counter[str]())
+    joined = sum(listing.joined for listing in listings)
+    catalog = join_catalogs([listing.catalog for listing in listings])
+    return Listing(catalog, ignored, joined=joined)
+
+
+def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
+    """The visible files, sorted; links are followed."""
+    if not os.path.isdir(folder):  # noqa: PTH112 - paths stay strings here
+        raise ShardNotFoundError(f"{folder} is no folder; check the path and the mount")
+    visited: set[tuple[int, int]] = set()
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        status = os.stat(place)  # noqa: PTH116
+        if (status.st_dev, status.st_ino) in visited:
+            raise ConfigError(f"{place} is reached twice, by a link; remove the link")
+        visited.add((status.st_dev, status.st_ino))
+        ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(place, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
+
+
+def _raise(error: OSError) -> None:
+    raise FileAccessError(
+        f"{error.filename} cannot be listed: {error.strerror}; look at its rights, or move it away"
+    ) from error
+
+
+def _split_path(
+    name: str, suffix_from: SuffixFrom, ignored: Counter[str]
+) -> tuple[str, str] | None:
+    """Path without suffix, and suffix in lower case; None, and counted, where there is none."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.rpartition(".") if suffix_from == "last" else base.partition(".")
+    if not (dot and stem and suffix):
+        ignored["without suffix"] += 1
+        return None
+    return folder + slash + stem, suffix.lower()
+
+
+def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
+    """Add a file to those of its sample."""
+    if suffix in files:
+        raise SampleError(f"{files[suffix]} and {path} would be one member; rename one")
+    image = next((other for other in files if other in IMAGE_FIELDS), None)
+    if suffix in IMAGE_FIELDS and image:
+        raise SampleError(
+            f"{files[image]} and {path} would be one sample with two images; rename one, as files "
+            "whose names differ in the suffix alone are one sample"
+        )
+    files[suffix] = path
+
+
+def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
+    """The folders that are classes."""
+    names: set[str] = set()
+    for stem in stems:
+        name, slash, _ = stem.partition("/")
+        if not slash:
+            raise ConfigError(
+                f"{folder} has files beside its folders ({name}), so the folders are no classes; "
+                "move the files, or pack without classes"
+            )
+        names.add(name)
+    return tuple(sorted(names))
+
+
+def _list_tar(path: str) -> Listing:
+    """The samples of one tar."""
+    ignored: Counter[str] = Counter()
+    found: dict[str, dict[str, Member]] = {}
+    joined = 0
+    repeated: list[tuple[str, dict[str, Member]]] = []
+    builder = CatalogBuilder()
+    source = builder.add_source(path)
+    with open_tar(path) as data:
+        members = _counted(walk_members(data, path), ignored)
+        for key, fields in group_members(members, path):
+            known = found.setdefault(key, fields)
+            if known is fields:
+                continue
+            if known.keys() & fields.keys():
+                repeated.append((key, fields))
+            else:
+                known |= fields
+                joined += 1
+    try:
+        for key, fields in [*found.items(), *repeated]:
+            builder.begin(key)
+            for suffix, member in fields.items():
+                builder.add_extent(suffix, source, member.offset, member.size)
+    except SampleError as error:
+        raise SampleError(f"{path}: {error}") from error
+    return Listing(builder.build(), ignored, joined=joined)
+
+
+def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Member]:
+    """The members that are in samples; the others are counted."""
+    for member in members:
+        if split_name(member.name) is None:
+            base = member.name.rpartition("/")[2]
+            ignored["without suffix" if "." not in base else "hidden or __x__"] += 1
+        else:
+            yield member

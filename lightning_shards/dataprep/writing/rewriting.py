@@ -1,0 +1,315 @@
+"""From a catalog to data sets on disk: plan the shards, write each one, then their index.
+
+A shard is a pure function of its samples, so any number of processes writes the same bytes, and a
+run that was killed goes on with the shards that its journal does not name. The index is written
+last: a folder that has one is whole.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.writing.catalog import Catalog, Extent, SourceFiles
+from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
+from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
+from lightning_shards.dataprep.writing.tar_writer import (
+    WrittenShard,
+    as_bytes,
+    write_index,
+    write_shard,
+)
+from lightning_shards.errors import ConfigError, SampleError, ShardError
+from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.tables import TableStore
+
+Sample = dict[str, Any]
+"""`__key__`, and the contents of each member by field."""
+
+_FILTER_CHUNK: Final = 1024
+_NOTHING: Final[Mapping[str, str]] = {}
+_SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+Listed = tuple[str, list[Extent]]
+"""The key of a sample and where its members are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What is done to each sample. Functions are picklable and always give the same for the same.
+
+    Attributes:
+        rename: old field to new field.
+        only: the fields (new names) that are kept; empty: all.
+        transform: a function of a sample that gives the sample to write, with the same key.
+        keeps: a function that says whether a sample, as it was, is kept.
+        settings: what tells this edit from others, plain values by name.
+    """
+
+    rename: Mapping[str, str] = field(default_factory=dict[str, str])
+    only: tuple[str, ...] = ()
+    transform: Callable[[Sample], Sample] | None = None
+    keeps: Callable[[Sample], bool] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample as it is written."""
+        key = sample["__key__"]
+        edited: Sample = {}
+        for name, data in sample.items():
+            new = self.rename.get(name, name)
+            if new in edited:
+                raise SampleError(f"sample {key!r} has {name!r} renamed to {new!r}, which it has")
+            if not self.only or new in self.only or name == "__key__":
+                edited[new] = data
+        if self.transform is None:
+            return edited
+        changed = call(self.transform, edited, key)
+        if isinstance(changed, dict):
+            given = cast("Sample", changed)
+            if given.get("__key__") == key:
+                return given
+        raise SampleError(f"sample {key!r}: the function must give a sample with the same key")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any sample could change."""
+        return bool(self.rename or self.only or self.transform)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where shards are written, and how; nothing here but the prefix changes a byte.
+
+    Attributes:
+        folder: of the data set, or of the folders of its splits.
+        prefix: of the names of shards, where nothing is split; else the splits' names are.
+        processes: that write at the same time.
+        cache_dir: where the tables of members go, for the first run that trains on the shards.
+        show_progress: whether a line counts shards on stderr; None: on a terminal.
+    """
+
+    folder: Path
+    prefix: str = "shard"
+    processes: int = 1
+    cache_dir: Path | None = None
+    show_progress: bool | None = None
+
+
+class DataSet(NamedTuple):
+    """One data set that was written: as a pattern of shards, and in numbers."""
+
+    urls: str
+    shards: int
+    samples: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What a run has written.
+
+    Attributes:
+        data_sets: by split; "" where nothing is split.
+        kept_shards: shards that an earlier run had written already.
+    """
+
+    data_sets: dict[str, DataSet]
+    kept_shards: int
+
+
+def rewrite(
+    catalog: Catalog,
+    packing: Packing,
+    output: Output,
+    edit: Edit = Edit(),
+    *,
+    may_rename_keys: bool = False,
+    beside: Mapping[str, str] = _NOTHING,
+) -> Rewritten:
+    """Write the samples of a catalog to shards, or go on where a run with these arguments ended.
+
+    `beside` are the contents of text files to write in the folder, by name.
+
+    Raises:
+        ConfigError: The folder holds something else, or the packing does not fit the samples.
+        SampleError: A sample cannot be written or edited.
+        DamagedShardError: A file was changed since it was listed.
+        WorkerError: A process died.
+    """
+    catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
+    prefixes = _prefixes(split_names(catalog, packing), output.prefix)
+    with Journal(output.folder, _settings(catalog, packing, edit), prefixes) as journal:
+        is_kept = None if edit.keeps is None else _filtered(catalog, edit, output, journal)
+        plan = assign(catalog, packing, is_kept)
+        named = _named(plan, prefixes)
+        done = {place: journal.written(*place) for place in named}
+        kept_shards = sum(shard is not None for shard in done.values())
+        missing = {place: named[place] for place, shard in done.items() if shard is None}
+        done |= _write_missing(catalog, missing, edit, output, journal)
+        for name, text in beside.items():
+            replace_file(output.folder / name, text)
+        data_sets = {
+            split: _finish(make_folder(output.folder, split), split, prefix, done)
+            for split, prefix in prefixes.items()
+        }
+    return Rewritten(data_sets, kept_shards)
+
+
+def _settings(catalog: Catalog, packing: Packing, edit: Edit) -> dict[str, Any]:
+    """What a run that goes on must agree with."""
+    return {
+        "samples": len(catalog),
+        "digest of the input files": catalog.fingerprint(),
+        **asdict(packing),
+        **edit.settings,
+    }
+
+
+def _named(
+    plan: Mapping[str, Sequence[NDArray[np.int64]]], prefixes: Mapping[str, str]
+) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """The numbers of the samples of each shard, by split and name."""
+    return {
+        (split, shard_name(prefixes[split], number)): numbers
+        for split, shards in plan.items()
+        for number, numbers in enumerate(shards)
+    }
+
+
+def call(function: Callable[[Sample], Any], sample: Sample, key: str) -> Any:
+    """What a user's function gives for a sample.
+
+    Raises:
+        SampleError: The function raised something; it names the sample.
+    """
+    try:
+        return function(sample)
+    except ShardError:
+        raise
+    except Exception as error:
+        raise SampleError(f"sample {key!r}: {type(error).__name__}: {error}") from error
+
+
+class _ShardJob(NamedTuple):
+    """One shard to write."""
+
+    split: str
+    path: Path
+    samples: list[Listed]
+
+
+def _prefixes(splits: list[str], prefix: str) -> dict[str, str]:
+    """Folder to prefix of shards, both safe as names."""
+    for name in [prefix, *filter(None, splits)]:
+        if not _SPLIT_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot be the name of a split or a prefix: take letters, digits, - and _"
+            )
+    return {split: split or prefix for split in splits}
+
+
+def _listed(catalog: Catalog, numbers: NDArray[np.int64]) -> list[Listed]:
+    return [(catalog.key(number), catalog.extents(number)) for number in numbers.tolist()]
+
+
+def _write_missing(
+    catalog: Catalog,
+    missing: Mapping[tuple[str, str], NDArray[np.int64]],
+    edit: Edit,
+    output: Output,
+    journal: Journal,
+) -> dict[tuple[str, str], WrittenShard | None]:
+    """Write these shards; what was written, by split and name."""
+    jobs = (
+        _ShardJob(split, output.folder / split / name, _listed(catalog, numbers))
+        for (split, name), numbers in missing.items()
+    )
+    for split in dict.fromkeys(split for split, _ in missing):
+        make_folder(output.folder, split)
+    write = partial(_write, edit=edit, cache_dir=output.cache_dir)
+    done: dict[tuple[str, str], WrittenShard | None] = {}
+    place = str(output.folder)
+    with progress_line("wrote", len(missing), place, show=output.show_progress) as step:
+        for job, shard in run_in_processes(write, jobs, output.processes):
+            journal.note(job.split, shard)
+            done[job.split, shard.name] = shard
+            step()
+    return done
+
+
+def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShard:
+    """Write one shard and the table of its members, which reads it back."""
+    with SourceFiles() as files:
+        shard = write_shard(job.path, _edited(job.samples, files, edit))
+    store = TableStore(cache_dir, with_crc32=True)
+    store.table_of(job.path, expected_samples=shard.samples)
+    return shard
+
+
+def _edited(
+    samples: list[Listed], files: SourceFiles, edit: Edit
+) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
+    """Keys and members as they are written."""
+    for key, extents in samples:
+        if edit.is_needed:
+            sample = edit(_read(key, extents, files))
+            fields = ((name, as_bytes(data, key, name)) for name, data in sample.items())
+            yield key, (pair for pair in fields if pair[0] != "__key__")
+        else:
+            yield key, ((extent.field, files.read(extent)) for extent in extents)
+
+
+def _read(key: str, extents: list[Extent], files: SourceFiles) -> Sample:
+    return {"__key__": key} | {extent.field: files.read(extent) for extent in extents}
+
+
+def _filtered(catalog: Catalog, edit: Edit, output: Output, journal: Journal) -> NDArray[np.bool_]:
+    """Which samples the filter keeps; all are read, in chunks that the journal remembers."""
+    starts = range(0, len(catalog), _FILTER_CHUNK)
+    missing = [start for start in starts if journal.fact(f"kept {start}") is None]
+    jobs = (
+        (start, _listed(catalog, np.arange(start, min(start + _FILTER_CHUNK, len(catalog)))))
+        for start in missing
+    )
+    with progress_line("filtered", len(missing), "chunks", show=output.show_progress) as step:
+        keep = partial(_keep, edit=edit)
+        for (start, _), kept in run_in_processes(keep, jobs, output.processes):
+            journal.note_fact(f"kept {start}", kept.hex())
+            step()
+    packed = b"".join(bytes.fromhex(journal.fact(f"kept {start}") or "") for start in starts)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+    return bits[: len(catalog)].astype(np.bool_)
+
+
+def _keep(job: tuple[int, list[Listed]], *, edit: Edit) -> bytes:
+    """One bit for each sample: whether the filter keeps it."""
+    keeps = edit.keeps
+    with SourceFiles() as files:
+        kept = [
+            keeps is None or bool(call(keeps, _read(key, extents, files), key))
+            for key, extents in job[1]
+        ]
+    return np.packbits(kept).tobytes()
+
+
+def _finish(
+    folder: Path, split: str, prefix: str, done: Mapping[tuple[str, str], WrittenShard | None]
+) -> DataSet:
+    """Write the index of one data set."""
+    shards = [shard for (its_split, _), shard in done.items() if its_split == split and shard]
+    shards.sort(key=lambda shard: (len(shard.name), shard.name))
+    write_index(folder, shards)
+    return DataSet(
+        shard_pattern(folder, shards, prefix),
+        len(shards),
+        sum(shard.samples for shard in shards),
+        sum(shard.size_bytes for shard in shards),
+    )

@@ -1,0 +1,188 @@
+"""The samples that the rows of a table name: CSV, TSV, JSON lines or Parquet (`parquet`)."""
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder
+from lightning_shards.dataprep.writing.keys import escape_key
+from lightning_shards.dataprep.writing.listing import Listing
+from lightning_shards.dataprep.writing.parquet import parquet_rows
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.regular_files import open_regular
+
+TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Attributes:
+        files: column to field; the column names a file, below `root` unless its path is absolute.
+            An empty field stands for the file's own suffix.
+        values: column to field; the value is the contents: text as it is, all else as JSON.
+        key: the column of the keys, which are escaped; None: the path of the first file.
+        class_name: a column of names of classes, which are numbered by name as field `cls`.
+        split: the column that says which split a sample is in.
+        root: the folder of the files.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    key: str | None = None
+    class_name: str | None = None
+    split: str | None = None
+    root: str = "."
+
+    def __post_init__(self) -> None:
+        """Refuse what names no contents or no keys."""
+        if not (self.files or self.values):
+            raise ConfigError("no column has contents: name columns of files or of values")
+        if not (self.files or self.key):
+            raise ConfigError("samples without files need a column of keys; name it")
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        others = (self.key, self.class_name, self.split)
+        return [*self.files, *self.values, *(name for name in others if name is not None)]
+
+
+def list_table(path: str, columns: Columns) -> Listing:
+    """A sample for each row of a table; an empty value is no member.
+
+    Raises:
+        ShardNotFoundError: A file that a row names does not exist.
+        ConfigError: The table cannot be read, or a row lacks a column.
+        SampleError: A row makes no sample.
+    """
+    try:
+        return list_rows(read_rows(path), columns)
+    except (ConfigError, SampleError) as error:
+        raise type(error)(f"{path}, {error}") from error
+
+
+def list_rows(rows: Iterable[Row], columns: Columns) -> Listing:
+    """The same for rows that are there already; messages count them from 1."""
+    builder = CatalogBuilder()
+    labels: list[str] = []
+    for number, row in enumerate(rows, 1):
+        missing = [name for name in columns.names if name not in row]
+        if missing:
+            raise ConfigError(f"row {number} has no column {missing[0]!r}, but {', '.join(row)}")
+        try:
+            _add_row(builder, row, columns)
+        except SampleError as error:
+            raise SampleError(f"row {number}: {error}") from error
+        if columns.class_name:
+            labels.append(_required(row, columns.class_name))
+    catalog = builder.build()
+    if not columns.class_name:
+        return Listing(catalog)
+    classes = tuple(sorted(set(labels)))
+    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
+    return Listing(catalog.with_field("cls", [numbers[label] for label in labels]), classes=classes)
+
+
+def read_rows(path: str) -> Iterator[Row]:
+    """The rows of a table, by the suffix of its name.
+
+    Raises:
+        ConfigError: It is no table, or one that cannot be read.
+        FileAccessError: It is no regular file, or this user may not read it.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix == ".parquet":
+        os.close(open_regular(path))
+        yield from parquet_rows(path)
+        return
+    if suffix not in TABLE_SUFFIXES:
+        raise ConfigError(f"it is no table: their names end in {', '.join(TABLE_SUFFIXES)}")
+    try:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig", newline="") as file:
+            if suffix in (".csv", ".tsv"):
+                yield from _csv_rows(file, "," if suffix == ".csv" else "\t")
+            else:
+                yield from map(_json_row, filter(str.strip, file))
+    except (csv.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from error
+
+
+def _csv_rows(file: Iterable[str], delimiter: str) -> Iterator[Row]:
+    reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+    for row in reader:
+        if None in row or None in row.values():
+            raise ConfigError(f"line {reader.line_num} has not as many cells as the first one")
+        yield row
+
+
+def _json_row(line: str) -> Row:
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ConfigError(f"a line must be a JSON object, not {line[:40]!r}")
+    return cast("Row", value)
+
+
+def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
+    """The sample of one row, but for its class."""
+    files: dict[str, str] = {}
+    for column, name in columns.files.items():
+        path = row[column]
+        if path is not None and path != "":
+            suffix = name or os.path.splitext(str(path))[1][1:].lower()  # noqa: PTH122
+            _add_once(files, suffix, str(path))
+    values = {
+        name: _contents(row[column])
+        for column, name in columns.values.items()
+        if row[column] is not None and row[column] != ""
+    }
+    both = sorted(files.keys() & values.keys()) or (["cls"] if columns.class_name else [])
+    if any(name in files or name in values for name in both):
+        raise SampleError(f"two columns make the field {both[0]!r}")
+    split = None if columns.split is None else _required(row, columns.split)
+    builder.begin(_key_of(row, columns, files), split)
+    for name, path in files.items():
+        builder.add_file(name, os.path.join(columns.root, path))  # noqa: PTH118
+    for name, data in values.items():
+        builder.add_inline(name, data)
+
+
+def _add_once(files: dict[str, str], name: str, path: str) -> None:
+    if name in files:
+        raise SampleError(f"{files[name]} and {path} are both the field {name!r}; give names")
+    files[name] = path
+
+
+def _key_of(row: Row, columns: Columns, files: Mapping[str, str]) -> str:
+    if columns.key is not None:
+        return escape_key(_required(row, columns.key))
+    if not files:
+        raise SampleError("it names no file, and there is no column of keys")
+    path = os.path.splitext(next(iter(files.values())))[0]  # noqa: PTH122
+    return escape_key(path.lstrip("/"))
+
+
+def _required(row: Row, column: str) -> str:
+    value = row[column]
+    if value is None or value == "":
+        raise SampleError(f"the column {column!r} is empty")
+    return str(value)
+
+
+def _contents(value: object) -> bytes:
+    """A value as it is stored."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        return json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise SampleError(f"a value cannot be stored: {error}") from error

@@ -1,0 +1,169 @@
+"""Samples to tar shards: equal samples give equal bytes, and a final name has a whole file or none.
+
+Headers are plain USTAR without times, owners or other traces of the machine; a PAX header comes
+before a member only when its name or size needs one. A shard is written under a temporary name,
+forced to disk and renamed. Every name is checked to come back from `walk.split_name` as the key and
+the field that it was made from.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from lightning_shards.dataprep.writing.keys import check_field, check_key
+from lightning_shards.errors import SampleError
+from lightning_shards.shards.atomic import make_folder, new_file
+from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.wids import wids_entry, write_wids
+
+Fields = Iterable[tuple[str, bytes]]
+"""The members of a sample: field (the suffix of the member's name) and contents, in file order."""
+
+_RECORD = 20 * BLOCK  # archives are filled up with zeros to whole records, as tar and tarfile do
+_MAX_NAME = 100
+_MAX_SIZE = 8**11 - 1
+_PAX_NAME = b"././@PaxHeader"
+_MODE = 0o644
+
+_OWNER = b"%07o\0%07o\0%07o\0" % (_MODE, 0, 0)  # mode, user, group
+_TIME = b"%011o\0" % 0
+_REGULAR, _PAX = b"0", b"x"
+_TAIL = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)  # link, magic, names, devices
+_FIXED_SUM = sum(_OWNER + _TIME + b" " * 8 + _TAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """What became of one shard.
+
+    Attributes:
+        name: file name.
+        samples: samples in it.
+        size_bytes: bytes of the file.
+        md5: MD5 of the file, which is what the wids index has a place for; against accidents only.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    md5: str
+
+
+class TarWriter:
+    """Samples to one open tar file, which stays the caller's.
+
+    Attributes:
+        samples: samples written so far.
+        position: bytes written so far.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.md5(usedforsecurity=False)
+        self.samples = 0
+        self.position = 0
+
+    def write(self, key: str, fields: Fields) -> None:
+        """Add one sample.
+
+        Raises:
+            SampleError: The names would not be read back as this key and these fields.
+        """
+        check_key(key)
+        written: set[str] = set()
+        for field, data in fields:
+            check_field(field)
+            if field in written:
+                raise SampleError(f"sample {key!r} has two members for the field {field!r}")
+            written.add(field)
+            self._put(member_header(f"{key}.{field}", len(data)))
+            self._put(data)
+            self._put(bytes(-len(data) % BLOCK))
+        if not written:
+            raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
+        self.samples += 1
+
+    def finish(self, name: str) -> WrittenShard:
+        """Write the end marker; what was written, under this name."""
+        end = 2 * BLOCK
+        self._put(bytes(end + -(self.position + end) % _RECORD))
+        return WrittenShard(name, self.samples, self.position, self._digest.hexdigest())
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self.position += len(data)
+
+
+def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenShard:
+    """Write keys and fields to a tar that is there as a whole or not at all.
+
+    Raises:
+        SampleError: A sample cannot be written so that it reads back as itself.
+        FileAccessError: The file cannot be written; nothing of it is left.
+    """
+    make_folder(path.parent)
+    with new_file(path) as file:
+        writer = TarWriter(file)
+        for key, fields in samples:
+            writer.write(key, fields)
+        return writer.finish(path.name)
+
+
+def write_index(folder: Path, shards: Sequence[WrittenShard]) -> None:
+    """Write the wids JSON of these shards, which lie in the folder; a reader sees it whole."""
+    write_wids(
+        folder / WIDS,
+        [wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5) for shard in shards],
+    )
+
+
+def tar_size(size: int) -> int:
+    """Bytes that a member of this size takes in a tar, but for an extended header."""
+    return BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def as_bytes(data: object, key: str, field: str) -> bytes:
+    """What a user gives for a member, as it is stored.
+
+    Raises:
+        SampleError: It is neither bytes nor text.
+    """
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes):
+        return data
+    raise SampleError(
+        f"sample {key!r}: {field!r} must be bytes or str, not {type(data).__name__}; encode it"
+    )
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The block, or blocks, that precede the data of a member."""
+    encoded = name.encode()
+    if len(encoded) <= _MAX_NAME and size <= _MAX_SIZE and name.isascii():
+        return _block(encoded, size, _REGULAR)
+    records = b"" if size <= _MAX_SIZE else _pax_record(b"size", b"%d" % size)
+    if len(encoded) > _MAX_NAME or not name.isascii():
+        records = _pax_record(b"path", encoded) + records
+    extended = _block(_PAX_NAME, len(records), _PAX) + records + bytes(-len(records) % BLOCK)
+    stand_in = name.encode("ascii", "replace")[:_MAX_NAME]
+    return extended + _block(stand_in, size if size <= _MAX_SIZE else 0, _REGULAR)
+
+
+def _block(name: bytes, size: int, kind: bytes) -> bytes:
+    """A USTAR header."""
+    digits = b"%011o\0" % size
+    checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(digits) + kind[0])
+    return b"".join((name.ljust(_MAX_NAME, b"\0"), _OWNER, digits, _TIME, checksum, kind, _TAIL))
+
+
+def _pax_record(keyword: bytes, value: bytes) -> bytes:
+    """`LENGTH keyword=value` and a newline, where the length counts its own digits."""
+    rest = len(keyword) + len(value) + 3
+    length = rest + len(str(rest))
+    length = rest + len(str(length))
+    return b"%d %s=%s\n" % (length, keyword, value)

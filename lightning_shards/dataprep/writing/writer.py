@@ -1,0 +1,205 @@
+"""`ShardWriter`: any Python iterable of samples to shards with their index."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
+from lightning_shards.dataprep.writing.keys import check_field, check_key
+from lightning_shards.dataprep.writing.packing import DEFAULT_MAX_BYTES
+from lightning_shards.dataprep.writing.tar_writer import (
+    TarWriter,
+    WrittenShard,
+    as_bytes,
+    tar_size,
+    write_index,
+)
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.tables import TableStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    prefix: str
+    max_samples: int | None
+    max_bytes: int | None
+
+
+class ShardWriter:
+    """Writes samples to `FOLDER/PREFIX-000000.tar` and so on, and their index at the end.
+
+    A sample is a dict of `__key__` and one value for each field; what else has a name like `__x__`
+    is left out, as it belongs to readers. Text is stored as UTF-8. The same samples give the same
+    bytes. Every file appears whole, and the index last: until then a run that died may be begun
+    again and writes over what it left, while a finished folder is never touched::
+
+        with ShardWriter("data/train", prefix="train") as writer:
+            for number, (image, label) in enumerate(samples):
+                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": str(label)})
+
+    Keys must be unique; they are held in memory, 100 bytes each.
+
+    Args:
+        folder: made if it is not there; one for each split, as an index is of a folder.
+        prefix: of the names of shards.
+        max_samples: samples of a shard at most.
+        max_bytes: bytes of a shard at most, unless one sample has more; default 1 GB where
+            `max_samples` is not given.
+        cache_dir: where the tables of members go, for the first run that trains on the shards.
+
+    Raises:
+        ConfigError: The folder has shards of this prefix that no such writer left unfinished.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        prefix: str = "shard",
+        max_samples: int | None = None,
+        max_bytes: int | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        if max_samples is None and max_bytes is None:
+            max_bytes = DEFAULT_MAX_BYTES
+        for name, value in (("max_samples", max_samples), ("max_bytes", max_bytes)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        self._folder = Path(folder)
+        self._limits = _Limits(prefix=prefix, max_samples=max_samples, max_bytes=max_bytes)
+        self._tables = TableStore(cache_dir, with_crc32=True)
+        self._keys: set[str] = set()
+        self._shards: list[WrittenShard] = []
+        self._journal: Journal | None = None
+        self._file: ExitStack | None = None
+        self._tar: TarWriter | None = None
+
+    @property
+    def urls(self) -> str:
+        """The shards as a configuration names them, once they are written."""
+        return shard_pattern(self._folder, self._shards, self._limits.prefix)
+
+    @property
+    def shards(self) -> tuple[WrittenShard, ...]:
+        """The shards that are whole."""
+        return tuple(self._shards)
+
+    def write(self, sample: Mapping[str, bytes | str]) -> None:
+        """Add one sample.
+
+        Raises:
+            SampleError: It cannot be written so that it reads back, or its key was there before.
+        """
+        key, fields = self._checked(sample)
+        if self._tar is not None and self._is_full(self._tar, fields):
+            self._end_shard()
+        tar = self._tar or self._begin_shard()
+        tar.write(key, fields)
+        self._keys.add(key)
+
+    def close(self) -> None:
+        """Finish the last shard and write the index.
+
+        Raises:
+            SampleError: No sample was written.
+        """
+        if self._tar is None:
+            self.abort()
+            raise SampleError(f"no sample was written to {self._folder}")
+        self._end_shard()
+        journal = self._opened_journal()
+        names = {shard.name for shard in self._shards}
+        for path in journal.own_shards(""):  # of a longer run that died
+            if path.name not in names and not path.is_dir():
+                path.unlink()
+        write_index(self._folder, self._shards)
+        self.abort()
+
+    def abort(self) -> None:
+        """Give up the shard that is not whole; without an index the folder may be written again."""
+        if self._file is not None:
+            error = SampleError("given up")
+            self._file.__exit__(type(error), error, None)
+        if self._journal is not None:
+            self._journal.close()
+        self._file = self._tar = self._journal = None
+
+    def __enter__(self) -> Self:
+        self._opened_journal()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _opened_journal(self) -> Journal:
+        """The journal, which is opened, and holds the folder's lock, from the first use on."""
+        if self._journal is None:
+            prefix = self._limits.prefix
+            settings = {"writer": "ShardWriter"} | asdict(self._limits)
+            self._journal = Journal(self._folder, settings, {"": prefix})
+            if self._journal.is_finished():
+                self._journal.close()
+                raise ConfigError(
+                    f"{self._folder} holds a finished data set; delete it, or name another folder"
+                )
+        return self._journal
+
+    def _checked(self, sample: Mapping[str, bytes | str]) -> tuple[str, list[tuple[str, bytes]]]:
+        """Key and members, once nothing is left that could fail with half a sample written."""
+        key = sample.get("__key__")
+        if not isinstance(key, str):
+            raise SampleError(f"a sample needs a text as '__key__', got {key!r}")
+        check_key(key)
+        if key in self._keys:
+            raise SampleError(f"{key!r} was written before; keys must be unique")
+        fields = [
+            (name, as_bytes(data, key, name))
+            for name, data in sample.items()
+            if not (name.startswith("__") and name.endswith("__"))
+        ]
+        for name, _ in fields:
+            check_field(name)
+        if not fields:
+            raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
+        return key, fields
+
+    def _is_full(self, tar: TarWriter, fields: Iterable[tuple[str, bytes]]) -> bool:
+        """Whether the sample belongs in the next shard."""
+        limits = self._limits
+        size = tar.position + sum(tar_size(len(data)) for _, data in fields)
+        return bool(
+            (limits.max_samples and tar.samples >= limits.max_samples)
+            or (limits.max_bytes and size > limits.max_bytes)
+        )
+
+    def _begin_shard(self) -> TarWriter:
+        self._opened_journal()
+        path = self._folder / shard_name(self._limits.prefix, len(self._shards))
+        self._file = ExitStack()
+        self._tar = TarWriter(self._file.enter_context(new_file(path)))
+        return self._tar
+
+    def _end_shard(self) -> None:
+        """Give the shard its name, and read it back for the table of its members."""
+        if self._tar is None or self._file is None:
+            return
+        shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))
+        self._file.close()
+        self._file = self._tar = None
+        path = self._folder / shard.name
+        self._tables.table_of(path, expected_samples=shard.samples)
+        self._opened_journal().note("", shard)
+        self._shards.append(shard)

@@ -1,1 +1,0 @@
-"""From shards to batches, inside a worker: read, decode, transform, collate."""

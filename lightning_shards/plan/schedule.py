@@ -1,0 +1,102 @@
+"""The endless stream of a split, cut into epochs, and each epoch into the steps of one worker.
+
+A stream has no other state than its cursor: what a worker makes follows from the cursor and its
+place alone, so that resuming, another number of workers and a new epoch are one operation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lightning_shards.errors import PlanError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochPlan, Remainder, plan_epoch
+from lightning_shards.plan.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The part of one epoch that one worker makes.
+
+    The worker's number is rotated by the batches that came before: the i-th batch of a stream comes
+    from worker i % num_workers, and an epoch need not have a multiple of num_workers batches. As
+    `place.worker` is counted from the epoch's own first batch, an epoch holds the same batches
+    whether the stream rolled into it or was started at it.
+
+    Attributes:
+        epoch: number of the epoch.
+        plan: what is left of the epoch.
+        steps: how many steps of the plan are run, less than `plan.steps` under a limit.
+        place: the place, its worker counted from the first batch of this turn.
+    """
+
+    epoch: int
+    plan: EpochPlan
+    steps: int
+    place: Place
+
+    def weights(self, step: int) -> list[int]:
+        """1 for each sample of the rank's batch, 0 for the repeats at its end; [] under `drop`."""
+        if self.plan.remainder == "drop":
+            return []
+        size = self.plan.size(step, self.place.rank)
+        repeats = self.plan.num_repeats(step, self.place.rank)
+        return [1] * (size - repeats) + [0] * repeats
+
+    def own_steps(self) -> range:
+        """The steps of the plan whose batches this worker makes."""
+        return range(self.place.worker, self.steps, self.place.num_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """How a stream of samples is cut into epochs; the same on every rank.
+
+    Attributes:
+        samples: samples of an epoch.
+        batch_size: samples per rank and step.
+        remainder: what happens to samples that fill no whole step.
+        limit: steps after which an epoch ends early, None for no limit.
+        pinned: whether each epoch is epoch 0 again (evaluation rewinds).
+    """
+
+    samples: int
+    batch_size: int
+    remainder: Remainder
+    limit: int | None = None
+    pinned: bool = False
+
+    def plan(self, world_size: int, done: int = 0) -> EpochPlan:
+        """The plan of what is left of an epoch after `done` samples, without the limit."""
+        return plan_epoch(self.samples, self.batch_size, world_size, self.remainder, done)
+
+    def steps(self, world_size: int, done: int = 0) -> int:
+        """Steps left in an epoch after `done` samples: of the plan, or up to the limit."""
+        whole, left = self.plan(world_size).steps, self.plan(world_size, done).steps
+        if self.limit is None:
+            return left
+        return max(0, min(whole, self.limit) - (whole - left))
+
+    def next_epoch(self, cursor: Cursor) -> Cursor:
+        """The beginning of the epoch that follows."""
+        return Cursor(0 if self.pinned else cursor.epoch + 1)
+
+    def turns(self, place: Place, cursor: Cursor) -> Iterator[Turn]:
+        """The worker's part of each epoch from the cursor on, without end."""
+        before = 0
+        while True:
+            steps = self.steps(place.world_size, cursor.samples)
+            if steps == 0 and cursor.samples == 0:
+                raise PlanError(f"an epoch of no steps would never end: {self}")
+            worker = (place.worker - before) % place.num_workers
+            yield Turn(
+                epoch=cursor.epoch,
+                plan=self.plan(place.world_size, cursor.samples),
+                steps=steps,
+                place=place.with_worker(worker, place.num_workers),
+            )
+            before += steps
+            cursor = self.next_epoch(cursor)
+
+    def with_limit(self, limit: int | None) -> "Epochs":
+        """The same epochs, ended after `limit` steps."""
+        return replace(self, limit=limit)

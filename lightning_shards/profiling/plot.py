@@ -1,0 +1,94 @@
+"""A picture of a run: how long a step took, and how much of it was spent waiting for data."""
+
+import importlib.util
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.profiling.rates import Measured
+from lightning_shards.shards.atomic import make_folder, new_file
+
+SUFFIXES = (".pdf", ".png", ".svg")
+
+
+class History:
+    """The windows of a run in order, at most `capacity` of them, however long the run.
+
+    When there is one too many, neighbours are merged in pairs, and all later windows are as long
+    as these: the whole run stays visible, evenly.
+
+    Args:
+        capacity: an even number.
+    """
+
+    def __init__(self, capacity: int = 1000) -> None:
+        self._capacity = capacity
+        self._windows: list[Measured] = []
+        self._merged = 1  # windows that were added, for each that is kept
+        self._open, self._in_open = Measured(), 0
+
+    def add(self, window: Measured) -> None:
+        """Add what was measured since the window before; nothing, if there was no step."""
+        if not window.batches:
+            return
+        self._open, self._in_open = self._open.plus(window), self._in_open + 1
+        if self._in_open < self._merged:
+            return
+        self._windows.append(self._open)
+        self._open, self._in_open = Measured(), 0
+        if len(self._windows) == self._capacity:
+            pairs = zip(self._windows[::2], self._windows[1::2], strict=True)
+            self._windows = [first.plus(second) for first, second in pairs]
+            self._merged *= 2
+
+    @property
+    def windows(self) -> list[Measured]:
+        """All windows, with the open one."""
+        return self._windows + [self._open] * bool(self._open.batches)
+
+
+def require_plot(path: str) -> None:
+    """Check before a run that its picture can be made at the end.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file has a suffix that it is not asked for.
+    """
+    if Path(path).suffix not in SUFFIXES:
+        raise ConfigError(f"plot={path!r} must be a file that ends in one of {', '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"plot={path!r} needs matplotlib, which is not installed: "
+            '`pip install "lightning-shards[plot]"`, or leave plot out'
+        )
+
+
+def save_plot(path: str, windows: Sequence[Measured]) -> None:
+    """Draw the mean step of each window, and of it the mean wait, in milliseconds."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+
+    steps = list(accumulate((window.batches for window in windows), initial=0.0))
+    figure: Any = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, seconds in (
+        ("step", [window.wall_s for window in windows]),
+        ("of it, waiting for data", [window.wait_s for window in windows]),
+    ):
+        pairs = zip(seconds, windows, strict=True)
+        milliseconds = [1000 * each / max(window.batches, 1) for each, window in pairs]
+        axes.stairs(milliseconds, steps, fill=label != "step", label=label)
+    axes.set(xlabel="step of this fit", ylabel="ms a step (rank 0)", ylim=(0, None))
+    axes.legend()
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str) -> None:
+    """Write a picture that is there as a whole or not at all; a link there is not followed.
+
+    Raises:
+        FileAccessError: It cannot be written.
+    """
+    make_folder(Path(path).parent)
+    with new_file(Path(path)) as file:
+        figure.savefig(file, dpi=150, format=Path(path).suffix[1:])

@@ -1,0 +1,172 @@
+"""What a fit's end says about its data: the figures, the bottleneck, the one thing to change."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lightning_shards.profiling.rates import (
+    IMBALANCE,
+    Measured,
+    SlowRank,
+    Throughput,
+    find_slow_rank,
+    in_lockstep,
+    rate_text,
+)
+
+WORTH_A_CHANGE = 0.1
+"""Share of the time lost for want of data from which on a loader that is fast enough is blamed."""
+
+NAMED = 0.05
+"""Share of the loader's time from which on a stage is named."""
+
+_REMEDIES = {
+    "open": "fewer and larger shards",
+    "read": "smaller members, a faster disk or network",
+    "decode": "smaller images, or crops that decode less",
+    "transform": "fewer of them, or on the device",
+    "collate": "smaller samples",
+    "other": "fewer stages of a stream",
+}
+
+Column = tuple[Throughput, SlowRank | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the figures do not say.
+
+    Attributes:
+        num_workers: workers of a rank; 0 for the trainer's own thread.
+        cores: cores of a machine for each of its ranks, at least 1.
+        world_size: number of ranks.
+        device: its type, such as `cpu` or `cuda`.
+    """
+
+    num_workers: int
+    cores: int
+    world_size: int
+    device: str
+
+    def throughput(self, measured: Measured) -> Throughput:
+        """The rates of these sums."""
+        return Throughput(measured, max(1, self.num_workers), self.world_size)
+
+
+def write_report(spans: Mapping[str, Sequence[Measured]], around: Circumstances) -> str:
+    """The verdict in one line, then a table and the one change to make.
+
+    Args:
+        spans: what each rank measured, by the name of the time it covers; the first is judged. With
+            figures of one rank among several the report says so.
+        around: the workers, the machine and the device.
+    """
+    columns: dict[str, Column] = {
+        name: (around.throughput(in_lockstep(ranks)), find_slow_rank(ranks))
+        for name, ranks in spans.items()
+    }
+    throughput, slow = next(iter(columns.values()))
+    if not throughput.measured.samples:
+        return throughput.verdict()
+    lines = [throughput.verdict(), *_table(columns, around)]
+    lines += _describe_stages(throughput.measured)
+    if len(next(iter(spans.values()))) < around.world_size:
+        lines.append("these are the figures of rank 0 alone: the fit was interrupted")
+    elif slow:
+        lines.append(f"slowest rank: {describe_slow_rank(slow)}")
+    return "\n".join([*lines, f"to change: {advise(throughput, slow, around)}"])
+
+
+def _describe_stages(measured: Measured) -> list[str]:
+    shares = measured.stage_shares()
+    largest_first = sorted(shares, key=lambda stage: -shares[stage])
+    named = [f"{stage} {shares[stage]:.0%}" for stage in largest_first if shares[stage] >= NAMED]
+    return [f"the loader's time: {', '.join(named)}"] if named else []
+
+
+def describe_slow_rank(slow: SlowRank) -> str:
+    """Which rank, why, and against what."""
+    if slow.part == "loader":
+        took = f"it waited for data {slow.fraction:.1%} of the time, the median rank"
+        return f"rank {slow.rank} holds all others by its loader: {took} {slow.median:.1%}"
+    took = f"it takes {slow.fraction:.1%} of the time, the median rank's"
+    return f"rank {slow.rank} holds all others by its forward pass: {took} {slow.median:.1%}"
+
+
+def advise(throughput: Throughput, slow: SlowRank | None, around: Circumstances) -> str:
+    """The one change that gives most; it may be none."""
+    if slow and slow.part == "loader" and slow.excess > slow.median:
+        return (
+            f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
+            "and what else runs there"
+        )
+    if throughput.side == "loader-bound":
+        return _advise_loader(throughput, around)
+    lost = throughput.starved_fraction
+    if slow and slow.part == "forward pass" and (slow.excess > lost or lost <= WORTH_A_CHANGE):
+        return f"find out what slows the model on rank {slow.rank}, its device or its machine"
+    if lost > WORTH_A_CHANGE:
+        return _advise_loader(throughput, around)
+    if throughput.side == "balanced":
+        return "nothing: neither waits for the other; a faster model will need more workers"
+    return "nothing in the loader: more workers change nothing, only a faster model does"
+
+
+def _advise_loader(throughput: Throughput, around: Circumstances) -> str:
+    now, cores = around.num_workers, around.cores
+    # the trainer's own thread counts as one worker in the rates
+    wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
+    if now == 0:
+        few = min(max(wanted, 1), cores)
+        return f"set num_workers to {few} (now 0: the trainer's own thread makes the batches)"
+    if throughput.loader >= throughput.trainer:
+        return (
+            "raise prefetch: the workers are fast enough, but their batches come unevenly or are "
+            "too small to be handed over one by one"
+        )
+    wanted = max(wanted, now + 1)
+    if wanted <= cores:
+        return f"set num_workers to {wanted} (now {now})"
+    if now < cores:
+        return f"set num_workers to {cores}, all cores of a rank (now {now}; {wanted} would do)"
+    return (
+        f"make samples cheaper to load ({_cheaper(throughput.measured)}): {wanted} workers a rank "
+        f"would do, and {now} already fill its {cores} cores"
+    )
+
+
+def _cheaper(measured: Measured) -> str:
+    """What to change in the stage that takes longest."""
+    shares = measured.stage_shares()
+    if not shares:
+        return "smaller images, fewer transforms"
+    stage = max(shares, key=lambda stage: shares[stage])
+    return f"{stage} takes {shares[stage]:.0%} of their time: {_REMEDIES[stage]}"
+
+
+def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
+    rates = [throughput for throughput, _ in columns.values()]
+    waited = "waited for data" + ("" if around.device in ("cpu", "cuda") else ", at most")
+    rows: dict[str, list[str]] = {
+        "": list(columns),
+        "trained, samples/s": [rate_text(each.trained) for each in rates],
+        "loader alone, samples/s": [rate_text(each.loader) for each in rates],
+        "trainer alone, samples/s": [rate_text(each.trainer) for each in rates],
+        waited: [f"{each.wait_fraction:.1%}" for each in rates],
+        "moved to the device": [f"{each.transfer_fraction:.1%}" for each in rates],
+        "device starved, at most": [f"{each.starved_fraction:.1%}" for each in rates],
+        "bottleneck": [each.side.removesuffix("-bound") for each in rates],
+        "headroom": [f"{each.headroom:.1f}x" for each in rates],
+        f"slowest rank, if over {IMBALANCE:.0%}": [
+            str(slow.rank) if slow else "none" for _, slow in columns.values()
+        ],
+    }
+    if around.device != "cuda":
+        del rows["device starved, at most"]
+    if around.world_size == 1:
+        del rows[f"slowest rank, if over {IMBALANCE:.0%}"]
+    width = max(map(len, rows))
+    return [
+        f"  {name:<{width}}" + "".join(f"{value:>13}" for value in values)
+        for name, values in rows.items()
+    ]

@@ -1,0 +1,1 @@
+"""From shards to batches: the two readers, and what they share."""

@@ -1,0 +1,163 @@
+"""Bad samples under `on_bad_sample="substitute"`: what takes their place, and how they are counted.
+
+A batch keeps its size, or the ranks would fall out of step: another sample stands where the bad one
+was planned, with weight 0. With `max_bad=None` the first bad sample raises.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import index
+
+from lightning_shards.errors import DamagedShardError, SampleError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import BadSample, Made, Sample
+
+BAD = (SampleError, DamagedShardError)
+"""Errors that can be about one sample: no field, bytes that do not decode, a transform, damage."""
+
+SAMPLES_TRIED = 8
+"""Before a fit, where bad samples are allowed: if one of a hundred is bad, eight in a row are bad
+once in 10**16 starts. A wrong field or transform fails on all of them."""
+
+_MESSAGE_LENGTH = 1000
+_NAMED = 3
+
+
+def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
+    """What is kept of a bad sample."""
+    return BadSample(shard, sample, type(error).__name__, str(error)[:_MESSAGE_LENGTH])
+
+
+class StandIn(Sample):
+    """A sample in the place of another one; a mark among its keys could be one of the data."""
+
+
+def weights_of(rows: Sequence[Sample], planned: Sequence[int]) -> list[int]:
+    """The weights of a batch: 0 for each substitute, the others as planned (1 if nothing is)."""
+    weights = planned or [1] * len(rows)
+    return [
+        0 if isinstance(row, StandIn) else each for row, each in zip(rows, weights, strict=True)
+    ]
+
+
+def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) -> None:
+    """Check the bad samples that one rank met in an epoch against the budget of the job.
+
+    Raises:
+        SampleError: they are more than all ranks together may have; it names the first ones.
+    """
+    if len(bad) <= (max_bad or 0):
+        return
+    reasons = Counter(each.reason for each in bad).most_common()
+    counts = ", ".join(f"{number} {reason}" for reason, number in reasons)
+    first = [f"shard {each.shard}, sample {each.sample}: {each.message}" for each in bad[:_NAMED]]
+    raise SampleError(
+        f"{len(bad)} bad samples on this rank in epoch {epoch} ({counts}), more than "
+        f"max_bad={max_bad} of all ranks; repair the shards, or allow more. The first:\n  "
+        + "\n  ".join(first)
+    )
+
+
+def epochs_to_try(place: Place) -> Epochs:
+    """Batches of one sample, for `first_good_sample`."""
+    return Epochs(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
+
+
+def first_good_sample(sources: Sequence[Source], place: Place) -> Made:
+    """Make a sample by each of these until one is good, to see that fields and transforms fit.
+
+    Args:
+        sources: each raises for a bad sample, and has the epochs of `epochs_to_try`.
+        place: the rank and the world size.
+
+    Raises:
+        ShardError: of the first sample, if all are bad.
+    """
+    errors: list[Exception] = []
+    for step, source in enumerate(sources):
+        try:
+            return next(source.batches(place, Cursor(0, step * place.world_size)))
+        except BAD as error:
+            errors.append(error)
+    raise errors[0]
+
+
+@dataclass
+class Losses:
+    """The bad samples of one worker in one epoch of a stream, and what takes their place.
+
+    A bad sample leaves the stream where it shows. At the end of the stream `fill` puts in the gap
+    what came before it, or while there was nothing, what comes next.
+
+    Attributes:
+        max_bad: bad samples that the job may have in an epoch; None: the first one raises.
+        epoch: its number.
+        are_counted: False while repeats are read: their samples are counted where they are planned.
+        found: bad samples that no batch has told of yet.
+        gaps: bad samples that have no substitute yet; None for one that is not counted.
+    """
+
+    max_bad: int | None
+    epoch: int
+    are_counted: bool = True
+    found: list[BadSample] = field(default_factory=list[BadSample])
+    gaps: list[BadSample | None] = field(default_factory=list[BadSample | None])
+
+    def lose(self, sample: Sample, error: Exception) -> None:
+        """Leave out a sample that was planned, or raise its error."""
+        shard = number = None
+        with suppress(KeyError, TypeError, ValueError):  # a stage dropped it, or wrote over it
+            shard, number = map(index, sample["__id__"])
+        if shard is None or number is None:
+            raise error
+        self.lose_planned(shard, range(number, number + 1), error)
+
+    def lose_planned(self, shard: int, samples: range, error: Exception) -> None:
+        """Leave out these samples, which were planned, or raise the error."""
+        if self.max_bad is None:
+            raise error
+        if not self.are_counted:
+            self.gaps.extend([None] * len(samples))
+            return
+        most = samples[: self.max_bad + 1]  # an index may say anything of a shard
+        self.gaps.extend(bad_sample(shard, each, error) for each in most)
+        self._require_budget()
+
+    def lose_rest(self, shard: int, sample: int, error: Exception) -> None:
+        """Give up a shard from this sample on, of which nothing was planned, or raise the error."""
+        if self.max_bad is None:
+            raise error
+        self.found.append(bad_sample(shard, sample, error))
+        self._require_budget()
+
+    def take(self) -> list[BadSample]:
+        """The bad samples since the last call: those whose substitutes were given."""
+        found, self.found = self.found, []
+        return found
+
+    def fill(self, samples: Iterator[Sample], spare: Callable[[], Sample]) -> Iterator[Sample]:
+        """The samples, and substitutes in the gaps; from `spare` if not one sample is good."""
+        last: Sample | None = None
+        for sample in samples:
+            yield from self._filled(last or sample)
+            last = sample
+            yield sample
+        if self.gaps:
+            yield from self._filled(last or spare())
+
+    def _filled(self, sample: Sample) -> Iterator[Sample]:
+        gaps, self.gaps = self.gaps, []
+        for bad in gaps:
+            if bad is not None:
+                self.found.append(bad)
+            yield StandIn(sample)
+
+    def _require_budget(self) -> None:
+        if len(self.found) + len(self.gaps) > (self.max_bad or 0):
+            known = [*self.found, *(bad for bad in self.gaps if bad is not None)]
+            require_budget(known, self.max_bad, self.epoch)

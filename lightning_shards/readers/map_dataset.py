@@ -1,0 +1,131 @@
+"""The map-style face: samples by number, for torch's own DataLoader and samplers.
+
+Which samples a rank gets, and how many, is the sampler's affair then: `DistributedSampler` repeats
+some so that ranks get equally many. `ShardDataModule` does it exactly, and resumes at the sample.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import SampleTransforms, Transform, make_fields
+from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.urls import expand_urls, is_local, redact
+
+
+class ShardDataset(Dataset[dict[str, Any]]):
+    """The samples of local tar shards by number, in file order.
+
+    A sample is a dict: its fields, `__key__`, and `__id__` (int64, shape (2,): shard, sample in
+    it). Shards are listed and counted on first use, and opened by each process for itself.
+
+    Args:
+        urls: paths with braces, wildcards, ``::`` between several; or a list.
+        fields: sample key to member suffixes, the first that a sample has.
+        decode: sample key to decoder. Default: by suffix.
+        transforms: sample key to callable; one with a parameter ``rng`` gets a
+            ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
+        seed: keys the randomness of transforms.
+        allow_unsafe: decoders that can run code and are wanted all the same: ``pickle``, ``pth``.
+        cache_dir: where counts and tables of members are kept. Default: ~/.cache/lightning_shards.
+
+    Raises:
+        ConfigError: the fields cannot be taken from any shard, or a transform cannot be called.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        fields: Mapping[str, str],
+        decode: Mapping[str, str] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        seed: int = 0,
+        allow_unsafe: Sequence[str] | None = None,
+        cache_dir: str | None = None,
+    ) -> None:
+        self._urls, self._cache_dir = urls, cache_dir
+        self._fields = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
+        self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
+        for name, transform in self._transforms.items():
+            if not callable(transform):
+                raise ConfigError(f"the transform of {name!r} must be callable, got {transform!r}")
+        if seed < 0:
+            raise ConfigError(f"seed must be a whole number of at least 0, got {seed}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the randomness of transforms for this epoch; workers that run keep the old one."""
+        if epoch < 0:
+            raise ConfigError(f"epoch must be a whole number of at least 0, got {epoch}")
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples with these numbers; a DataLoader asks for a whole batch at once.
+
+        Raises:
+            IndexError: there is no such sample; negative numbers count from the end.
+            ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
+        """
+        positions = [self._position(number) for number in numbers]
+        transforms = SampleTransforms(self._transforms, SampleSeeds(self._seed, self._epoch))
+        with transforms.keeping_globals():
+            return [self._sample(position, transforms) for position in positions]
+
+    def _position(self, number: int) -> int:
+        number, size = as_index(number), len(self)
+        if not -size <= number < size:
+            raise IndexError(f"there is no sample {number} in a data set of {size}")
+        return number % size
+
+    def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
+        # the first shard that ends behind it: an empty one ends where the one before it does
+        shard = int(np.searchsorted(self._stops, position, side="right")) - 1
+        sample: Sample = read_sample(
+            self._shards, self._fields, shard, position - int(self._stops[shard])
+        )
+        transforms.apply(sample, position)
+        fields = {field.name: sample[field.name] for field in self._fields}
+        return fields | {"__key__": sample["__key__"], "__id__": torch.tensor(sample["__id__"])}
+
+    @cached_property
+    def _index(self) -> ShardIndex:
+        urls = expand_urls(self._urls)
+        remote = [url for url in urls if not is_local(url)]
+        if remote:
+            raise ConfigError(
+                f"ShardDataset reads local shards only, and {redact(remote[0])} is remote; copy "
+                "it, or stream it with ShardDataModule"
+            )
+        return load_index(urls, cache_dir=self._cache_dir)
+
+    @cached_property
+    def _stops(self) -> np.ndarray:
+        """The number after the last sample of each shard, behind a 0; shape (num_shards + 1,)."""
+        assert self._index.counts is not None  # noqa: S101 local shards have been counted
+        return np.concatenate(([0], np.cumsum(self._index.counts)))
+
+    @cached_property
+    def _shards(self) -> OpenShards:
+        shards = OpenShards(self._index, self._cache_dir)
+        weakref.finalize(self, shards.__exit__)
+        return shards
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the open shards: another process opens its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_shards"}

@@ -1,0 +1,180 @@
+"""The shards that a process has open, and the fields of one sample read from them."""
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import FileAccessError
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import Field
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.tables import TableStore
+
+MAX_OPEN_SHARDS = 400
+"""A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
+descriptors, of which a process has 1,024 by default."""
+
+FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
+"""File descriptors that one iteration over batches may have open."""
+
+
+_OTHER_FILES = 1024
+
+_SPARE_FILES = 16
+"""Descriptors that are left for all else where the limit is low: pipes, shared memory, tables."""
+
+_FULL = (errno.EMFILE, errno.ENFILE)
+
+
+def allow_open_files(number: int) -> None:
+    """Let this process have so many open files beside its others, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _shards_allowed() -> int:
+    """Shards that this process may have open, as far as its limit of open files goes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_OPEN_SHARDS
+    try:
+        num_open = sum(1 for _ in os.scandir("/dev/fd"))
+    except OSError:
+        num_open = 4 * _SPARE_FILES
+    return max(1, (soft - num_open - _SPARE_FILES) // 2)
+
+
+class Members(Mapping[str, Any]):
+    """The members of one sample by suffix, read when they are asked for."""
+
+    def __init__(self, reader: ShardReader, sample: int, url: str, clock: StageClock) -> None:
+        self._reader, self._sample, self._url, self._clock = reader, sample, url, clock
+
+    def __getitem__(self, suffix: str) -> Any:
+        if suffix == "__key__":
+            return self._reader.table.key(self._sample)
+        if suffix == "__url__":
+            return self._url
+        with self._clock.on("read"):
+            return self._reader.read(self._sample, suffix)
+
+    def __contains__(self, suffix: object) -> bool:
+        return self._reader.table.find(self._sample, str(suffix)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reader.table.suffixes_of(self._sample))
+
+    def __len__(self) -> int:
+        return len(self._reader.table.suffixes_of(self._sample))
+
+
+class OpenShards:
+    """Open shards of one process, the least recently used one closed when there are too many."""
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache_dir: str | os.PathLike[str] | None,
+        limit: int = MAX_OPEN_SHARDS,
+    ) -> None:
+        allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
+        self._index, self._limit = index, min(limit, _shards_allowed())
+        self._store = TableStore(cache_dir)
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._buffer = np.empty(0, np.uint8)
+
+    def reader(self, shard: int) -> ShardReader:
+        """The open shard with this number; it holds until the next call.
+
+        Raises:
+            ShardNotFoundError: it does not exist.
+            IndexMismatchError: it changed since it was counted.
+        """
+        reader = self._readers.get(shard)
+        if reader is None:
+            reader = self._readers[shard] = self._open(shard)
+            if len(self._readers) > self._limit:
+                self._readers.popitem(last=False)[1].close()
+        else:
+            self._readers.move_to_end(shard)
+        return reader
+
+    def members(self, shard: int, sample: int, clock: StageClock | None = None) -> Members:
+        """The members of one sample; raises what `reader` does."""
+        return Members(self.reader(shard), sample, self.url(shard), clock or StageClock())
+
+    @property
+    def buffered(self) -> int:
+        """The most bytes that `buffer` was asked for."""
+        return len(self._buffer)
+
+    def buffer(self, size: int) -> NDArray[np.uint8]:
+        """Room for so many bytes, until the next call; fresh memory costs more than to fill it.
+
+        Returns:
+            uint8 of shape (at least `size`,).
+        """
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer
+
+    def url(self, shard: int) -> str:
+        """Where the shard with this number lies."""
+        return self._index.urls[shard]
+
+    def _open(self, shard: int) -> ShardReader:
+        assert self._index.counts is not None  # noqa: S101 the data module sees to it
+        url, expected = self._index.urls[shard], int(self._index.counts[shard])
+        while True:
+            try:
+                return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+            except FileAccessError as error:
+                if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:
+                    raise
+            self._limit = max(1, len(self._readers) // 2)  # others in this process have files, too
+            while len(self._readers) >= self._limit and self._readers:
+                self._readers.popitem(last=False)[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+
+def read_sample(
+    shards: OpenShards,
+    fields: Sequence[Field],
+    shard: int,
+    sample: int,
+    clock: StageClock | None = None,
+) -> Sample:
+    """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
+
+    Raises:
+        ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
+    """
+    clock = clock or StageClock()
+    members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]
+    try:
+        with clock.on("decode"):
+            decoded: Sample = {field.name: field.decode(members) for field in fields}
+    finally:
+        clock.seconds["decode"] -= clock.seconds["read"] - read_before
+    for name in ("__key__", "__url__"):
+        decoded[name] = members[name]
+    decoded["__id__"] = (shard, sample)
+    return decoded

@@ -1,0 +1,94 @@
+"""Which parts of which shards a worker reads in an epoch: `plan/` laid over the shards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_shards.errors import SampleError
+from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
+from lightning_shards.plan.schedule import Turn
+from lightning_shards.samples.collate import Sample
+from lightning_shards.shards.index import ShardIndex
+
+_DRAWS_AT_ONCE = 16
+"""Draws of one worker computed together; a worker rarely opens more shards in a minute."""
+
+
+class ShardPart(NamedTuple):
+    """What to read of one shard: all, or `take` samples after `skip`."""
+
+    shard: int
+    skip: int = 0
+    take: int | None = None
+
+
+def resampled_parts(index: ShardIndex, seed: int, turn: Turn) -> Iterator[ShardPart]:
+    """The shards that one worker draws in one epoch, without end.
+
+    One sequence of draws is shared by all: ranks take it strided, then workers do. Where the counts
+    are known, a worker begins within a shard, at a uniformly drawn sample: otherwise epochs shorter
+    than a shard would never see its end.
+    """
+    place, done = turn.place, turn.plan.done
+    lane = place.worker * place.world_size + place.rank
+    stride = place.world_size * place.num_workers
+    if index.counts is not None:
+        shard, sample = draw_sample(index.counts, seed, turn.epoch, lane, resumed_at=done)
+        yield ShardPart(shard, skip=sample)
+    for start in count(0, stride * _DRAWS_AT_ONCE):
+        stop = start + stride * _DRAWS_AT_ONCE
+        draws = shard_draws(index.num_shards, seed, turn.epoch, start, stop, resumed_at=done)
+        yield from map(ShardPart, draws[lane::stride].tolist())
+
+
+def exact_parts(
+    index: ShardIndex, seed: int, turn: Turn, weight: int, shuffled: bool
+) -> Iterator[ShardPart]:
+    """What one worker reads in one epoch where each sample is served once.
+
+    Args:
+        index: the shards; their counts are known.
+        seed: keys the order of shards.
+        turn: the worker's part of the epoch.
+        weight: 1 for the samples themselves, 0 for the repeats that fill the last step.
+        shuffled: whether shards come in a new order each epoch.
+    """
+    assert index.counts is not None  # noqa: S101 the data module refuses exact sampling without counts
+    order = shard_order(index.num_shards, seed, turn.epoch, shuffled)
+    stops = np.cumsum(index.counts[order])
+    for span in spans(turn.plan, turn.place):
+        if span.weight != weight:
+            continue
+        position = span.start
+        while position < span.stop:
+            place = int(np.searchsorted(stops, position, side="right"))
+            begin = int(stops[place] - index.counts[order[place]])
+            stop = min(span.stop, int(stops[place]))
+            yield ShardPart(int(order[place]), position - begin, stop - position)
+            position = stop
+
+
+@dataclass
+class Watch:
+    """Ends a stream whose shards or stages give nothing, which would otherwise read for ever."""
+
+    limit: int
+    parts: int = 0
+
+    def opened(self) -> None:
+        """Count a part of a shard that is about to be read."""
+        self.parts += 1
+        if self.parts > self.limit:
+            raise SampleError(
+                f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
+                "drops every sample; look at the shards and at `stages`"
+            )
+
+    def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """The last stage: each sample that gets here starts the count again."""
+        for sample in samples:
+            self.parts = 0
+            yield sample

@@ -1,0 +1,362 @@
+"""The stream reader, and the door to webdataset: whole shards, read forward, from any URL.
+
+One epoch of one worker is a `webdataset.pipeline.DataPipeline`::
+
+    shard parts -> tar expansion -> shuffle -> decode fields -> user's stages -> transforms
+                                                                                      |
+                                                     batches of the planned sizes  <--+
+
+Which shards those are is arithmetic on (seed, epoch, place), in `plan/draws.py`. webdataset's own
+node and worker splits are not used: they ask the environment for the rank, repeat epoch 0 in fresh
+workers, and give ranks unequal shares.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+from webdataset.filters import shuffle
+from webdataset.pipeline import DataPipeline
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from lightning_shards.errors import (
+    DamagedShardError,
+    SampleError,
+    StateError,
+)
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import digest_share
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs, Turn
+from lightning_shards.readers.bad_samples import (
+    SAMPLES_TRIED,
+    Losses,
+    epochs_to_try,
+    first_good_sample,
+    weights_of,
+)
+from lightning_shards.readers.shard_sampler import ShardPart, Watch, exact_parts, resampled_parts
+from lightning_shards.samples.collate import BatchFormat, Made, Sample, make_batch
+from lightning_shards.samples.fields import (
+    ApplyTransforms,
+    DecodeFields,
+    Field,
+    SampleTransforms,
+    Transform,
+    counted,
+    draw_from_globals,
+    repeated,
+)
+from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.fetching import fetch_problem, opened
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
+from lightning_shards.shards.urls import is_local, redact, require_hosts
+
+Sampling: TypeAlias = Literal["resampled", "shuffled", "sequential"]
+
+Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
+
+_STAGE_POSITIONS = 1 << 48
+"""Where the positions that seed stages begin, far above those of samples."""
+
+_SHUFFLE_POSITIONS = 1 << 49
+"""Likewise for the shuffle buffers."""
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """Streams whole shards through webdataset; restarts from any cursor, with fresh draws.
+
+    Attributes:
+        index: the shards and, where known, how many samples each holds.
+        epochs: how the stream is cut into epochs.
+        sampling: `resampled` draws shards with replacement; the others serve each sample once.
+        seed: keys every draw, shuffle and transform.
+        fields: what is taken from each sample.
+        transforms: one callable per field that has one.
+        stages: the user's stages, after the fields are decoded and before the transforms.
+        shuffle_buffer: samples held by webdataset's shuffle; 0 for none, as `sequential` has.
+        batch_format: a dict, or the fields in order as a tuple.
+        max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+    """
+
+    index: ShardIndex
+    epochs: Epochs
+    sampling: Sampling
+    seed: int
+    fields: tuple[Field, ...]
+    transforms: dict[str, Transform]
+    stages: tuple[Stage, ...] = ()
+    shuffle_buffer: int = 1000
+    batch_format: BatchFormat = "dict"
+    max_bad: int | None = None
+
+    @property
+    def reader(self) -> dict[str, int | str]:
+        """The reader's name, for a checkpoint; each start has draws of its own."""
+        return {"reader": "stream"}
+
+    def with_epochs(self, epochs: Epochs) -> "StreamSource":
+        """The same samples, cut into other epochs."""
+        return replace(self, epochs=epochs)
+
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
+        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+
+        Raises:
+            StateError: the cursor is inside an epoch that serves each sample once. Ranks and
+                workers read stretches of their own, not the epoch's first samples.
+            ShardError: a shard, a sample or a stage cannot give what was planned.
+        """
+        if cursor.samples and self.sampling != "resampled":
+            raise StateError(
+                f"the stream reader cannot begin {cursor.samples} samples into an epoch with "
+                f"sampling={self.sampling!r}; resume from a checkpoint of an epoch's end, or train "
+                "with sampling='resampled'"
+            )
+        for turn in self.epochs.turns(place, cursor):
+            yield from self._batches_of(turn)
+
+    @property
+    def draws_from_globals(self) -> list[str]:
+        """Transforms and stages that may draw from the generators of the whole process."""
+        transforms = [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
+        return transforms + [
+            f"stages[{number}]"
+            for number, stage in enumerate(self.stages)
+            if getattr(stage, "deterministic", False) is not True
+        ]
+
+    def first_sample(self, place: Place) -> Made:
+        """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
+
+        Raises:
+            ShardError: they do not.
+        """
+        require_hosts(self.index.urls)
+        alone = replace(
+            self,
+            sampling="resampled",
+            shuffle_buffer=0,
+            epochs=epochs_to_try(place),
+            max_bad=None,
+            transforms=repeated(self.transforms),
+        )
+        # without counts a shard is read from its start, which costs least; with them from anywhere
+        first = replace(alone, index=replace(self.index, counts=None))
+        others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
+        return first_good_sample([first, *others], place)
+
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
+        """A rank's share of the digest of a whole epoch that serves each sample once.
+
+        None for the rest: in which order they come depends on the numbers of ranks and workers.
+        """
+        counts = self.index.counts
+        if self.sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
+            return None
+        return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
+
+    def _batches_of(self, turn: Turn) -> Iterator[Made]:
+        losses, clock = Losses(self.max_bad, turn.epoch), StageClock()
+        samples = losses.fill(self._samples(turn, losses, clock), lambda: self._spare(turn))
+        draws_from_globals = bool(self.draws_from_globals)
+        for step in turn.own_steps():
+            if draws_from_globals:
+                with preserved_globals():
+                    self._seed_stages(turn, step)
+                    made = self._batch(samples, turn, step, clock)
+            else:
+                made = self._batch(samples, turn, step, clock)
+            yield made._replace(bad=tuple(losses.take()), seconds=clock.take())
+
+    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int, clock: StageClock) -> Made:
+        size = turn.plan.size(step, turn.place.rank)
+        rows = list(counted(islice(samples, size), self.fields, self.transforms))
+        if len(rows) < size:
+            raise SampleError(
+                f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
+                "but each is planned once; stages that drop samples need sampling='resampled'"
+            )
+        if self._is_last(turn, step) and any(samples):
+            raise SampleError(
+                "a stage made more samples than it was given, but each sample is planned once; "
+                "stages that add samples need sampling='resampled'"
+            )
+        names = [field.name for field in self.fields]
+        weights = turn.weights(step)
+        if self.max_bad is not None:
+            weights = weights_of(rows, weights)
+        with clock.on("collate"):
+            return make_batch(rows, names, weights, self.batch_format)
+
+    def _is_last(self, turn: Turn, step: int) -> bool:
+        """Whether this batch is the end of all that was planned for this worker and epoch."""
+        is_whole = self.sampling != "resampled" and turn.steps == turn.plan.steps
+        return is_whole and step == turn.own_steps()[-1]
+
+    def _samples(self, turn: Turn, losses: Losses, clock: StageClock) -> Iterator[Sample]:
+        """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
+        if self.sampling == "resampled":
+            parts = resampled_parts(self.index, self.seed, turn)
+            yield from self._pipeline(turn, parts, losses, clock)
+            return
+        for weight in (1, 0):
+            losses.are_counted = weight == 1
+            parts = exact_parts(self.index, self.seed, turn, weight, self._shuffled())
+            yield from self._pipeline(turn, parts, losses, clock)
+
+    def _spare(self, turn: Turn) -> Sample:
+        """A good sample from anywhere, for a worker that has none of its own."""
+        losses = Losses(self.max_bad, turn.epoch)
+        parts = map(ShardPart, range(self.index.num_shards))
+        for sample in self._pipeline(turn, parts, losses, StageClock()):
+            return sample
+        raise SampleError(
+            "not one sample of these shards is good, so none can stand for a bad one; "
+            "on_bad_sample='raise' shows what is wrong with the first"
+        )
+
+    def _pipeline(
+        self, turn: Turn, parts: Iterator[ShardPart], losses: Losses, clock: StageClock
+    ) -> Iterator[Sample]:
+        place = turn.place
+        seeds = SampleSeeds(self.seed, turn.epoch, turn.plan.done)
+        lane = place.worker * place.world_size + place.rank
+        # where samples may be bad, it is their number that ends the stream
+        limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
+        watch = Watch(limit)
+        is_planned = self.sampling != "resampled"
+        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, losses, is_planned, clock)]
+        if self.sampling != "sequential" and self.shuffle_buffer > 1:
+            rng = python_generator(seeds, _SHUFFLE_POSITIONS + lane)
+            stages.append(shuffle(self.shuffle_buffer, rng=rng))
+        stages += [DecodeFields(self.fields, losses.lose, clock), *self.stages]
+        transforms = SampleTransforms(self.transforms, seeds, clock)
+        stride = place.world_size * place.num_workers
+        stages.append(ApplyTransforms(transforms, lane, stride, losses.lose))
+        stages.append(watch.arrived)
+        return iter(DataPipeline(*stages))
+
+    def _shuffled(self) -> bool:
+        return self.sampling == "shuffled"
+
+    def _seed_stages(self, turn: Turn, step: int) -> None:
+        position = _STAGE_POSITIONS + step * turn.place.world_size + turn.place.rank
+        SampleSeeds(self.seed, turn.epoch, turn.plan.done).seed_globals(position)
+
+
+@dataclass(frozen=True)
+class _Expand:
+    """The stage that reads parts of shards; a sample that comes out knows its `__id__`."""
+
+    index: ShardIndex
+    watch: Watch
+    losses: Losses
+    is_planned: bool
+    clock: StageClock
+
+    def __call__(self, parts: Iterator[ShardPart]) -> Iterator[Sample]:
+        for part in parts:
+            expected = None if self.index.counts is None else int(self.index.counts[part.shard])
+            if expected == 0:
+                continue  # not worth opening, and no sign of a stream that gives nothing
+            self.watch.opened()
+            yield from self._read(part, expected)
+
+    def _read(self, part: ShardPart, expected: int | None) -> Iterator[Sample]:
+        url, (shard, number, take) = self.index.urls[part.shard], part
+        stop = expected if take is None else number + take
+        if stop == expected:
+            take = None  # read to the end, to see that nothing follows
+        try:
+            with closing(read_shard(url, expected, number)) as samples:
+                for sample in islice(self.clock.each(samples, "read"), take):
+                    sample["__id__"] = (shard, number)
+                    yield sample
+                    number += 1
+        except DamagedShardError as error:
+            if stop is not None and number >= stop:
+                raise  # nothing is lost: there is more than there was
+            if number == part.skip and not is_local(url):
+                _require_any(url)
+            if self.is_planned:
+                assert stop is not None  # noqa: S101 exact sampling has counts
+                self.losses.lose_planned(shard, range(number, stop), error)
+            else:
+                self.losses.lose_rest(shard, number, error)
+
+
+def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sample]:
+    """The samples of one shard in file order, each a dict of suffix to bytes.
+
+    Local shards are read by our own strict walk, several times as fast as `tarfile`.
+
+    Args:
+        url: a local path or a URL that webdataset can open.
+        expected: how many samples the index says it holds, None when nobody knows.
+        skip: samples to pass over; those of a local shard are not read.
+
+    Raises:
+        ShardNotFoundError: there is no such file.
+        DamagedShardError: it cannot be fetched or read to its end, or holds another number.
+    """
+    number = skip
+    whole = read_samples(url, skip) if is_local(url) else islice(fetch_samples(url), skip, None)
+    for sample in whole:
+        _require_count(number != expected, url, f"more than {number}", expected)
+        yield sample
+        number += 1
+    _require_count(expected in (None, number), url, str(number), expected)
+
+
+def fetch_samples(url: str) -> Generator[Sample]:
+    """The samples of a remote shard, by webdataset's openers and tar expansion.
+
+    Raises:
+        DamagedShardError: it cannot be fetched or read to its end.
+    """
+    number, problem = 0, ""
+    try:
+        with opened(url) as stream:
+            files = tar_file_expander(iter([{"url": url, "stream": stream}]))
+            for sample in group_by_keys(_require_unreserved(files)):
+                yield sample
+                number += 1
+    except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or curl raise
+        problem = f"{type(error).__name__}: {fetch_problem(error)}"
+    if problem:  # outside: that error holds the whole URL, and would be the context of this one
+        raise DamagedShardError(
+            f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
+            "be fetched, then fetch or write it again"
+        )
+
+
+def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
+    """The files, if none has a name that samples use for themselves."""
+    for file in files:
+        parts = split_name(file.get("fname", ""))
+        if parts is not None and parts[1] in RESERVED_SUFFIXES:
+            raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
+        yield file
+
+
+def _require_any(url: str) -> None:
+    """Check that a remote shard gives a sample at all: one that is missing is not just damaged."""
+    with closing(fetch_samples(url)) as samples:
+        next(samples, None)
+
+
+def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:
+    if not is_right:
+        raise DamagedShardError(
+            f"{redact(url)} gave {found} samples where its index says {expected}: it is damaged "
+            "or was changed after it was counted; write it again, or bring the index up to date"
+        )

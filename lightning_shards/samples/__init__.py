@@ -1,0 +1,1 @@
+"""One sample and one batch: fields, transforms, images, collation, and the memory of a batch."""

@@ -1,0 +1,152 @@
+"""Arrays from bytes, one by one and a batch at once: `.npy`, raw numbers, `.safetensors`.
+
+Raw numbers are those of a C array or of `numpy.ndarray.tofile`, little-endian, of one dimension:
+token ids for instance. No other module knows safetensors.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.member_bytes import Members
+
+_NUMPY = b"\x93NUMPY"
+_ZIP = b"PK"
+_NUMPY_BYTES = np.frombuffer(_NUMPY, np.uint8)
+_MAGIC = _NUMPY + b"\x01"
+_NPY_PREFIX = 10
+"""Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
+
+_NPY_LONGEST = _NPY_PREFIX + 2**16
+"""Bytes up to the end of the header at most."""
+
+_NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def decode_npy(data: bytes) -> np.ndarray:
+    """An .npy file; one with pickled objects is refused, and an archive of several (.npz)."""
+    if not data.startswith(_NUMPY):
+        kind = "an archive (.npz): decode it as 'raw'" if data.startswith(_ZIP) else "no .npy file"
+        raise ValueError(f"this is {kind}")
+    start = _NPY_PREFIX + int.from_bytes(data[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
+    header = _header(data[:start] if data.startswith(_MAGIC) else data[:_NPY_LONGEST])
+    size, available = prod(header.shape) * max(header.dtype.itemsize, 1), len(data) - header.stop
+    are_sides = all(side >= 0 for side in header.shape)
+    if not are_sides or (size > available and not header.dtype.hasobject):
+        # before room is made for it
+        raise ValueError(f"its header speaks of {size} bytes, {available} follow")
+    if header.dtype.kind not in "buif" or header.is_fortran or not size:
+        return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+    count = prod(header.shape)
+    return np.frombuffer(data, header.dtype, count, header.stop).reshape(header.shape).copy()
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    stop: int
+
+
+@lru_cache(maxsize=64)
+def _header(begin: bytes) -> _Header:
+    """What the header of an .npy file says: to read it costs as much as to copy 100 kB."""
+    file = BytesIO(begin)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    layout = np.lib.format
+    read = layout.read_array_header_1_0 if is_first else layout.read_array_header_2_0
+    return _Header(*read(file), file.tell())
+
+
+def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:
+    """A safetensors file: its tensor, or where it has several, all of them by name."""
+    tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
+    if len(tensors) == 1:
+        return next(iter(tensors.values()))
+    return dict(sorted(tensors.items()))  # the library gives them in any order
+
+
+def require_safetensors() -> None:
+    """Check that the library is there.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("safetensors") is None:
+        raise ConfigError(
+            "decoding 'safetensors' needs safetensors, which is not installed: "
+            "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
+        )
+
+
+def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
+    if data.startswith(_NUMPY):
+        raise ValueError("these are no raw numbers but a file of numpy's: decode it as 'npy'")
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+
+
+def _number_column(members: Members, dtype: str) -> torch.Tensor | None:
+    rows, kind = members.rows(), np.dtype(dtype)
+    if rows is None or rows.shape[1] % kind.itemsize:
+        return None
+    if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[: rows.shape[1]]).all(axis=1).any():
+        return None  # a file of numpy's among them
+    return _column(rows, _Layout((rows.shape[1] // kind.itemsize,), kind))
+
+
+def npy_column(members: Members) -> torch.Tensor | None:
+    """.npy files that have one header, and so one shape and type; None if they do not."""
+    rows = members.rows()
+    if rows is None:
+        return None
+    first = rows[0, :_NPY_LONGEST].tobytes()
+    start = _NPY_PREFIX + int.from_bytes(first[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
+    header = first[:start]
+    layout = _layout(header)
+    if layout is None:
+        return None
+    if rows.shape[1] != start + prod(layout.shape) * layout.dtype.itemsize:
+        return None
+    if rows[:, :start].tobytes() != header * len(rows):
+        return None
+    return _column(np.ascontiguousarray(rows[:, start:]), layout)
+
+
+def _column(rows: NDArray[np.uint8], layout: _Layout) -> torch.Tensor:
+    return torch.as_tensor(rows.view(layout.dtype).reshape(len(rows), *layout.shape))
+
+
+@lru_cache(maxsize=64)
+def _layout(header: bytes) -> _Layout | None:
+    """What the header of an .npy file says, if it is one of plain numbers in C order."""
+    if not header.startswith(_MAGIC):
+        return None
+    shape, is_fortran, dtype, _ = _header(header)
+    if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
+        return None
+    return _Layout(shape, dtype)
+
+
+NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS
+}
+"""Decoders of raw numbers, by the name of their type."""
+
+NUMBER_COLUMNS: dict[str, Callable[[Members], torch.Tensor | None]] = {
+    dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
+}
+"""The same for a batch; None where the members do not fit one tensor."""

@@ -1,0 +1,255 @@
+"""From samples to one batch: a list or a tensor per field."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from lightning_shards.errors import SampleError
+from lightning_shards.plan.digest import digest_ids
+from lightning_shards.samples.arena import new_tensor
+
+Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
+"""A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple."""
+
+BatchFormat: TypeAlias = Literal["dict", "tuple"]
+
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch."""
+
+_PLACED_BYTES = 2**14
+"""Arrays from this size on are copied to their row of a batch one by one, smaller ones together."""
+
+_WIDEST = 8
+"""Bytes of the widest number that torch has, complex ones left out."""
+
+Sample: TypeAlias = dict[str, Any]
+"""The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be made, in whose place another one stands.
+
+    Attributes:
+        shard: its shard's number.
+        sample: its number in the shard.
+        reason: name of the error's class.
+        message: of the error, cut if it is long.
+    """
+
+    shard: int
+    sample: int
+    reason: str
+    message: str = ""
+
+
+class Made(NamedTuple):
+    """A batch, and what is to be known of it wherever it goes.
+
+    Attributes:
+        batch: what the user gets.
+        digest: of the ids of its samples (`plan.digest`), repeats and substitutes left out.
+        bad: the samples that were planned and could not be read.
+        seconds: what it took, by stage (`stage_clock.STAGES`).
+    """
+
+    batch: Batch
+    digest: int = 0
+    bad: tuple[BadSample, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+
+def collate(
+    samples: Sequence[Sample], fields: Sequence[str], weights: Sequence[int]
+) -> dict[str, Any]:
+    """One batch as a dict: `__key__` and other lists first, then tensors, `__id__`, `__weight__`.
+
+    Tensors and arrays of one shape are stacked, numbers become a tensor (int64, float64 or bool, as
+    torch's own `default_collate` makes them), everything else stays a list.
+
+    Args:
+        samples: the samples, each with all of `fields`, `__key__` and `__id__`.
+        fields: the names of the fields, in order.
+        weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
+
+    Raises:
+        SampleError: a stage dropped a key, or the shapes of a field differ.
+    """
+    columns = {field: column_of(samples, field) for field in fields}
+    ids = _ids_of(samples)
+    return join_columns(_values(samples, "__key__"), columns, ids, weights)
+
+
+def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
+    """int64 of shape (samples, 2)."""
+    values = _values(samples, "__id__")
+    with suppress(TypeError, ValueError, RuntimeError):
+        ids = torch.tensor(values, dtype=torch.int64)
+        if ids.shape == (len(samples), 2):
+            return ids
+    raise SampleError(
+        f"the '__id__' of a sample is a pair of numbers, these are {str(values)[:200]}: a stage or "
+        "transform wrote over one; keep it as it came"
+    )
+
+
+def join_columns(
+    keys: list[str], columns: Mapping[str, Column], ids: torch.Tensor, weights: Sequence[int]
+) -> dict[str, Any]:
+    """The batch of these columns, in the order that `collate` tells."""
+    batch: dict[str, Any] = {"__key__": keys}
+    batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
+    batch |= {field: column for field, column in columns.items() if field not in batch}
+    batch["__id__"] = ids
+    if weights:
+        batch["__weight__"] = torch.tensor(weights, dtype=torch.float32)
+    return batch
+
+
+def make_batch(
+    samples: Sequence[Sample],
+    fields: Sequence[str],
+    weights: Sequence[int],
+    batch_format: BatchFormat,
+    bad: Sequence[BadSample] = (),
+) -> Made:
+    """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
+    batch = collate(samples, fields, weights)
+    ids = batch["__id__"].numpy()
+    digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
+    return Made(as_given(batch, fields, batch_format), digest, tuple(bad))
+
+
+def as_given(batch: dict[str, Any], fields: Sequence[str], batch_format: BatchFormat) -> Batch:
+    """The batch as the user asked for it."""
+    return batch if batch_format == "dict" else tuple(batch[field] for field in fields)
+
+
+def _values(samples: Sequence[Sample], field: str) -> list[Any]:
+    missing = [sample for sample in samples if field not in sample]
+    if missing:
+        raise SampleError(
+            f"sample {missing[0].get('__key__')!r} has no {field!r} for its batch: a stage "
+            f"or transform dropped it; keep the keys {field!r}, '__key__' and '__id__'"
+        )
+    return [sample[field] for sample in samples]
+
+
+def column_of(samples: Sequence[Sample], field: str) -> Column:
+    """One field of a batch, as `collate` makes it.
+
+    Raises:
+        SampleError: a sample has no such field, or the shapes differ.
+    """
+    values = _values(samples, field)
+    is_tensors = all(isinstance(value, torch.Tensor) for value in values)
+    if is_tensors or all(_is_numeric(value) for value in values):
+        _require_one_shape(samples, field)
+        try:
+            return _stacked(values, is_tensors)
+        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+            raise SampleError(
+                f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
+                f"{error}; give the field a transform that makes it one of numbers torch has"
+            ) from error
+    return numbers_or_list(values)
+
+
+def _stacked(values: list[Any], is_tensors: bool) -> torch.Tensor:
+    if is_tensors:
+        column = new_tensor((len(values), *values[0].shape), values[0].dtype)
+        with torch.no_grad():
+            return torch.stack(values, out=column)
+    dtype = values[0].dtype.newbyteorder("=")
+    column = new_tensor((len(values), *values[0].shape), _torch_type(dtype))
+    np.stack(values, out=column.numpy())
+    return column
+
+
+class GrowingColumn:
+    """A field whose values come one by one: large arrays are copied to their rows as they come.
+
+    Kept until the batch is full, they would fill fresh memory, which costs as much as the copy.
+
+    Args:
+        count: samples of the batch.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._placed = count, 0
+        self._column: torch.Tensor | None = None
+        self._rows: np.ndarray = np.empty(0)
+        self._kind: type = object
+
+    def place(self, value: Any) -> Any:
+        """What stands for the next value: its row, or itself where it does not fit."""
+        array = _large_array(value)
+        if array is None:
+            return value
+        if self._column is None:
+            self._column = new_tensor((self._count, *array.shape), _torch_type(array.dtype))
+            self._rows, self._kind = self._column.numpy(), type(value)
+        like = (self._rows.shape[1:], self._rows.dtype, self._kind)
+        if (array.shape, array.dtype, type(value)) != like:
+            return value
+        row, self._placed = self._placed, self._placed + 1
+        self._rows[row] = array
+        return self._column[row] if self._kind is torch.Tensor else self._rows[row]
+
+    def finished(self, samples: Sequence[Sample], field: str) -> Column:
+        """The column of these samples, whose values `place` gave; raises what `column_of` does."""
+        if self._column is not None and self._placed == self._count:
+            return self._column
+        column = column_of(samples, field)
+        if isinstance(column, list):  # rows must not leave: their memory may be a room's
+            column = [each.copy() if type(each) is np.ndarray else each for each in column]
+        return column
+
+
+def _large_array(value: Any) -> np.ndarray | None:
+    """The array or tensor as an array of native numbers; None for anything else or small."""
+    array = value
+    if type(value) is torch.Tensor and value.layout == torch.strided:
+        with suppress(TypeError, RuntimeError):  # a type that numpy has not, or with gradients
+            array = value.numpy()
+    if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
+        return None
+    is_number = array.dtype.kind in "buif" and array.dtype.isnative
+    return array if is_number and array.dtype.itemsize <= _WIDEST else None
+
+
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.as_tensor(np.empty(0, dtype)).dtype
+
+
+def numbers_or_list(values: list[Any]) -> Column:
+    """Numbers as a tensor, anything else as it is."""
+    numbers = (bool, int, float, np.number, np.bool_)
+    if not all(isinstance(value, numbers) for value in values):
+        return values
+    is_float = any(isinstance(value, float | np.floating) for value in values)
+    try:
+        return torch.tensor(values, dtype=torch.float64 if is_float else None)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in "buif"
+
+
+def _require_one_shape(samples: Sequence[Sample], field: str) -> None:
+    first = samples[0]
+    for sample in samples:
+        if sample[field].shape != first[field].shape or sample[field].dtype != first[field].dtype:
+            raise SampleError(
+                f"field {field!r} does not fit into one tensor: {_describe(first, field)}, but "
+                f"{_describe(sample, field)}; give the field a transform that makes them alike"
+            )
+
+
+def _describe(sample: Mapping[str, object], field: str) -> str:
+    value = cast("Any", sample[field])
+    return f"{tuple(value.shape)} {value.dtype} in sample {sample['__key__']!r}"

@@ -1,0 +1,388 @@
+"""From the members of a sample to its fields: select by suffix, decode, transform."""
+
+import inspect
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+import torch
+
+from lightning_shards.errors import (
+    ConfigError,
+    MissingFieldError,
+    SampleError,
+    TransformError,
+    UnsafeError,
+)
+from lightning_shards.samples import images
+from lightning_shards.samples.arrays import (
+    NUMBER_DECODERS,
+    decode_npy,
+    decode_safetensors,
+    require_safetensors,
+)
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.own_generators import (
+    RepeatedTransform,
+    outside_workers,
+    seeded_objects,
+)
+from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
+from lightning_shards.shards.urls import redact
+
+Decoder: TypeAlias = Callable[[bytes], Any]
+"""Bytes of a member to a value; raises ValueError or OSError for bytes it cannot read."""
+
+Transform: TypeAlias = Callable[..., Any]
+"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
+
+OnBad: TypeAlias = Callable[[Sample, SampleError], None]
+"""Told of a sample that a stage cannot make; it raises, or the sample is left out."""
+
+
+def _decode_int(data: bytes) -> int:
+    number = int(data)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("it fits no int64; decode it as 'text'")
+    return number
+
+
+def _decode_pth(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+DECODERS: dict[str, Decoder] = {
+    "raw": bytes,
+    "text": bytes.decode,
+    "int": _decode_int,
+    "json": json.loads,
+    "npy": decode_npy,
+    "safetensors": decode_safetensors,
+    **NUMBER_DECODERS,
+    "rgb": images.decode_rgb,
+    "gray": images.decode_gray,
+    "pil": images.decode_pil,
+    "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
+    "pth": _decode_pth,  # likewise
+}
+IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
+UNSAFE_DECODERS = frozenset({"pickle", "pth"})
+
+_SUFFIX_DECODERS = {
+    "int": "cls cls2 class count index inx id",
+    "text": "txt text transcript",
+    "json": "json jsn",
+    "npy": "npy",
+    "safetensors": "safetensors",
+    "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
+    "pickle": "pkl pickle pyd",
+    "pth": "pth",
+}
+_MOST_NAMED = 50
+"""Suffixes of a sample that an error lists."""
+
+_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
+"""What a sample has beside its members; none of these is a member's suffix."""
+
+_BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
+
+
+def decoder_of(suffix: str) -> str:
+    """The name of the default decoder of a suffix; `raw` for one that is not known."""
+    return _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1].lower(), "raw")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One entry of a batch and where its values come from.
+
+    Attributes:
+        name: its key in the batch.
+        suffixes: member suffixes, the first that a sample has is taken.
+        decoder: name of the decoder, None for each suffix's default.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    decoder: str | None = None
+
+    @cached_property
+    def decoders(self) -> frozenset[str]:
+        """Names of the decoders that this field can need."""
+        return frozenset(self.decoder or decoder_of(suffix) for suffix in self.suffixes)
+
+    def decode(self, members: Mapping[str, Any]) -> Any:
+        """The value of this field in a sample.
+
+        Raises:
+            MissingFieldError: the sample has none of the suffixes.
+            SampleError: its bytes cannot be decoded.
+        """
+        suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
+        where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
+        if suffix is None:
+            found = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
+            raise MissingFieldError(
+                f"{where} has no member for field {self.name!r}: wanted one of "
+                f"{list(self.suffixes)}, found {found}; name one of these in `fields`"
+            )
+        decoder = self.decoder or decoder_of(suffix)
+        data = members[suffix]
+        try:
+            return DECODERS[decoder](data)
+        except Exception as error:
+            raise SampleError(
+                f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
+                f"{decoder!r} for field {self.name!r}: {error}; repair the shard, or name another "
+                f"decoder in `decode`"
+            ) from error
+
+
+def make_fields(
+    fields: Mapping[str, str], decode: Mapping[str, str], allow_unsafe: frozenset[str]
+) -> tuple[Field, ...]:
+    """The fields of a split, checked.
+
+    Args:
+        fields: batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
+        decode: batch key to the name of a decoder.
+        allow_unsafe: decoders that can run code and are wanted all the same.
+
+    Raises:
+        ConfigError: no fields, an unknown decoder, or a decoder whose library is missing.
+        UnsafeError: a field that would need a pickle which is not switched on.
+    """
+    if not fields:
+        raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
+    for what, names in (
+        ("decode", decode.keys() - fields.keys()),
+        ("fields", {"__key__"} & fields.keys()),
+    ):
+        if names:
+            raise ConfigError(
+                f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
+            )
+    made = tuple(
+        Field(name, tuple(part.strip().lower() for part in text.split(";")), decode.get(name))
+        for name, text in fields.items()
+    )
+    for each in made:
+        _require_decoders(each, allow_unsafe)
+    return made
+
+
+def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
+    if not all(field.suffixes) or field.name.startswith("__"):
+        raise ConfigError(
+            f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
+            "'jpg;png', none empty, and let no field's name begin with '__'"
+        )
+    reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
+    if reserved:
+        raise ConfigError(
+            f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
+            "themselves: no shard may hold such members; name another suffix"
+        )
+    unknown = field.decoders - DECODERS.keys()
+    if unknown:
+        raise ConfigError(
+            f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
+            f"take one of {sorted(DECODERS)}, or 'raw' and a transform"
+        )
+    unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe
+    if unsafe:
+        name = min(unsafe)
+        raise UnsafeError(
+            f"field {field.name!r} would be decoded as {name!r}, which can run any program that is "
+            f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
+        )
+    if field.decoders & IMAGE_DECODERS:
+        images.require_backend("pillow")
+    if "safetensors" in field.decoders:
+        require_safetensors()
+
+
+@dataclass(frozen=True)
+class DecodeFields:
+    """A stage that turns members into fields and keeps what says which sample it is."""
+
+    fields: tuple[Field, ...]
+    on_bad: OnBad
+    clock: StageClock = field(default_factory=StageClock)
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Decode sample by sample."""
+        for members in samples:
+            kept = {key: members[key] for key in _KEPT if key in members}
+            try:
+                with self.clock.on("decode"):
+                    decoded = {field.name: field.decode(members) for field in self.fields}
+            except SampleError as error:
+                self.on_bad(members, error)
+                continue
+            yield kept | decoded
+
+
+class SampleTransforms:
+    """Each field's transform, applied with randomness that belongs to the sample's position."""
+
+    def __init__(
+        self,
+        transforms: Mapping[str, Transform],
+        seeds: SampleSeeds,
+        clock: StageClock | None = None,
+    ) -> None:
+        self._transforms = [
+            (name, each, takes_rng(each), "decode" if takes_bytes(each) else "transform")
+            for name, each in transforms.items()
+        ]
+        self._seeds, self._clock = seeds, clock or StageClock()
+        self.names = frozenset(transforms)
+        self.draws_from_globals = bool(draw_from_globals(transforms))
+        self._own = [own for each in transforms.values() for own in own_generators(each)]
+
+    def apply(self, sample: Sample, position: int) -> Sample:
+        """Transform the fields of one sample in place.
+
+        Raises:
+            SampleError: a transform failed, or its field is not there.
+        """
+        if not self._transforms:
+            return sample
+        begin = self._clock.begin("transform")
+        if self._own:
+            with outside_workers():
+                self._seed_own(position)
+                return self._apply(sample, position, begin)
+        return self._apply(sample, position, begin)
+
+    def _seed_own(self, position: int) -> None:
+        seeds = self._seeds.words(position, len(self._own))
+        for own, seed in zip(self._own, seeds, strict=True):
+            own.set_random_seed(seed)
+
+    def _apply(self, sample: Sample, position: int, begin: float) -> Sample:
+        if self.draws_from_globals:
+            self._seeds.seed_globals(position)
+        rng = self._seeds.generator(position)
+        for name, transform, wants_rng, stage in self._transforms:
+            sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
+            begin = self._clock.lap(stage, begin, "transform")
+        return sample
+
+    def keeping_globals(self) -> AbstractContextManager[None]:
+        """Around a batch: gives the global generators back if a transform may draw from them."""
+        return preserved_globals() if self.draws_from_globals else nullcontext()
+
+
+@dataclass(frozen=True)
+class ApplyTransforms:
+    """A stage that transforms sample number i as the one at position ``first + i * stride``.
+
+    No other worker or rank of the epoch has that position.
+    """
+
+    transforms: SampleTransforms
+    first: int
+    stride: int
+    on_bad: OnBad
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Transform sample by sample."""
+        for number, sample in enumerate(samples):
+            try:
+                transformed = self.transforms.apply(sample, self.first + number * self.stride)
+            except SampleError as error:
+                self.on_bad(sample, error)
+                continue
+            yield transformed
+
+
+def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
+    """Names of the transforms that may draw from generators that all threads share.
+
+    Those that have neither a parameter `rng` nor an attribute ``deterministic = True``, and those
+    that have generators of their own.
+    """
+    return [
+        name
+        for name, each in transforms.items()
+        if _may_draw_from_globals(each) or own_generators(each)
+    ]
+
+
+def counted(
+    samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
+) -> Iterator[Sample]:
+    """The samples of one batch; their images are counted where no transform makes them smaller.
+
+    Raises:
+        SampleError: they have too many pixels.
+    """
+    counts = {
+        field.name: images.PixelCount(field.name)
+        for field in fields
+        if field.decoders & IMAGE_DECODERS and field.name not in transforms
+    }
+    for sample in samples:
+        for name, count in counts.items():
+            count.add(sample.get(name))
+        yield sample
+
+
+def own_generators(transform: Transform) -> list[Any]:
+    """What in a transform is seeded for each sample by its method `set_random_seed`."""
+    return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
+
+
+def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
+    """The same transforms; what nobody answers for is compared with itself on its first value."""
+    return {
+        name: RepeatedTransform(name, each) if _may_draw_from_globals(each) else each
+        for name, each in transforms.items()
+    }
+
+
+def _may_draw_from_globals(transform: Transform) -> bool:
+    return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
+
+
+def takes_bytes(transform: Transform | None) -> bool:
+    """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
+    return getattr(transform, "takes_bytes", False) is True
+
+
+def image_backend(transforms: Mapping[str, Transform]) -> str:
+    """The libraries that decode images, which change pixels: `pillow` where nobody says more."""
+    backends = {cast("Any", each).backend for each in transforms.values() if takes_bytes(each)}
+    return "+".join(sorted(backends)) or "pillow"
+
+
+def takes_rng(transform: Transform) -> bool:
+    """Whether a transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # a builtin without a signature
+        return False
+
+
+def _transformed(sample: Sample, name: str, transform: Transform, rng: object | None) -> Any:
+    if name not in sample:
+        raise SampleError(
+            f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
+            "a stage dropped or renamed it"
+        )
+    try:
+        return transform(sample[name]) if rng is None else transform(sample[name], rng=rng)
+    except Exception as error:
+        raise TransformError(
+            f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
+            f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,160 @@
+"""Transforms with random generators of their own: seeded for each sample, or found out and named.
+
+albumentations draws from generators in its objects, which no seed of the process reaches. What has
+its method `set_random_seed` is seeded by us. Any other generator can only be noticed: a transform
+is made twice on the first sample, and what differs is warned of.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_shards.samples.seeds import SampleSeeds
+
+_DEEPEST: Final = 5
+"""Objects in objects that are looked into, as in a `partial` of a method of an instance."""
+
+_MOST_PARTS: Final = 100
+"""Longer collections are data."""
+
+_log = logging.getLogger(__name__)
+
+
+def seeded_objects(transform: object) -> list[Any]:
+    """The outermost objects in a transform that have `set_random_seed`, itself included.
+
+    They are looked for in attributes, collections, closures, bound methods and `partial`.
+    """
+    found: list[Any] = []
+    seen: list[object] = []  # kept, so that no other object gets the id of one
+
+    def look(value: object, depth: int) -> None:
+        if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or any(value is s for s in seen):
+            return
+        seen.append(value)
+        if callable(getattr(value, "set_random_seed", None)):
+            found.append(value)
+            return
+        for part in _parts_of(value):
+            look(part, depth + 1)
+
+    look(transform, 0)
+    return found
+
+
+_NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray, torch.Tensor)
+
+
+def _parts_of(value: object) -> Iterator[object]:
+    if isinstance(value, dict | list | tuple | set):
+        parts = cast("Any", value)
+        if len(parts) <= _MOST_PARTS:
+            yield from parts.values() if isinstance(value, dict) else parts
+        return
+    whole: Any = value
+    if isinstance(value, partial):
+        yield from (whole.func, *whole.args, *whole.keywords.values())
+    for cell in getattr(whole, "__closure__", None) or ():
+        with suppress(ValueError):  # an empty one
+            yield cell.cell_contents
+    yield getattr(whole, "__self__", None)
+    yield from getattr(whole, "__dict__", {}).values()
+
+
+@contextmanager
+def outside_workers() -> Generator[None]:
+    """Let torch say that this is no worker process: albumentations adds torch's seed in those."""
+    state: Any = import_module("torch.utils.data._utils.worker")
+    info, state._worker_info = state._worker_info, None  # noqa: SLF001 there is no other way
+    try:
+        yield
+    finally:
+        state._worker_info = info  # noqa: SLF001
+
+
+class RepeatedTransform:
+    """Makes its first value twice with the same seeds; if they differ, a warning names the field.
+
+    Who calls it gives the global generators back.
+
+    Args:
+        name: of the field.
+        transform: has no parameter `rng`, and does not say that it is deterministic.
+    """
+
+    def __init__(self, name: str, transform: Callable[[Any], Any]) -> None:
+        self._name, self._transform, self._is_compared = name, transform, False
+        self.takes_bytes = getattr(transform, "takes_bytes", False)
+
+    def __call__(self, value: Any) -> Any:
+        """What the transform makes of the value."""
+        if self._is_compared:
+            return self._transform(value)
+        self._is_compared = True
+        given = value
+        with suppress(Exception):  # what cannot be copied is not expected to be changed either
+            given = copy.deepcopy(value)
+        made = self._made(given)
+        kept = made
+        with suppress(Exception):  # a buffer that it uses again would be equal to itself
+            kept = copy.deepcopy(made)
+        try:
+            is_same = are_same(kept, self._made(value))
+        except Exception:  # noqa: BLE001 whatever it raises, it did not the first time
+            is_same = False
+        if not is_same:
+            _log.warning(
+                "the transform of field %r made two values of one sample with the same seed, so "
+                "that no run can be repeated: it has a random generator of its own, or keeps "
+                "something between samples; give it a parameter `rng`, which gets a "
+                "numpy.random.Generator for each sample, or a method `set_random_seed`",
+                self._name,
+            )
+        return made
+
+    def _made(self, value: Any) -> Any:
+        for generator in seeded_objects(self._transform):
+            generator.set_random_seed(0)
+        SampleSeeds(0, 0).seed_globals(0)
+        return self._transform(value)
+
+
+def are_same(first: object, second: object) -> bool:
+    """Whether two values are equal to the last bit, as far as that can be told."""
+    return first is second or bool(_comparable(first) == _comparable(second))
+
+
+def _comparable(value: object) -> object:
+    """What is equal for equal values: types with bytes, in which NaN is equal to itself."""
+    contents: object = value
+    if isinstance(value, torch.Tensor):
+        contents = (value.dtype, tuple(value.shape), _bytes_of(value))
+    elif isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        contents = array.tolist() if array.dtype.hasobject else array.tobytes()
+        contents = (array.dtype, array.shape, _comparable(contents))
+    elif isinstance(value, Mapping):
+        contents = [_comparable(item) for item in cast("Mapping[Any, Any]", value).items()]
+    elif isinstance(value, list | tuple):
+        contents = [_comparable(item) for item in cast("list[Any]", value)]
+    elif isinstance(value, float):
+        contents = value.hex()
+    elif type(value).__eq__ is object.__eq__:  # equal to itself alone: its contents tell
+        contents = _comparable(getattr(value, "__dict__", {}))
+    return type(cast("object", value)), contents
+
+
+def _bytes_of(tensor: torch.Tensor) -> object:
+    with suppress(TypeError, RuntimeError):
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        return plain.view(torch.uint8).numpy().tobytes()
+    return str(tensor)

@@ -1,0 +1,1 @@
+"""Counts that others leave beside shards, and our own cache of them."""

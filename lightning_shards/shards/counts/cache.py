@@ -1,0 +1,107 @@
+"""The counts that scans have found, kept between runs: one small JSON file per folder of shards.
+
+The cache is a convenience and nothing else: an entry holds only while the shard has the same size
+and time of change, what is damaged is scanned again, what cannot be written is lost with one
+warning. Any number of processes may use it; each file is replaced as a whole. A checksum over the
+counts tells a damaged file, and `private_files` one that another user could have written.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TypeGuard, cast
+
+from lightning_shards.shards.beside import is_count, json_object
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
+
+_VERSION = 2
+_LENGTH_OF_ENTRY = 3
+_MAX_BYTES = 256 << 20  # three million shards
+
+_log = logging.getLogger(__name__)
+
+
+class CountsCache:
+    """The scanned counts of the shards of one folder.
+
+    Entries of shards that this run does not use are kept: another split may live in the folder.
+    """
+
+    def __init__(self, folder: str, cache_dir: str | os.PathLike[str] | None = None) -> None:
+        self._folder = str(Path(folder).absolute())
+        self._cache_dir = Path(cache_dir or DEFAULT_CACHE_DIR)
+        self._entries: dict[str, list[int]] = {}
+
+    def load(self) -> None:
+        """Read what earlier runs have stored.
+
+        Raises:
+            FileAccessError: The file, or the cache folder, could be another user's work.
+        """
+        try:
+            path = self._path()
+            file = open_private(path.parent, path)
+        except RuntimeError:  # this user has no home folder
+            return
+        if file is None:
+            return
+        try:
+            with os.fdopen(file, "rb") as stored:
+                self._entries = self._entries_in(stored.read(_MAX_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("the counts in %s are made again: %s", path, error)
+
+    def get(self, name: str, stamp: tuple[int, int]) -> int | None:
+        """The count of a shard, if it is known and the shard has not changed since."""
+        entry = self._entries.get(name)
+        return entry[2] if entry and (entry[0], entry[1]) == stamp else None
+
+    def put(self, name: str, stamp: tuple[int, int], samples: int) -> None:
+        """Note a count; the stamp was taken before the shard was read."""
+        self._entries[name] = [*stamp, samples]
+
+    def store(self) -> None:
+        """Write the file anew; a reader sees the old one or the new one."""
+        content = {"version": _VERSION, "folder": self._folder, "counts": self._entries}
+        try:
+            path = self._path()
+            rest = json.dumps(content)[1:].encode()
+            write_private(path.parent, path, b'{"crc32": %d, ' % crc32(rest) + rest)
+        except (OSError, RuntimeError) as error:
+            _log.warning(
+                "the counts of the shards in %s could not be kept, so the next run scans them "
+                "again: %s; name another cache_dir, or write a sizes.json beside the shards",
+                self._folder,
+                error,
+            )
+
+    def _entries_in(self, data: bytes) -> dict[str, list[int]]:
+        """The entries of a stored file; none if it is of another folder or version.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        content: object = json.loads(data)
+        fields = json_object(content)
+        if fields.get("crc32") != crc32(data.partition(b", ")[2]):  # of all that follows it
+            raise ValueError("the checksum does not match")
+        is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
+        named = json_object(fields.get("counts")) if is_ours else {}
+        return {name: entry for name, entry in named.items() if _is_entry(entry)}
+
+    def _path(self) -> Path:
+        """The file of this folder; its name gives nothing away."""
+        digest = hashlib.sha256(os.fsencode(self._folder)).hexdigest()
+        return self._cache_dir.expanduser() / f"counts-{digest[:24]}.json"
+
+
+def _is_entry(entry: object) -> TypeGuard[list[int]]:
+    """Whether a stored value is [bytes, mtime_ns, samples]."""
+    if not isinstance(entry, list):
+        return False
+    values = cast("list[object]", entry)
+    is_whole = len(values) == _LENGTH_OF_ENTRY and all(isinstance(value, int) for value in values)
+    return is_whole and is_count(values[-1])

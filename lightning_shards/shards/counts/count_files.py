@@ -1,0 +1,249 @@
+"""Counts that somebody left beside the shards: wids JSON, `sizes.json`, else `count_formats`.
+
+Such a file is data, and may come from a stranger: it is only ever held against the shards that the
+user named, by file name, and nothing in it is opened. Two files that disagree are an error, for one
+of them is wrong; a file that cannot be read is passed over, since the shards themselves can answer.
+"""
+
+import json
+import logging
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import Final, cast
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards import beside
+from lightning_shards.shards.beside import (
+    SIZES,
+    WIDS,
+    is_count,
+    json_files,
+    json_object,
+    read_json,
+)
+from lightning_shards.shards.counts.count_formats import (
+    LENGTH,
+    MAX_HEADER,
+    REMOTE_NAMES,
+    counts_in,
+    length_in,
+    other_counts,
+)
+from lightning_shards.shards.urls import redact
+from lightning_shards.shards.wids import MARKER, counted_shards
+
+HTTP_TIMEOUT_S: Final = 10.0
+
+_ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
+_UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CountClaim:
+    """What one file says of one shard.
+
+    Attributes:
+        samples: samples in the shard.
+        source: path or URL of the file that says so.
+        size_bytes: size that the shard had then, where the file tells it.
+    """
+
+    samples: int
+    source: str
+    size_bytes: int | None = None
+
+
+def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
+    """The counts that the files in a local folder give for these of its shards.
+
+    Raises:
+        IndexMismatchError: Two files disagree, or a shard's size is not the one that was indexed.
+    """
+    wanted = frozenset(names)
+    parts = Path(folder).absolute().parts
+    claims: dict[str, CountClaim] = {}
+    for path in json_files(Path(folder)):
+        marker = b"" if path.name == SIZES else MARKER
+        content = read_json(path, containing=marker)
+        for name, claim in _claims(content, str(path), parts, wanted):
+            _check_size(Path(folder) / name, claim)
+            _merge(claims, name, claim)
+    others = other_counts(Path(folder), wanted - claims.keys())
+    for name, samples, source in others:
+        if is_count(samples):
+            claims[name] = CountClaim(samples, source)
+    return claims
+
+
+def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
+    """The counts that `sizes.json` and `wids.json`, else other tools' files, give on a web server.
+
+    Whatever keeps a file from being read means no counts; the shards' own stream reports trouble.
+
+    Raises:
+        IndexMismatchError: The two files disagree.
+    """
+    wanted = frozenset(names)
+    parts = tuple(folder.split("/"))
+    claims: dict[str, CountClaim] = {}
+    for file_name in (SIZES, WIDS, *REMOTE_NAMES):
+        if file_name in REMOTE_NAMES and wanted <= claims.keys():
+            break
+        url = f"{folder}/{file_name}"
+        try:
+            content = _fetch_json(url)
+        except (OSError, HTTPException) as error:
+            _log.info("no counts from %s: %s", url, error)
+            break  # nobody answers: one wait is enough
+        for name, claim in _claims(content, url, parts, wanted):
+            _merge(claims, name, claim)
+    return claims
+
+
+def http_total(folder: str) -> int | None:
+    """The samples that open_clip's `__len__` counts in all shards of a folder of a web server.
+
+    None if there is no such number. Which shards it counts cannot be seen from here.
+    """
+    url = f"{folder}/{LENGTH}"
+    try:
+        content = _fetch(url, MAX_HEADER)
+    except (OSError, HTTPException) as error:
+        _log.info("no total from %s: %s", url, error)
+        return None
+    if content is None:
+        return None
+    total = length_in(content)
+    if not total or not is_count(total):
+        _log.warning("%s is passed over: %r is no number of samples", url, content[:40])
+        return None
+    _log.info(
+        "%s counts %d samples in all shards of its folder: the size of an epoch under "
+        "sampling='resampled'; if only a part of them is named, set dataset_size",
+        url,
+        total,
+    )
+    return total
+
+
+def http_start(url: str, num_bytes: int) -> bytes | None:
+    """The first bytes of a shard on a web server, or all it has if fewer; None without an answer.
+
+    One request, whose body is left unread if the server sends the whole shard.
+    """
+    request = urllib.request.Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+            return cast("bytes", reply.read(num_bytes))
+    except (OSError, HTTPException, ValueError) as error:
+        _log.info("no first bytes of %s: %s", redact(url), type(error).__name__)
+        return None
+
+
+def _fetch_json(url: str) -> object:
+    """The content of a JSON file on a web server; None if it is absent, too large or no JSON."""
+    data = _fetch(url, beside.MAX_INDEX_BYTES)
+    if data is None:
+        return None
+    if len(data) > beside.MAX_INDEX_BYTES:
+        _log.warning(
+            "%s is passed over: it has more than the %s bytes that such a file may have; remake it",
+            url,
+            f"{beside.MAX_INDEX_BYTES:,}",
+        )
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        _log.info("no counts from %s: %s", url, error)
+    return None
+
+
+def _fetch(url: str, max_bytes: int) -> bytes | None:
+    """A file on a web server, up to one byte more than this; None if it is absent."""
+    try:
+        # only folders of http(s) shards get here
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+            return cast("bytes", reply.read(max_bytes + 1))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code not in _ABSENT:
+            _log.info("no counts from %s: %s", url, error)
+    return None
+
+
+def _claims(
+    content: object, source: str, folder: tuple[str, ...], names: frozenset[str]
+) -> Iterator[tuple[str, CountClaim]]:
+    """What the content of one JSON file says of these shards, by file name."""
+    fields = json_object(content)
+    if fields.get("wids_version") == 1:
+        yield from _wids_claims(fields, source, folder, names)
+        return
+    is_sizes = source.rpartition("/")[2] == SIZES
+    counts = fields if is_sizes else counts_in(fields) if source.endswith(REMOTE_NAMES) else {}
+    for name in names & counts.keys():
+        samples = counts[name]
+        if is_count(samples):
+            yield name, CountClaim(samples, source)
+        else:
+            _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
+
+
+def _wids_claims(
+    fields: dict[str, object], source: str, folder: tuple[str, ...], names: frozenset[str]
+) -> Iterator[tuple[str, CountClaim]]:
+    """What a wids index says of these shards.
+
+    An entry whose path ends in this folder is meant for certain. One that gives another folder (the
+    shards were moved) counts where it is the only one of its file name.
+    """
+    certain: set[str] = set()
+    moved: dict[str, set[CountClaim]] = {}
+    for shard in counted_shards(fields):
+        parts = _entry_parts(fields.get("base"), shard.url)
+        if not parts or parts[-1] not in names:
+            continue
+        claim = CountClaim(shard.samples, source, shard.size_bytes)
+        above = parts[:-1]
+        if not above or folder[-len(above) :] == above:
+            certain.add(parts[-1])
+            yield parts[-1], claim
+        else:
+            moved.setdefault(parts[-1], set()).add(claim)
+    for name, claims in moved.items():
+        if name not in certain and len(claims) == 1:
+            yield name, claims.pop()
+
+
+def _entry_parts(base: object, url: str) -> tuple[str, ...]:
+    """The relative path of an entry; empty if it points anywhere but below the index's folder."""
+    path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
+    return () if _UNSAFE_NAME.search(path) else PurePosixPath(path).parts
+
+
+def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
+    """Add a claim, unless another one contradicts it."""
+    known = claims.setdefault(name, claim)
+    if known.samples != claim.samples:
+        raise IndexMismatchError(
+            f"{name} holds {known.samples} samples by {known.source}, {claim.samples} by "
+            f"{claim.source}; delete or remake the one that is out of date"
+        )
+
+
+def _check_size(shard: Path, claim: CountClaim) -> None:
+    """Refuse a shard that was written again since it was indexed."""
+    size = shard.stat().st_size
+    if claim.size_bytes not in (None, size):
+        raise IndexMismatchError(
+            f"{shard} changed since it was indexed: it has {size} bytes, {claim.size_bytes} by "
+            f"{claim.source}; remake that index, or fetch the shard again"
+        )

@@ -1,0 +1,197 @@
+"""Counts that other tools leave beside tars: energon, timm, img2dataset, DALI, open_clip.
+
+None of these says which bytes it counted, so that one older than its shard is passed over, and all
+are asked only where neither a wids JSON nor `sizes.json` answers.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.shards.beside import (
+    json_object,
+    read_beside,
+    read_json,
+    read_start,
+    require_regular,
+)
+from lightning_shards.shards.regular_files import open_regular
+
+REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
+"""Files that are asked for in a folder of an http(s) server."""
+
+LENGTH: Final = "__len__"
+"""File of open_clip: one number for all shards of the folder."""
+
+MAX_HEADER: Final = 64
+"""Bytes of such a file, and of the first line of DALI's."""
+
+DALI_VERSIONS: Final = ("v1.1", "v1.2")
+
+_BLOCK = 512
+_CHUNK = 1 << 20
+_STATS = "_stats.json"  # of img2dataset: 00000.tar has 00000_stats.json
+_ENERGON = Path(".nv-meta", ".info.json")
+
+_log = logging.getLogger(__name__)
+
+Counted = tuple[str, int, str]
+"""File name of a shard, its samples, and the file that says so."""
+
+
+def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
+    """What the files of other tools say of these shards of a local folder, each at most once.
+
+    Raises:
+        FileAccessError: One of these files is a fifo, a socket, a device or a folder.
+    """
+    wanted = set(names)
+    if not wanted:
+        return
+    listed = _listed(folder)
+    for path, below in (
+        (folder / REMOTE_NAMES[0], ""),
+        (folder / _ENERGON, ""),
+        (folder.absolute().parent / _ENERGON, folder.absolute().name),
+    ):
+        found = counts_in(read_json(path), below)
+        for name in sorted(wanted & found.keys()):
+            if _is_newer(path, folder / name):
+                wanted.discard(name)
+                yield name, found[name], str(path)
+    for name in sorted(wanted):
+        counted = _count_of_one(folder, name, listed)
+        if counted is not None:
+            yield name, *counted
+
+
+def _listed(folder: Path) -> set[str]:
+    """The names in a folder; none, with a warning, if it cannot be listed."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError as error:
+        _log.warning("no files that count shards are looked for in %s: %s", folder, error)
+        return set()
+
+
+def counts_in(content: object, below: str = "") -> dict[str, int]:
+    """The counts in timm's `_info.json`, or in energon's `.info.json`, by file name.
+
+    Args:
+        content: of the file.
+        below: the folder of the shards, in the folder of an energon data set; else empty.
+    """
+    fields = json_object(content)
+    found: dict[str, Any] = {}
+    for name, samples in json_object(fields.get("shard_counts")).items():
+        head, _, tail = name.rpartition("/")
+        if head == below:
+            found[tail] = samples
+    for split in json_object(fields.get("splits")).values():
+        values = json_object(split)
+        names, lengths = values.get("filenames"), values.get("shard_lengths")
+        if isinstance(names, list) and isinstance(lengths, list) and not below:
+            pairs = zip(cast("list[Any]", names), cast("list[Any]", lengths), strict=False)
+            found |= {name: samples for name, samples in pairs if isinstance(name, str)}
+    return {
+        name: samples for name, samples in found.items() if type(samples) is int and samples >= 0
+    }
+
+
+def dali_count(path: Path) -> int | None:
+    """The samples that DALI's index counts; None if it is no such file."""
+    words = (read_start(path, MAX_HEADER) or b"").partition(b"\n")[0].split()
+    is_header = len(words) == 2 and words[0].decode("latin-1") in DALI_VERSIONS  # noqa: PLR2004
+    return int(words[1]) if is_header and words[1].isdigit() else None
+
+
+def energon_count(path: Path, shard: Path) -> int | None:
+    """The samples that energon's index counts; None, with a warning, if it is not this shard's.
+
+    Its last number is where the archive ends. One that was cut, or that is of another shard, ends
+    elsewhere: where a header or data stands, or behind the file.
+    """
+    starts = read_energon_index(path)
+    if starts is None:
+        return None
+    if not _is_end(shard, int(starts[-1])):
+        _log.warning(
+            "%s is passed over: it ends at byte %d, where %s does not end; remake it",
+            path,
+            starts[-1],
+            shard,
+        )
+        return None
+    return len(starts) - 1
+
+
+def read_energon_index(path: Path) -> NDArray[np.int64] | None:
+    """Where the samples of a tar begin, and where it ends; None if it is no such file."""
+    data = read_beside(path)
+    if not data or len(data) % 8:
+        return None
+    starts = np.frombuffer(data, "<u8").astype(np.int64)
+    is_ascending = (starts[1:] > starts[:-1]).all() and int(starts[0]) >= 0
+    return starts if is_ascending and not (starts % _BLOCK).any() else None
+
+
+def length_in(content: bytes) -> int | None:
+    """The number in a file `__len__`; None if it holds something else."""
+    text = content.strip()
+    return int(text) if text.isdigit() and len(content) <= MAX_HEADER else None
+
+
+def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] | None:
+    """What a file that belongs to this shard alone says, and which file it is."""
+    shard, stem = folder / name, name.partition(".")[0]
+    readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
+        (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
+        (f"{name}.idx", lambda path: energon_count(path, shard)),
+        (f"{stem}.idx", dali_count),
+        (LENGTH, _length),
+    )
+    for file_name, read in readers:
+        if file_name not in listed:
+            continue
+        require_regular(folder / file_name)
+        if not _is_newer(folder / file_name, shard):
+            continue
+        if file_name == LENGTH and sum(each.endswith(".tar") for each in listed) != 1:
+            continue  # it counts all shards of the folder together
+        samples = read(folder / file_name)
+        if samples is not None:
+            return samples, str(folder / file_name)
+    return None
+
+
+def _is_newer(path: Path, shard: Path) -> bool:
+    """Whether a file was written after the shard that it counts, as far as both can be seen."""
+    try:
+        return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
+    except OSError:  # a link to nowhere
+        return False
+
+
+def _is_end(shard: Path, position: int) -> bool:
+    """Whether nothing but zeros is in a shard from here on, and at least the end marker."""
+    with os.fdopen(open_regular(shard), "rb") as file:
+        if not 0 <= position <= os.fstat(file.fileno()).st_size - _BLOCK:
+            return False
+        file.seek(position)
+        return all(chunk.count(0) == len(chunk) for chunk in iter(lambda: file.read(_CHUNK), b""))
+
+
+def _successes(content: object) -> int | None:
+    """The samples of a tar of img2dataset; its `count` has the failed downloads, too."""
+    successes = json_object(content).get("successes")
+    return successes if type(successes) is int and successes >= 0 else None
+
+
+def _length(path: Path) -> int | None:
+    """The number in a local file `__len__`."""
+    return length_in(read_start(path, MAX_HEADER + 1) or b"")

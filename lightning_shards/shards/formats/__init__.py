@@ -1,1 +1,0 @@
-"""The files beside shards that say what is in them: ours, and those of other tools."""

@@ -1,0 +1,1 @@
+"""The tar format: headers, members, and how they are found fast."""

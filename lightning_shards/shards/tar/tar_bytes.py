@@ -1,0 +1,188 @@
+"""The bytes of a local tar, read when they are asked for and never through a map.
+
+A file that is cut short while it is mapped ends the process (SIGBUS); here the read comes short and
+is an error that names the shard. Small parts that follow each other are cut out of a window, which
+grows as long as they do; large ones are read by themselves.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import islice
+from os import PathLike, fspath
+from typing import Final
+
+from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.regular_files import open_regular, stamp_of
+from lightning_shards.shards.tar.walk import damaged, group_members, walk_members
+
+_DIRECT: Final = 16_384
+"""Bytes of a part from which on it does not go through the window."""
+
+_LEAST_WINDOW: Final = 4096
+"""What is read with a header that stands alone: small members beside a large one, mostly."""
+
+_MOST_WINDOW: Final = 1 << 18
+
+_PIECE: Final = 1 << 18
+"""Bytes of a member that are held at once to take its crc32."""
+
+
+class TarBytes:
+    """The bytes of an open tar, which are those that it had when it was opened, or an error.
+
+    Args:
+        file: the descriptor, which stays the caller's.
+        url: only serves the messages.
+
+    Raises:
+        DamagedShardError: It is empty.
+    """
+
+    def __init__(self, file: int, url: str) -> None:
+        self._file, self._url = file, url
+        self._stamp = stamp_of(file)
+        self._size = self._stamp[0]
+        self.rewind()
+        self._window_bytes = _LEAST_WINDOW
+        self._is_checked = True
+        if not self._size:
+            raise damaged("is empty", url, 0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """The bytes of this part, which has a start and a stop.
+
+        Raises:
+            DamagedShardError: They are not there any more, or cannot be read.
+        """
+        start, stop = part.start, part.stop
+        if self._start <= start and stop <= self._stop:
+            return self._window[start - self._start : stop - self._start]
+        window, begin, end = self._before
+        if begin <= start and stop <= end:
+            return window[start - begin : stop - begin]
+        stop = min(stop, self._size)
+        if start >= stop:
+            return b""
+        if stop - start >= _DIRECT or start < self._start:
+            return self._read(start, stop - start)
+        self._move_window(start, stop)
+        return self._window[: stop - start]
+
+    def rewind(self) -> None:
+        """Parts from the start on are read through the window again."""
+        self._window, self._start, self._stop = b"", 0, 0
+        self._before = self._window, self._start, self._stop
+
+    def crc32(self, start: int, size: int) -> int:
+        """The CRC-32 of a part of any size."""
+        if size <= _PIECE:
+            return crc32(self[start : start + size])
+        checksum = 0
+        for begin in range(start, start + size, _PIECE):
+            checksum = crc32(self[begin : min(begin + _PIECE, start + size)], checksum)
+        return checksum
+
+    def require_unchanged(self) -> None:
+        """Check that all bytes given so far are of one and the same file.
+
+        It is asked after they were read: who writes to a file changes its time before its bytes.
+
+        Raises:
+            DamagedShardError: It was written to since it was opened.
+        """
+        if self._is_checked:
+            return
+        stamp = stamp_of(self._file)
+        if stamp[0] < self._size:
+            raise self._cut_short(stamp[0])
+        if stamp != self._stamp:
+            what = "changed while it was read: a program still writes it"
+            raise damaged(what, self._url, 0)
+        self._is_checked = True
+
+    def _move_window(self, start: int, stop: int) -> None:
+        follows = start <= self._stop + _LEAST_WINDOW
+        grown = min(2 * self._window_bytes, _MOST_WINDOW)
+        self._window_bytes = grown if follows else _LEAST_WINDOW
+        size = min(max(stop - start, self._window_bytes), self._size - start)
+        window = self._read(start, size)
+        # members are asked for when the header behind them has shown where their sample ends
+        self._before = self._window, self._start, self._stop
+        self._window, self._start, self._stop = window, start, start + size
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._is_checked = False
+        try:
+            data = read_at(self._file, start, size)
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", None) or f"no memory for {size} bytes"
+            raise damaged(f"could not be read: {reason}", self._url, start) from error
+        if len(data) < size:
+            raise self._cut_short(start + len(data))
+        return data
+
+    def _cut_short(self, size: int) -> DamagedShardError:
+        what = f"was cut short while it was read: {size} of {self._size} bytes are there"
+        return damaged(what, self._url, size)
+
+
+def read_at(file: int, offset: int, size: int) -> bytes:
+    """The bytes of an open file at this place, less where it ends there.
+
+    Raises:
+        OSError: They could not be read.
+    """
+    data = os.pread(file, size, offset)
+    while len(data) < size:  # one call gives 2 GiB at most
+        more = os.pread(file, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+@contextmanager
+def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
+    """The bytes of a local tar, for as long as the block lasts.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or cannot be opened.
+        DamagedShardError: It is empty; or at the end of the block, it was written to meanwhile.
+    """
+    file = open_regular(path)
+    try:
+        data = TarBytes(file, fspath(path))
+        try:
+            yield data
+        except DamagedShardError:
+            data.require_unchanged()  # or that is why it looks damaged
+            raise
+        data.require_unchanged()
+    finally:
+        os.close(file)
+
+
+def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
+    """The samples of a local tar in file order from number `skip` on; of those before, headers.
+
+    A sample is what webdataset makes of it: suffix to bytes, and `__key__` and `__url__`.
+
+    Raises:
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is no regular file, or cannot be opened.
+        DamagedShardError: The file is not one whole tar archive, or was written to while it was
+            read.
+    """
+    with open_tar(url) as data:
+        for key, members in islice(group_members(walk_members(data, url), url), skip, None):
+            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
+            for suffix, member in members.items():
+                sample[suffix] = data[member.offset : member.offset + member.size]
+            data.require_unchanged()
+            yield sample

@@ -1,0 +1,356 @@
+"""What a tar shard holds, read from its headers alone: members, samples and their number.
+
+Python's `tarfile` takes a damaged header for the end of the archive, and webdataset then loses the
+rest of the shard without a word. Here every header's checksum is verified, every size is held
+against the file, and an archive ends with its end marker or not at all. The grouping of members
+into samples is webdataset's, so that a count is the number of samples that a stream will yield.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
+from zlib import adler32
+
+from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.long_names import compared_bytes
+from lightning_shards.shards.urls import redact
+
+BLOCK: Final = 512
+MAX_CHAINED: Final = 4  # extended headers in a row; writers need two
+MAX_EXTENDED_BYTES: Final = 1 << 20
+MAX_NAME_BYTES: Final = 4096
+
+_ZERO_BLOCK = bytes(BLOCK)
+_POSIX: Final = b"ustar\0"
+_FLAG = 156
+_REGULAR = frozenset(b"0\x007")
+_WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, fifos: their size is not used
+_EXTENDED = frozenset(b"xXgLK")  # X: Solaris' x
+_FOLDER, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _NEWLINE = b"5SgLK\n"
+_BASE_256 = 0x80
+_MAX_DIGITS = 20
+_NO_SUM = -(1 << 20)  # far from any sum of a block, signed or not
+_PAX_RECORD = re.compile(rb"(\d{1,8}) ([^=\n]+)=")
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_META_NAME = re.compile(r"__[^/]*__($|/)")
+RESERVED_SUFFIXES: Final = frozenset(
+    {"__key__", "__url__", "__local_path__", "__id__", "__weight__", "__substitute__"}
+)
+"""What webdataset and this package call their own in a sample or a batch: no member may."""
+
+_TAIL_CHUNK = 1 << 20
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+}
+
+
+class Buffer(Protocol):
+    """The whole tar: its bytes, or what reads them when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+class Member(NamedTuple):
+    """One regular file in the tar.
+
+    Attributes:
+        name: full name; bytes that are not UTF-8 are kept as surrogates.
+        offset: where its data begins, in bytes from the start of the tar.
+        size: bytes of data.
+        unprotected: bytes of the name that no checksum covers, not even that of the header which
+            repeats the name, or its beginning.
+    """
+
+    name: str
+    offset: int
+    size: int
+    unprotected: int = 0
+
+
+def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
+    """The regular files of the tar in file order; `url` only serves the messages.
+
+    `start` is the position of a header that does not follow an extended one.
+
+    ustar, GNU long names, PAX headers and base-256 sizes are understood. Folders, links, devices
+    and types that nobody knows are passed over, as `tarfile` does; sparse files are refused.
+
+    Raises:
+        DamagedShardError: The bytes are not one whole tar archive.
+    """
+    position, chained = start, 0
+    overrides: dict[bytes, bytes] = {}
+    try:
+        while (header := _header_at(data, position)) is not None:
+            flag = _type_flag(header)
+            offset = position + BLOCK
+            size = _data_size(header, flag, overrides, len(data) - offset)
+            if flag in _EXTENDED:
+                chained += 1
+                overrides = _extend(overrides, flag, data[offset : offset + size], chained)
+            else:
+                if flag in _REGULAR:
+                    name, unprotected = _member_name(header, overrides)
+                    yield Member(name, offset, size, unprotected)
+                if chained:
+                    chained, overrides = 0, {}
+            position = offset + (size + BLOCK - 1 & -BLOCK)
+        _check_end(data, position, chained)
+    except _Damage as damage:
+        raise damaged(str(damage), url, position) from None
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and lower-case suffix of a member by webdataset's rule, or None if it is in no sample.
+
+    The name is split at the first dot after the last slash. Names without a dot belong to no
+    sample, nor do `__x__` and all in a folder `__x__`.
+
+    >>> split_name("train/0001.seg.PNG")
+    ('train/0001', 'seg.png')
+    """
+    if name.startswith("__") and (
+        _META_NAME.match(name) or ("/" not in name and name.endswith("__"))
+    ):
+        return None
+    match = _NAME.match(name)
+    return (match[1], match[2].lower()) if match else None
+
+
+def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, dict[str, Member]]]:
+    """The samples: key and members by suffix, for each run of adjacent members with one key.
+
+    As in webdataset, members that are in no sample do not end a run, a key that comes back later is
+    another sample, and a sample with a member `KEY.__bad__` that is not empty is left out.
+
+    Raises:
+        DamagedShardError: A sample has two members with one suffix, or one that is reserved.
+    """
+    key: str | None = None
+    fields: dict[str, Member] = {}
+    for member in members:
+        parts = split_name(member.name)
+        if parts is None:
+            continue
+        if parts[0] != key:
+            if key is not None and not _is_bad(fields):
+                yield key, fields
+            key, fields = parts[0], {}
+        suffix = parts[1]
+        if suffix in fields or suffix in RESERVED_SUFFIXES:
+            raise _duplicate(fields.get(suffix), member, suffix, url)
+        fields[suffix] = member
+    if key is not None and not _is_bad(fields):
+        yield key, fields
+
+
+def damaged(what: str, url: str, position: int) -> DamagedShardError:
+    """The error for the user, who knows neither headers nor offsets but can fetch a file again."""
+    return DamagedShardError(
+        f"{redact(url)} {what}, at byte {position}; fetch or write this shard again"
+    )
+
+
+class _Damage(Exception):  # noqa: N818 - a signal within this module, never seen outside
+    """What is wrong with the tar at the header that is being read."""
+
+
+def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> DamagedShardError:
+    """The error for two members of one sample with one suffix."""
+    if first is None:
+        return damaged(f"has a member {second.name!r}: {suffix} is reserved", url, second.offset)
+    return damaged(
+        f"has two members for the suffix {suffix!r} of one sample, {first.name!r} and "
+        f"{second.name!r}",
+        url,
+        second.offset,
+    )
+
+
+def _is_bad(fields: dict[str, Member]) -> bool:
+    """Whether webdataset leaves the sample out (the marker must have contents)."""
+    marker = fields.get("__bad__")
+    return marker is not None and marker.size > 0
+
+
+def _header_at(data: Buffer, position: int) -> bytes | None:
+    """The header block with its checksum verified; None at the end marker, a block of zeros."""
+    header = data[position : position + BLOCK]
+    if header == _ZERO_BLOCK:
+        return None
+    if len(header) < BLOCK:
+        raise _Damage(
+            "is empty"
+            if not data
+            else _compression(data)
+            or "is cut short: it ends without the end marker of a tar archive"
+        )
+    # Adler-32 begins with 1 and adds up bytes modulo 65521, which half a block cannot reach: an
+    # exact sum at a twentieth of the price of sum()
+    total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - 2
+    if total != _expected_sum(header[148:156]) and not _has_signed_sum(header, total):
+        raise _Damage(
+            (position == 0 and _compression(data))
+            or "has a damaged header: its checksum does not match"
+        )
+    return header
+
+
+@lru_cache(maxsize=4096)
+def _expected_sum(field: bytes) -> int:
+    """Sum of all bytes of a header with this checksum field (which counts as spaces), or none."""
+    try:
+        return _number(field) - 256 + sum(field)
+    except _Damage:
+        return _NO_SUM
+
+
+def _has_signed_sum(header: bytes, total: int) -> bool:
+    """Whether the checksum is the sum of signed bytes, as some old tars wrote it."""
+    rest = header[:148] + header[156:]
+    num_negative = sum(byte >> 7 for byte in rest)
+    return total - 256 * num_negative == _expected_sum(header[148:156])
+
+
+def _compression(data: Buffer) -> str:
+    """What to say about a compressed tar; empty if it is not one."""
+    for magic, name in _COMPRESSED.items():
+        if data[0 : len(magic)] == magic:
+            return f"is compressed ({name}): decompress it, shards are plain tar files"
+    return ""
+
+
+def _number(field: bytes) -> int:
+    """A number field: octal digits, or base 256 after the byte 0x80; none is ever negative."""
+    if field[0] == _BASE_256:
+        return int.from_bytes(field[1:], "big")
+    digits = field.partition(b"\0")[0].strip()
+    if digits.strip(b"01234567"):
+        raise _Damage(f"has a damaged header: {field!r} is no number")
+    return int(digits or b"0", 8)
+
+
+def _type_flag(header: bytes) -> int:
+    """The type of the member; a folder as archives before POSIX wrote it becomes a folder."""
+    flag = header[_FLAG]
+    return _FOLDER if not flag and header[:100].rstrip(b"\0").endswith(b"/") else flag
+
+
+def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], available: int) -> int:
+    """Bytes of data that follow the header and are there."""
+    if flag in _WITHOUT_DATA:
+        return 0
+    if flag == _SPARSE:
+        raise _Damage("has a sparse member: write the shard without sparse files")
+    if b"size" in overrides and flag not in _EXTENDED:
+        size = int(overrides[b"size"])
+    else:
+        size = _number(header[124:136])
+    if flag in _EXTENDED and size > MAX_EXTENDED_BYTES:
+        raise _Damage(f"has an extended header of {size} bytes, more than {MAX_EXTENDED_BYTES}")
+    if size > available:
+        raise _Damage(f"is cut short or damaged: {size} bytes should follow, {available} do")
+    return size
+
+
+def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int]:
+    """The name, from an extended header if there is one, and how many bytes nothing protects."""
+    long_name = overrides.get(b"path")
+    name = header[:100].partition(b"\0")[0]
+    # GNU tar has times where others have a prefix; it is read as tarfile does where it is the name
+    if header[345] and (long_name is None or header[257:263] == _POSIX):
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    if long_name is None:
+        return name.decode("utf-8", "surrogateescape"), 0
+    if len(long_name) > MAX_NAME_BYTES:
+        raise _Damage(f"has a name of {len(long_name)} bytes, more than {MAX_NAME_BYTES}")
+    compared = compared_bytes(long_name, name)
+    if compared is None:
+        raise _Damage(
+            f"has a damaged name: its extended header says {_shown(long_name)}, the header of the "
+            f"member {_shown(name)}"
+        )
+    return long_name.decode("utf-8", "surrogateescape"), len(long_name) - compared
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode("utf-8", "backslashreplace"))
+
+
+def _extend(
+    overrides: dict[bytes, bytes], flag: int, body: bytes, chained: int
+) -> dict[bytes, bytes]:
+    """The overrides for the next member, with those of one more extended header."""
+    if chained > MAX_CHAINED:
+        raise _Damage(f"has more than {MAX_CHAINED} extended headers in a row")
+    if flag == _LONG_LINK:
+        return overrides
+    if flag == _LONG_NAME:
+        name = body.rstrip(b"\0")
+        if not name or 0 in name:
+            raise _Damage("has a damaged long name: zeros stand where it should")
+        found = {b"path": name}
+    else:
+        found = _pax_overrides(body)
+        if flag == _GLOBAL and found:
+            raise _Damage("has a global header that gives all members one name or size")
+    # the first header of a chain wins, as in tarfile
+    return found | overrides
+
+
+def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
+    """Name and size in the records of a PAX header, where it has them."""
+    if body.startswith(b"%d mtime=" % len(body)) and body.find(b"\n") == len(body) - 1:
+        return {}  # one record: nearly every PAX header that Python writes
+    found: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(body) and body[position]:
+        record = _PAX_RECORD.match(body, position)
+        end = position + int(record[1]) if record else 0
+        if record is None or not record.end() < end <= len(body) or body[end - 1] != _NEWLINE:
+            raise _Damage("has a damaged PAX header")
+        keyword, value = record[2], body[record.end() : end - 1]
+        if keyword == b"path":
+            found[keyword] = value.rstrip(b"/")
+        elif keyword == b"size":
+            found[keyword] = _checked_digits(value)
+        elif keyword.startswith(b"GNU.sparse."):
+            raise _Damage("has a sparse member: write the shard without sparse files")
+        elif _is_one_bit_off(keyword + b"="):
+            raise _Damage(f"has a damaged PAX header: nobody writes {keyword[:_MAX_DIGITS]!r}")
+        position = end
+    return found
+
+
+def _is_one_bit_off(record: bytes) -> bool:
+    """Whether one bit makes the beginning of a record one that matters.
+
+    The `=` counts: where it is damaged, one in the name itself would end the keyword.
+    """
+    number = int.from_bytes(record[: len(b"path=")], "big")
+    return any(
+        (number ^ int.from_bytes(meant, "big")).bit_count() == 1 for meant in (b"path=", b"size=")
+    )
+
+
+def _checked_digits(value: bytes) -> bytes:
+    """The decimal size of a PAX record."""
+    if not value.isdigit() or len(value) > _MAX_DIGITS:
+        raise _Damage(f"has a damaged PAX header: {value[:_MAX_DIGITS]!r} is no size")
+    return value
+
+
+def _check_end(data: Buffer, position: int, chained: int) -> None:
+    """Refuse anything but zeros from the end marker on, and extended headers before it."""
+    if chained:
+        raise _Damage("ends after an extended header that belongs to no member")
+    for start in range(position, len(data), _TAIL_CHUNK):
+        chunk = data[start : start + _TAIL_CHUNK]
+        if chunk.count(0) != len(chunk):
+            raise _Damage("has data after the end of the archive (two archives glued together?)")

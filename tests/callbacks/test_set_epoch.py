@@ -1,0 +1,325 @@
+"""Who is told which epoch it is, and whether in time for the data that is drawn."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
+
+from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
+from lightning_shards.callbacks.set_epoch import find_set_epochs
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    # Lightning advises many workers, which a test does without
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+]
+
+SAMPLES, BATCH_SIZE, STEPS = 12, 3, 4
+
+
+# --- with fakes: who is told, and what -----------------------------------------------------------
+
+
+class Told:
+    """Notes the epochs that it is told."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.epochs: list[int] = []
+        self.__dict__ |= parts
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def fake_trainer(epoch: int, *loaders: object) -> Any:
+    """A trainer within a fit of these loaders."""
+    combined = SimpleNamespace(flattened=list(loaders))
+    return SimpleNamespace(current_epoch=epoch, fit_loop=SimpleNamespace(_combined_loader=combined))
+
+
+def test_every_part_of_a_loader_that_has_set_epoch_is_told() -> None:
+    inner, batches, sampler, dataset = Told(), Told(), Told(), Told()
+    batches.sampler = inner
+    loader = Told(sampler=sampler, batch_sampler=batches, dataset=dataset)
+    SetEpoch().on_train_epoch_start(fake_trainer(3, loader), SimpleNamespace())
+    told = (loader, sampler, batches, inner, dataset)
+    assert [each.epochs for each in told] == [[3]] * 5
+
+
+def test_a_part_that_is_found_twice_is_told_once() -> None:
+    sampler = Told()
+    loader = SimpleNamespace(sampler=sampler, batch_sampler=SimpleNamespace(sampler=sampler))
+    SetEpoch().on_train_epoch_start(fake_trainer(1, loader), SimpleNamespace())
+    assert sampler.epochs == [1]
+
+
+def test_all_loaders_of_a_combination_are_told() -> None:
+    first, second = Told(), Told()
+    SetEpoch().on_train_epoch_start(fake_trainer(2, first, second), SimpleNamespace())
+    assert (first.epochs, second.epochs) == ([2], [2])
+
+
+def test_objects_without_a_callable_set_epoch_are_left_alone() -> None:
+    loader = SimpleNamespace(sampler=SimpleNamespace(set_epoch=7), dataset=None)
+    assert list(find_set_epochs(loader)) == []
+    SetEpoch().on_train_epoch_start(fake_trainer(2, loader, [1, 2]), SimpleNamespace())
+
+
+def test_a_dataset_that_its_persistent_workers_hide_is_warned_about() -> None:
+    loader = SimpleNamespace(dataset=Told(), persistent_workers=True)
+    with pytest.warns(UserWarning, match=r"persistent workers: use persistent_workers=False"):
+        SetEpoch().on_train_epoch_start(fake_trainer(2, loader), SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        SimpleNamespace(dataset=Told(), persistent_workers=False),
+        SimpleNamespace(dataset=[1], sampler=Told(), persistent_workers=True),
+    ],
+    ids=["new workers each epoch", "only the sampler has an epoch"],
+)
+def test_workers_that_know_the_epoch_are_not_warned_about(loader: Any) -> None:
+    SetEpoch().on_train_epoch_start(fake_trainer(2, loader), SimpleNamespace())
+
+
+# --- with real loaders: in time -------------------------------------------------------------------
+
+
+class EpochInItems(Dataset[tuple[int, int]]):
+    """Its items are (the epoch it was told, number)."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        return self.epoch, number
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class EpochInOrder(BatchSampler):
+    """Batches that begin at the epoch it was told; Lightning tells no batch sampler."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(STEPS):
+            first = self.epoch + step * BATCH_SIZE
+            yield [number % SAMPLES for number in range(first, first + BATCH_SIZE)]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class RankSampler(DistributedSampler[Any]):
+    """What users have: a sampler for several ranks, here one of one."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        super().__init__(dataset, num_replicas=1, rank=0, shuffle=True, seed=1)
+
+
+def contents(batch: Any) -> Any:
+    """What is in a batch of ours, of a foreign loader, or of both."""
+    if isinstance(batch, list):
+        return torch.stack(batch, 1).tolist()
+    if "ours" in batch:
+        return contents(batch["ours"]), contents(batch["foreign"])
+    return batch["__id__"].tolist()
+
+
+class Recorder(pl.LightningModule):
+    """Writes down the batches that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.batches: list[tuple[int, int, Any]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append((self.current_epoch, batch_idx, contents(batch)))
+        return self.layer(torch.ones(1, 1)).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+class Saver(ModelCheckpoint):
+    """Leaves no trace in its checkpoints: Lightning asks for callbacks that have a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def fit(loader: Any, folder: Path, **options: Any) -> Recorder:
+    """Three epochs; every step is saved, and so is the end of every epoch."""
+    callbacks: list[Any] = [SetEpoch()]
+    if "ckpt_path" not in options:
+        callbacks += [
+            Saver(folder / "saved", "step-{step}", every_n_train_steps=1, save_top_k=-1),
+            Saver(folder / "saved", "epoch-{epoch}", save_top_k=-1),
+        ]
+    model = Recorder()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=3,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing="ckpt_path" not in options,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, loader, **options)
+    return model
+
+
+def items_loader(num_workers: int) -> Any:
+    dataset = EpochInItems()
+    return DataLoader(dataset, BATCH_SIZE, sampler=RankSampler(dataset), num_workers=num_workers)
+
+
+def batches_loader(num_workers: int) -> Any:
+    dataset = EpochInItems()
+    sampler: Sampler[int] = RankSampler(dataset)
+    batches = EpochInOrder(sampler, BATCH_SIZE, drop_last=False)
+    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers)
+
+
+LOADERS: dict[str, Callable[[int], Any]] = {"sampler": items_loader, "batches": batches_loader}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_datasets_samplers_and_batch_samplers_know_the_epoch_before_data_is_drawn(
+    kind: str, num_workers: int, tmp_path: Path
+) -> None:
+    model = fit(LOADERS[kind](num_workers), tmp_path)
+    # In a fresh process the first epoch's iterator is older than any hook, and workers have a copy
+    # of the dataset by then: this epoch is right for who calls his first epoch 0.
+    later = [(epoch, items) for epoch, _, items in model.batches if epoch > 0]
+    assert all(told == epoch for epoch, items in later for told, _ in items)
+    assert len(model.batches) == 3 * STEPS
+    numbers = [str([[n for _, n in items] for e, _, items in model.batches if e == epoch])
+               for epoch in range(3)]  # fmt: skip
+    assert len(set(numbers)) == 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_first_epoch_of_a_resumed_fit_is_that_of_a_fit_that_never_stopped(
+    kind: str, num_workers: int, tmp_path: Path
+) -> None:
+    """Lightning itself takes epoch 0's sampler, and workers with no epoch at all: #21938."""
+    whole = fit(LOADERS[kind](num_workers), tmp_path)
+    resumed = fit(
+        LOADERS[kind](num_workers), tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt"
+    )
+    assert resumed.batches == whole.batches[STEPS:]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left_of_that_epochs_order(
+    num_workers: int, tmp_path: Path
+) -> None:
+    """Lightning does not skip what was trained: a foreign loader begins its epoch once more."""
+    whole = fit(items_loader(num_workers), tmp_path)
+    checkpoint = tmp_path / "saved" / f"step-step={STEPS + 1}.ckpt"
+    resumed = fit(items_loader(num_workers), tmp_path, ckpt_path=checkpoint)
+    first_epoch = [items for _, _, items in whole.batches[STEPS : 2 * STEPS]]
+    assert [each[:2] for each in resumed.batches] == [each[:2] for each in whole.batches[5:]]
+    assert [items for _, _, items in resumed.batches[: STEPS - 1]] == first_epoch[:-1]
+    assert resumed.batches[STEPS - 1 :] == whole.batches[2 * STEPS :]
+
+
+def test_no_worker_is_left_of_the_iterator_that_was_made_anew(tmp_path: Path) -> None:
+    fit(items_loader(1), tmp_path)
+    workers: list[Any] = []
+
+    class Noting(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            iterator: Any = super()._get_iterator()
+            workers.extend(iterator._workers)
+            return iterator
+
+    dataset = EpochInItems()
+    loader = Noting(dataset, BATCH_SIZE, sampler=RankSampler(dataset), num_workers=1)
+    fit(loader, tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=1.ckpt")
+    # one of Lightning's iterator, which is too early, and one of ours
+    assert [worker.is_alive() for worker in workers] == [False, False]
+
+
+# --- our own loader, given to a Trainer without the data module -----------------------------------
+
+
+@pytest.fixture
+def make_loader(pack_shards: Callable[..., list[str]], tmp_path: Path) -> Callable[[], ShardLoader]:
+    urls = pack_shards([5, 4, 3])
+
+    def made() -> ShardLoader:
+        data = ShardDataModule(
+            SplitConfig(urls),
+            fields={"label": "cls"},
+            batch_size=BATCH_SIZE,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+        return data.loader("train")
+
+    return made
+
+
+def test_a_shard_loader_of_its_own_is_set_to_the_epoch_of_the_trainer(
+    make_loader: Callable[[], ShardLoader], tmp_path: Path
+) -> None:
+    loader, expected = make_loader(), make_loader()
+    model = fit(loader, tmp_path)
+    drawn = [
+        (epoch, step, batch["__id__"].tolist())
+        for epoch in range(3)
+        for step, batch in enumerate(expected)
+    ]
+    assert model.batches == drawn
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("epoch-epoch=0", 4), ("epoch-epoch=1", 8)])
+def test_a_shard_loader_of_its_own_resumes_at_an_epochs_end(
+    checkpoint: str, step: int, make_loader: Callable[[], ShardLoader], tmp_path: Path
+) -> None:
+    whole = fit(make_loader(), tmp_path)
+    resumed = fit(make_loader(), tmp_path, ckpt_path=tmp_path / "saved" / f"{checkpoint}.ckpt")
+    assert resumed.batches == whole.batches[step:]
+
+
+def test_a_shard_loader_of_its_own_resumes_within_an_epoch(
+    make_loader: Callable[[], ShardLoader], tmp_path: Path
+) -> None:
+    whole = fit(make_loader(), tmp_path)
+    resumed = fit(make_loader(), tmp_path, ckpt_path=tmp_path / "saved" / "step-step=6.ckpt")
+    assert [each[:2] for each in resumed.batches] == [each[:2] for each in whole.batches[6:]]
+    assert resumed.batches[2:] == whole.batches[8:]  # after fresh draws
+
+
+def test_a_shard_loader_beside_a_foreign_loader_is_told_and_restarted_with_it(
+    make_loader: Callable[[], ShardLoader], tmp_path: Path
+) -> None:
+    def loaders() -> dict[str, Any]:
+        return {"ours": make_loader(), "foreign": items_loader(0)}
+
+    whole = fit(loaders(), tmp_path)
+    resumed = fit(loaders(), tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt")
+    assert len(whole.batches) == 3 * STEPS
+    assert resumed.batches == whole.batches[STEPS:]

@@ -1,0 +1,130 @@
+"""Processes of a writing tool: all tasks once, errors passed on, none left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.errors import ConfigError, SampleError, WorkerError
+
+SLEEPING = """
+import os, sys, time
+sys.path.insert(0, {folder!r})
+from lightning_shards.dataprep.processes import run_in_processes
+import tasks
+if __name__ == "__main__":
+    for _ in run_in_processes(tasks.sleep, range(3), 3):
+        pass
+"""
+
+TASKS = """
+import os, subprocess
+def sleep(number):
+    program = subprocess.Popen(["sleep", "300"])
+    for pid in (os.getpid(), program.pid):
+        open(f"{os.path.dirname(__file__)}/{pid}.pid", "w").close()
+    program.wait()
+"""
+
+
+def fail_at_three(number):
+    if number == 3:
+        raise SampleError("three")
+    return number
+
+
+def die(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def process_id(number):
+    return os.getpid()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_task_is_done_once(processes):
+    done = list(run_in_processes(abs, range(-20, 0), processes))
+    assert sorted(done) == [(number, -number) for number in range(-20, 0)]
+
+
+def test_tasks_are_taken_as_processes_get_free():
+    taken = []
+
+    def tasks():
+        for number in range(50):
+            taken.append(number)
+            yield number
+
+    results = run_in_processes(abs, tasks(), 2)
+    next(results)
+    assert len(taken) <= 4
+    results.close()
+
+
+def test_there_are_no_more_processes_than_tasks():
+    ids = {result for _, result in run_in_processes(process_id, [1], 8)}
+    assert len(ids) == 1
+    assert list(run_in_processes(process_id, [], 8)) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_ends_the_run_and_its_processes(processes):
+    before = children()
+    with pytest.raises(SampleError, match="three"):
+        list(run_in_processes(fail_at_three, range(10), processes))
+    assert children() <= before
+
+
+def children():
+    """Processes under this one, without what multiprocessing keeps of its own."""
+    there = psutil.Process().children(recursive=True)
+    return {each for each in there if "resource_tracker" not in " ".join(each.cmdline())}
+
+
+def test_a_process_that_dies_is_an_error_with_a_remedy():
+    with pytest.raises(WorkerError, match=r"exit code -9 .* fewer processes"):
+        list(run_in_processes(die, range(4), 2))
+
+
+def test_there_is_one_process_at_least():
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        list(run_in_processes(abs, [1], 0))
+
+
+def press_ctrl_c(program):
+    os.killpg(program.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate, press_ctrl_c])
+def test_processes_and_what_they_run_end_with_the_program(end, tmp_path):
+    (tmp_path / "tasks.py").write_text(TASKS)
+    program = tmp_path / "program.py"
+    program.write_text(SLEEPING.format(folder=str(tmp_path)))
+    with subprocess.Popen(
+        [sys.executable, program], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        until(lambda: len(list(tmp_path.glob("*.pid"))) == 6)
+        end(running)
+        _, error = running.communicate(timeout=60)
+    assert error.count("Traceback") == (end is press_ctrl_c), error
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,329 @@
+"""What `ShardWriter` writes: whole, the same every time, and read back by everybody as it was."""
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key
+from lightning_shards.dataprep.writing.tar_writer import member_header, write_shard
+from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.walk import split_name, walk_members
+
+SAMPLES = [
+    {"__key__": f"class.{number % 3}/{number:04d}", "jpg": bytes([number]) * number, "cls": "ä"}
+    for number in range(20)
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def call(samples=SAMPLES, folder="out", **options):
+        options.setdefault("max_samples", 6)
+        with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache", **options) as writer:
+            for sample in samples:
+                writer.write(sample)
+        return writer
+
+    return call
+
+
+def tars(folder):
+    return sorted(Path(folder).glob("*.tar"))
+
+
+def visible(folder):
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return {path.name: path.read_bytes() for path in files}
+
+
+def as_read(folder):
+    """The samples that our reader gives."""
+    found = [sample for path in tars(folder) for sample in read_samples(str(path))]
+    for sample in found:
+        del sample["__url__"]
+    return found
+
+
+def as_stored(samples):
+    return [
+        {
+            name: data.encode() if isinstance(data, str) and name != "__key__" else data
+            for name, data in sample.items()
+        }
+        for sample in samples
+    ]
+
+
+# --- contents
+
+
+def test_samples_are_read_back_in_order(tmp_path, write):
+    writer = write()
+    assert as_read(tmp_path / "out") == as_stored(SAMPLES)
+    assert [shard.samples for shard in writer.shards] == [6, 6, 6, 2]
+    assert writer.urls == str(tmp_path / "out" / "shard-{000000..000003}.tar")
+
+
+def test_webdataset_reads_the_same_keys(tmp_path, write, webdataset_keys):
+    write()
+    keys = [key for path in tars(tmp_path / "out") for key in webdataset_keys(path)]
+    assert keys == [sample["__key__"] for sample in SAMPLES]
+
+
+def test_tarfile_reads_plain_members_without_traces_of_the_machine(tmp_path, write):
+    write(prefix="train")
+    with tarfile.open(tmp_path / "out" / "train-000000.tar", "r:", errorlevel=2) as archive:
+        members = archive.getmembers()
+        contents = [archive.extractfile(member).read() for member in members]
+    assert [member.name for member in members[:3]] == [
+        "class.0/0000.jpg",
+        "class.0/0000.cls",
+        "class.1/0001.jpg",
+    ]
+    assert contents[:4] == [b"", "ä".encode(), b"\x01", "ä".encode()]
+    for member in members:
+        assert (member.mtime, member.uid, member.gid, member.mode) == (0, 0, 0, 0o644)
+        assert (member.uname, member.gname, member.pax_headers) == ("", "", {})
+        assert member.offset_data == member.offset + 512  # one header block, no PAX
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("a.jpg", 0),
+        ("x" * 96 + ".jpg", 8**11 - 1),
+        ("x" * 97 + ".jpg", 3),
+        ("é.jpg", 3),
+        ("鍵" * 600 + ".jpg", 3),
+        ("a.jpg", 8**11),
+        ("é" * 60 + ".jpg", 10**12),
+    ],
+)
+def test_names_and_sizes_of_any_length_are_read_by_tarfile(tmp_path, name, size):
+    header = member_header(name, size)
+    needs_pax = len(name.encode()) > 100 or not name.isascii() or size >= 8**11
+    assert (len(header) > 512) == needs_pax
+    (tmp_path / "x.tar").write_bytes(header)
+    with tarfile.open(tmp_path / "x.tar", "r:") as archive:
+        member = archive.firstmember
+    assert (member.name, member.size) == (name, size)
+
+
+def test_the_length_of_a_pax_record_counts_itself():
+    for length in range(80, 1010):
+        name = "é" + "x" * length
+        [member] = walk_members(member_header(name, 0) + bytes(1024), "x")
+        assert member.name == name
+
+
+def test_equal_samples_give_equal_bytes(tmp_path, write):
+    write(folder="one")
+    write(folder="two")
+    assert visible(tmp_path / "one") == visible(tmp_path / "two")
+
+
+def test_a_shard_ends_before_the_sample_that_would_exceed_its_bytes(tmp_path, write):
+    samples = [{"__key__": f"{i}", "bin": bytes(512 * size)} for i, size in enumerate([3, 3, 9, 1])]
+    writer = write(samples, max_samples=None, max_bytes=8 * 512)
+    assert [shard.samples for shard in writer.shards] == [2, 1, 1]
+
+
+def test_notes_of_readers_are_no_members(tmp_path, write):
+    write([{"__key__": "a", "__url__": "x.tar", "__local_path__": "y", "cls": "1"}])
+    assert as_read(tmp_path / "out") == [{"__key__": "a", "cls": b"1"}]
+
+
+# --- the index
+
+
+def test_the_index_has_counts_sizes_and_checksums(tmp_path, write):
+    write()
+    index = json.loads((tmp_path / "out" / "wids.json").read_text())
+    assert index["wids_version"] == 1
+    for entry, path in zip(index["shardlist"], tars(tmp_path / "out"), strict=True):
+        data = path.read_bytes()
+        assert entry == {
+            "url": path.name,
+            "md5sum": hashlib.md5(data).hexdigest(),
+            "nsamples": len(list(read_samples(str(path)))),
+            "filesize": len(data),
+        }
+
+
+def test_a_run_counts_and_lists_nothing_anew(tmp_path, write, load, forbid_scans):
+    write()
+    forbid_scans()
+    urls = [str(path) for path in tars(tmp_path / "out")]
+    assert load(urls).counts.tolist() == [6, 6, 6, 2]
+    store = TableStore(tmp_path / "cache", with_crc32=True)
+    assert all(store.has_current(url) for url in urls)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "a.b", "/a", "a//b", "a/", "../a", "a/../b", "a/./b", "a\nb", "\udc80", "__x__/a"),
+        *("x" * 3000, 7, None),
+    ],
+)
+def test_keys_that_would_not_come_back_are_refused(write, key):
+    with pytest.raises(SampleError, match="key"):
+        write([{"__key__": key, "cls": "1"}])
+
+
+@pytest.mark.parametrize("field", ["", "JPG", "a/b", "__bad__x/", "a\n", "İ", "x" * 300])
+def test_fields_that_would_not_come_back_are_refused(write, field):
+    with pytest.raises(SampleError, match="cannot be a field"):
+        write([{"__key__": "a", field: b"1"}])
+
+
+@pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])
+def test_contents_are_bytes_or_text(write, data):
+    with pytest.raises(SampleError, match="must be bytes or str"):
+        write([{"__key__": "a", "cls": data}])
+
+
+def test_a_sample_without_fields_is_refused(write):
+    with pytest.raises(SampleError, match="has no field"):
+        write([{"__key__": "a", "__url__": "x"}])
+
+
+def test_a_key_that_comes_again_in_another_shard_is_refused(write):
+    with pytest.raises(SampleError, match=r"'class.0/0000' was written before"):
+        write([*SAMPLES, SAMPLES[0]])
+
+
+def test_no_sample_at_all_is_refused(tmp_path, write):
+    with pytest.raises(SampleError, match="no sample"):
+        write([])
+    assert visible(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("options", [{"max_samples": 0}, {"max_bytes": -1}])
+def test_limits_are_at_least_one(tmp_path, options):
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        ShardWriter(tmp_path, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}])
+def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
+    with ShardWriter(tmp_path / "caught", max_samples=6, cache_dir=tmp_path / "cache") as writer:
+        for sample in SAMPLES:
+            with pytest.raises(SampleError):
+                writer.write(sample | {"__key__": sample["__key__"] + "x"} | wrong)
+            writer.write(sample)
+    write()
+    assert visible(tmp_path / "caught") == visible(tmp_path / "out")
+
+
+# --- folders
+
+
+def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
+    def failing():
+        yield from SAMPLES[:8]
+        raise RuntimeError("camera unplugged")
+
+    with pytest.raises(RuntimeError, match="camera"):
+        write(failing())
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    assert not list((tmp_path / "out").glob(".*.part"))
+    write()
+    write(folder="undisturbed")
+    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+
+
+def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
+    def failing():
+        yield from SAMPLES
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write(failing())
+    write(SAMPLES[:8])
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar", "shard-000001.tar", "wids.json"]
+
+
+def test_a_finished_folder_is_not_touched(tmp_path, write):
+    write()
+    before = visible(tmp_path / "out")
+    with pytest.raises(ConfigError, match="finished data set"):
+        write(SAMPLES[:3])
+    assert visible(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
+def test_files_of_others_are_not_overwritten(tmp_path, write, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(b"precious")
+    with pytest.raises(ConfigError, match="name another folder"):
+        write()
+    assert visible(tmp_path / "out") == {name: b"precious"}
+
+
+def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
+    write(prefix="train")
+    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
+        write(prefix="val")
+
+
+def test_one_writer_at_a_time(tmp_path, write):
+    with ShardWriter(tmp_path / "out", cache_dir=tmp_path / "cache") as writer:
+        with pytest.raises(ConfigError, match="another run is writing"):
+            write(max_samples=None)
+        writer.write(SAMPLES[0])
+
+
+# --- keys
+
+
+@given(st.text(min_size=1).filter(lambda text: max(text) < "\ud800" or max(text) > "\udfff"))
+def test_an_escaped_name_gives_the_name_back(text):
+    assert unquote(escape_key(text)) == text
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=3))
+def test_an_escaped_path_is_a_key(parts):
+    parts = [part.replace("/", "_") for part in parts]
+    if {".", ".."}.intersection(parts[:-1]) or len("/".join(parts).encode()) > 500:
+        return
+    check_key(escape_key("/".join(parts)))
+
+
+@given(st.text(), st.text())
+def test_what_is_accepted_is_read_back(key, field):
+    try:
+        check_key(key)
+        check_field(field)
+    except SampleError:
+        return
+    assert split_name(f"{key}.{field}") == (key, field)
+
+
+def test_file_names_that_are_not_utf8_become_keys():
+    key = escape_key("caf\udce9.x")
+    check_key(key)
+    assert unquote(key, encoding="latin-1") == "café.x"
+
+
+@pytest.mark.parametrize("name", ["__MACOSX__/a", "__x__", "__a/b__", "a/__x__/b"])
+def test_names_that_readers_pass_over_become_keys(name):
+    check_key(escape_key(name))
+    assert unquote(escape_key(name)) == name
+
+
+def test_two_members_for_one_field_are_refused(tmp_path):
+    with pytest.raises(SampleError, match="two members for the field 'cls'"):
+        write_shard(tmp_path / "0.tar", [("0", [("cls", b"1"), ("cls", b"2")])])

@@ -1,0 +1,175 @@
+"""What the end of a fit says: the table, and the one change to make."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_shards.profiling.rates import Measured, SlowRank, Throughput, find_slow_rank
+from lightning_shards.profiling.report import Circumstances, advise, write_report
+
+
+def around(num_workers: int = 2, **options: Any) -> Circumstances:
+    return Circumstances(
+        **{"num_workers": num_workers, "cores": 8, "world_size": 1, "device": "cpu"} | options
+    )
+
+
+def rank(wait_s: float, produce_s: float, forward_s: float = 0) -> Measured:
+    """1000 samples in 100 steps and 10 s."""
+    return Measured(100, 1000, 10, wait_s, wait_s, produce_s, forward_s)
+
+
+def advice(ranks: list[Measured], situation: Circumstances) -> str:
+    report = write_report({"whole run": ranks}, situation)
+    last = report.splitlines()[-1]
+    assert last.startswith("to change: ")
+    return last.removeprefix("to change: ")
+
+
+def test_the_report_is_a_verdict_a_table_and_one_change() -> None:
+    spans = {"whole run": [rank(4, 20)], "last epoch": [Measured(10, 100, 2, 1, 1, 4)]}
+    assert write_report(spans, around(2)).splitlines() == [
+        around(2).throughput(rank(4, 20)).verdict(),
+        "                              whole run   last epoch",
+        "  trained, samples/s                100           50",
+        "  loader alone, samples/s           100           50",
+        "  trainer alone, samples/s          167          100",
+        "  waited for data                 40.0%        50.0%",
+        "  moved to the device              0.0%         0.0%",
+        "  bottleneck                     loader       loader",
+        "  headroom                         1.7x         2.0x",
+        "to change: set num_workers to 4 (now 2)",
+    ]
+
+
+def test_stages_of_a_loader_are_named_and_the_longest_is_to_be_made_cheaper() -> None:
+    slow = replace(rank(4, 20), read_s=2.4, decode_s=14.2, collate_s=0.8, transfer_s=1)
+    lines = write_report({"whole run": [slow]}, around(2, cores=2)).splitlines()
+    assert "  moved to the device             10.0%" in lines
+    assert lines[-2] == "the loader's time: decode 71%, other 13%, read 12%"
+    assert lines[-1] == (
+        "to change: make samples cheaper to load (decode takes 71% of their time: smaller images, "
+        "or crops that decode less): 4 workers a rank would do, and 2 already fill its 2 cores"
+    )
+
+
+def test_several_ranks_have_a_line_on_the_one_that_holds_the_others() -> None:
+    slow = [rank(0, 5), rank(3, 5), rank(0.1, 5)]
+    spans = {"whole run": slow, "last epoch": [rank(0, 5)] * 3}
+    lines = write_report(spans, around(world_size=3)).splitlines()
+    assert lines[-3] == "  slowest rank, if over 5%            1         none"
+    assert lines[-2] == (
+        "slowest rank: rank 1 holds all others by its loader: it waited for data 30.0% of the "
+        "time, the median rank 1.0%"
+    )
+    assert lines[-1] == (
+        "to change: find out what slows the loader of rank 1: where its machine reads from, and "
+        "what else runs there"
+    )
+    alike = {"whole run": [rank(0, 5)] * 3}
+    assert "slowest rank:" not in write_report(alike, around(world_size=3))
+
+
+def test_a_slow_forward_pass_is_told_from_a_slow_loader() -> None:
+    ranks = [rank(0, 5, 2), rank(0, 5, 2), rank(0, 5, 7)]
+    lines = write_report({"whole run": ranks}, around(world_size=3)).splitlines()
+    assert lines[-2] == (
+        "slowest rank: rank 2 holds all others by its forward pass: it takes 70.0% of the time, "
+        "the median rank's 20.0%"
+    )
+    assert lines[-1] == (
+        "to change: find out what slows the model on rank 2, its device or its machine"
+    )
+
+
+def test_the_larger_loss_is_what_to_change() -> None:
+    """A rank's model that costs 50 % of the time, and a wait of 20 % or of 60 %."""
+    for wait_s, said in ((2, "find out what slows the model on rank 2"), (6, "raise prefetch")):
+        ranks = [rank(wait_s, 2, 1), rank(wait_s, 2, 1), rank(wait_s, 2, 6)]
+        assert advice(ranks, around(world_size=3)).startswith(said)
+
+
+def test_one_rank_of_several_says_that_it_speaks_for_itself() -> None:
+    report = write_report({"whole run": [rank(0, 5)]}, around(world_size=3))
+    assert "these are the figures of rank 0 alone: the fit was interrupted" in report
+    assert "rank 0 alone" not in write_report({"whole run": [rank(0, 5)]}, around())
+
+
+@pytest.mark.parametrize(
+    ("device", "rows"),
+    [
+        ("cpu", ["waited for data 40.0%"]),
+        ("cuda", ["waited for data 40.0%", "device starved, at most 10.0%"]),
+        ("mps", ["waited for data, at most 40.0%"]),
+    ],
+)
+def test_the_wait_is_called_what_it_is_beside_each_device(device: str, rows: list[str]) -> None:
+    sums = Measured(100, 1000, 10, wait_s=4, starved_s=1, produce_s=20)
+    report = write_report({"whole run": [sums]}, around(device=device))
+    said = [" ".join(line.split()) for line in report.splitlines()[1:]]
+    for row in rows:
+        assert row in said
+    assert sum("at most" in line for line in said) == (device != "cpu")
+    assert sum("starved" in line for line in said) == (device == "cuda")
+
+
+def test_nothing_trained_is_all_there_is_to_say() -> None:
+    assert write_report({"whole run": [Measured()]}, around()) == (
+        "data throughput: nothing was trained"
+    )
+
+
+# --- the one change -------------------------------------------------------------------------------
+
+
+def test_a_slow_loader_wants_as_many_workers_as_the_trainer_takes() -> None:
+    assert advice([rank(4, 20)], around(2)) == "set num_workers to 4 (now 2)"  # 2 x 10 / 6
+
+
+def test_workers_are_bounded_by_the_cores_of_a_rank() -> None:
+    assert advice([rank(8, 20)], around(2, cores=4)) == (
+        "set num_workers to 4, all cores of a rank (now 2; 10 would do)"
+    )
+
+
+def test_where_all_cores_have_workers_samples_must_be_cheaper() -> None:
+    for cores in (2, 1):
+        assert advice([rank(8, 20)], around(2, cores=cores)).startswith(
+            "make samples cheaper to load (smaller images, fewer transforms): 10 workers a rank "
+        )
+
+
+def test_batches_of_the_trainers_own_thread_are_given_to_workers() -> None:
+    """Also by a loader that is faster than the trainer: they take turns."""
+    said = "(now 0: the trainer's own thread makes the batches)"
+    assert advice([rank(8, 8)], around(0)) == f"set num_workers to 4 {said}"
+    assert advice([rank(8, 8)], around(0, cores=3)) == f"set num_workers to 3 {said}"
+    assert advice([rank(3, 3)], around(0)) == f"set num_workers to 1 {said}"
+
+
+def test_workers_that_are_fast_enough_but_waited_for_need_larger_buffers() -> None:
+    assert advice([rank(2, 5)], around(2)).startswith("raise prefetch: ")
+
+
+def test_a_slow_model_needs_no_change_of_the_loader() -> None:
+    for workers in (0, 2):
+        assert advice([rank(0.5, 5)], around(workers)) == (
+            "nothing in the loader: more workers change nothing, only a faster model does"
+        )
+
+
+def test_two_sides_in_balance_need_no_change() -> None:
+    assert advice([rank(0, 20)], around(2)).startswith("nothing: neither waits for the other")
+
+
+def test_a_loader_that_is_slow_everywhere_wants_workers_though_one_rank_is_slowest() -> None:
+    ranks = [rank(4, 20), rank(6, 20), rank(4, 20)]
+    assert find_slow_rank(ranks) == SlowRank(1, "loader", 0.6, 0.4)
+    assert advice(ranks, around(2, world_size=3)) == "set num_workers to 5 (now 2)"
+
+
+def test_waiting_that_the_device_did_not_notice_changes_nothing() -> None:
+    sums = Measured(100, 1000, 10, wait_s=9, starved_s=0.5, produce_s=5)
+    said = advise(Throughput(sums, 2, 1), None, around(2, device="cuda"))
+    assert said.startswith("nothing in the loader")

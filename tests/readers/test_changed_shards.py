@@ -1,0 +1,185 @@
+"""Shards that are written to under an open reader: an error, and never a sample of two files."""
+
+import io
+import os
+import tarfile
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import DamagedShardError, IndexMismatchError, SampleError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import Epochs
+from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.tables import TableStore, build_tables
+
+FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("bin",), "raw"))
+SAMPLES = 8
+SMALL, LARGE = 50, 20_000
+BOTH = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
+
+
+def as_it_is(value):
+    return value
+
+
+as_it_is.deterministic = True
+WAYS = pytest.mark.parametrize("transforms", [{}, {"blob": as_it_is}], ids=["plain", "transformed"])
+
+
+def pack(path, letter, size, *, is_turned=False):
+    """A shard whose bytes are all one letter; turned, it has the members in the other order."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(SAMPLES):
+            members = [("txt", letter * 30), ("bin", letter * size)]
+            for suffix, content in reversed(members) if is_turned else members:
+                info = tarfile.TarInfo(f"{number:03}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+def shift_time(path):
+    """A file system's clock may stand still for some ms."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+
+
+def index_of(*paths, with_crc32=False):
+    index = load_index(list(map(str, paths)), cache_dir=paths[0].parent / "cache")
+    store = TableStore(paths[0].parent / "cache", with_crc32=with_crc32)
+    build_tables(index.urls, store)
+    return index
+
+
+def columns(shards, ids, spans, transforms=None):
+    seeds = SampleTransforms(transforms or {}, SampleSeeds(0, 0))
+    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
+
+
+def source_of(path, **settings):
+    return IndexedSource(
+        index=index_of(path),
+        epochs=Epochs(SAMPLES, 2, "drop"),
+        sampling="sequential",
+        seed=0,
+        fields=FIELDS,
+        transforms=settings.pop("transforms", {}),
+        cache_dir=str(path.parent / "cache"),
+        **settings,
+    )
+
+
+@WAYS
+def test_a_flipped_bit_in_a_large_member_is_found_by_its_crc32(tmp_path, transforms):
+    path = tmp_path / "0.tar"
+    pack(path, b"a", LARGE)
+    index, stat = index_of(path, with_crc32=True), path.stat()
+    with OpenShards(index, tmp_path / "cache") as shards:
+        spans = [(n, n + 1) for n in range(SAMPLES)]
+        made = columns(shards, [(0, n) for n in range(SAMPLES)], spans, transforms)
+        offset = shards.reader(0).table.find(3, "bin")[0]
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), b"b", offset + LARGE - 1)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert made.batch(2, []).batch["blob"] == [b"a" * LARGE]
+        with pytest.raises(SampleError):
+            made.batch(3, [])
+
+
+@BOTH
+def test_members_are_not_read_at_the_places_of_a_shard_that_was_opened_again(tmp_path, size):
+    """Few may be open: it is closed after the lookup, and another one when it is read."""
+    paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
+    for path in paths:
+        pack(path, b"a", size)
+    with OpenShards(index_of(*paths), tmp_path / "cache", limit=1) as shards:
+        made = columns(shards, [(0, 2), (1, 2)], [(0, 1), (1, 2)])
+        pack(paths[0], b"b", size, is_turned=True)
+        shift_time(paths[0])
+        with pytest.raises(SampleError):
+            made.batch(0, [])
+        assert made.batch(1, [])
+
+
+@WAYS
+@BOTH
+def test_members_of_a_shard_that_is_written_in_place_are_given_up(tmp_path, size, transforms):
+    path = tmp_path / "0.tar"
+    pack(path, b"a", size)
+    with OpenShards(index_of(path), tmp_path / "cache") as shards:
+        made = columns(shards, [(0, n) for n in range(SAMPLES)], [(0, SAMPLES)], transforms)
+        pack(path, b"b", size)
+        shift_time(path)
+        with pytest.raises(SampleError):
+            made.batch(0, [])
+
+
+@BOTH
+def test_a_write_between_two_reads_of_one_shard_spoils_both(tmp_path, monkeypatch, size):
+    """What was read before the write is asked for behind it: the first piece is no sample's."""
+    path = tmp_path / "0.tar"
+    pack(path, b"a", size)
+    with OpenShards(index_of(path), tmp_path / "cache") as shards:
+        made = columns(shards, [(0, 0), (0, SAMPLES - 1)], [(0, 2)])
+        calls = []
+
+        def written_behind(plain, *call):
+            read = plain(*call)
+            if not calls:
+                pack(path, b"b", size)
+                shift_time(path)
+            calls.append(call)
+            return read
+
+        monkeypatch.setattr(os, "pread", partial(written_behind, os.pread))
+        monkeypatch.setattr(os, "preadv", partial(written_behind, os.preadv))
+        with pytest.raises(SampleError):
+            made.batch(0, [])
+        assert calls
+
+
+@pytest.mark.parametrize("max_bad", [None, 100], ids=["raise", "substitute"])
+@BOTH
+def test_the_indexed_reader_says_that_a_shard_changed(tmp_path, size, max_bad):
+    """It is no bad sample: all that is known of the shard is of another one."""
+    path = tmp_path / "0.tar"
+    pack(path, b"a", size)
+    source = source_of(path, max_bad=max_bad)
+    batches = source.batches(Place(), Cursor())
+    assert next(batches)
+    pack(path, b"b", size)
+    shift_time(path)
+    with pytest.raises(IndexMismatchError, match="changed since it was indexed"):  # noqa: PT012 any of them
+        for _ in range(SAMPLES):
+            assert next(batches).batch["blob"] == [b"a" * size] * 2
+
+
+@pytest.mark.parametrize("max_bad", [None, SAMPLES], ids=["raise", "substitute"])
+def test_the_stream_reader_gives_no_sample_of_two_files(tmp_path, make_source, max_bad):
+    path = tmp_path / "0.tar"
+    pack(path, b"a", LARGE)
+    fields = {"text": "txt", "blob": "bin"}
+    decode = dict.fromkeys(fields, "raw")
+    source = make_source([str(path)], sampling="sequential", fields=fields, decode=decode,
+                         max_bad=max_bad)  # fmt: skip
+    batches = source.batches(Place(), Cursor())
+    served = [next(batches)]
+    pack(path, b"b", LARGE)
+    shift_time(path)
+    if max_bad is None:
+        with pytest.raises(DamagedShardError, match="changed while it was read"):
+            next(batches)
+        return
+    served += [next(batches) for _ in range(SAMPLES // 2 - 1)]
+    for made in served:
+        assert set(made.batch["blob"]) == {b"a" * LARGE}
+    assert sum(len(made.bad) for made in served) == SAMPLES - 2

@@ -1,0 +1,243 @@
+"""Members of many samples: found and read together, they are those that each one has."""
+
+import io
+import os
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.errors import SampleError
+from lightning_shards.readers import chunk as chunk_module
+from lightning_shards.readers.chunk import Chunk
+from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.members import ENCODING, ShardReader
+from lightning_shards.shards.tables import TableStore, build_tables
+
+FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("big", "bin"), "raw"))
+
+
+def pack(path, sizes, seed):
+    """A tar with a text and one blob in each sample, .bin or .big, in any order of the two."""
+    data = random.Random(seed)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, size in enumerate(sizes):
+            members = [("txt", data.randbytes(data.randrange(9))), ("note", b"-")]
+            members.append((data.choice(["bin", "big"]), data.randbytes(size)))
+            data.shuffle(members)
+            for suffix, content in members:
+                info = tarfile.TarInfo(f"{seed}-{number}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+SIZES = ([0, 1, 9000, 700, 8191, 8192, 5000], [30_000], [5] * 40)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    for number, sizes in enumerate(SIZES):
+        pack(folder / f"{number}.tar", sizes, seed=number)
+    return [str(folder / f"{number}.tar") for number in range(len(SIZES))]
+
+
+def open_shards(urls, cache_dir, *, limit=9, with_crc32=False):
+    index = load_index(urls, cache_dir=cache_dir)
+    build_tables(index.urls, TableStore(cache_dir, with_crc32=with_crc32))
+    return OpenShards(index, cache_dir, limit)
+
+
+ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(len(sizes))]
+
+
+@given(ids=st.lists(st.sampled_from(ALL), min_size=1), data=st.data())
+@settings(max_examples=60)
+def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
+    cuts = data.draw(st.sets(st.integers(1, len(ids)), max_size=4)) | {len(ids)}
+    window = data.draw(st.sampled_from([1, 20_000, 2**24]))
+    folder = Path(urls[0]).parent / "cache"
+    with pytest.MonkeyPatch.context() as patch, open_shards(urls, folder, limit=2) as shards:
+        patch.setattr(chunk_module, "WINDOW_BYTES", window)
+        patch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", window)
+        chunk = Chunk(shards, FIELDS, np.array(ids), sorted(cuts))
+        assert chunk.keys(0, len(ids)) == [f"{shard}-{sample}" for shard, sample in ids]
+        start = 0
+        for stop in sorted(cuts):
+            texts, blobs = map(list, chunk.members(start, stop))
+            for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
+                members = shards.members(shard, sample)
+                assert text == members["txt"]
+                assert blob == members["big" if "big" in members else "bin"]
+            start = stop
+
+
+def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_module, "WINDOW_BYTES", 17_000)  # the first four blobs, with texts
+    ids = np.array([(0, sample) for sample in range(7)])
+    with open_shards(urls, tmp_path) as shards:
+        chunk = Chunk(shards, FIELDS, ids, [1, 2, 4, 5, 6, 7])
+        windows = []
+        for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
+            chunk.members(start, stop)
+            windows.append(chunk._window)
+    assert windows == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
+
+
+def test_windows_grow_so_that_the_first_batch_comes_soon(urls, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", 10_000)
+    ids = np.array([(2, sample) for sample in range(40)])  # of 3 kB, headers included
+    with open_shards(urls, tmp_path) as shards:
+        chunk = Chunk(shards, FIELDS[1:], ids, range(1, 41))
+        chunk.members(0, 1)
+        assert chunk._window == range(5)
+        chunk.members(5, 6)
+        assert chunk._window == range(5, 22)
+
+
+def count_reads(monkeypatch):
+    reads = []
+    alone, together = ShardReader.read_span, ShardReader.read_into
+
+    def read_span(self, offset, size):
+        reads.append(size)
+        return alone(self, offset, size)
+
+    def read_into(self, offset, room):
+        reads.append(len(room))
+        return together(self, offset, room)
+
+    monkeypatch.setattr(ShardReader, "read_span", read_span)
+    monkeypatch.setattr(ShardReader, "read_into", read_into)
+    return reads
+
+
+def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp_path, monkeypatch):
+    reads = count_reads(monkeypatch)
+    with open_shards(urls, tmp_path) as shards:
+        ids = np.array([(2, sample) for sample in range(40)])[::-1]
+        Chunk(shards, FIELDS, ids, [40]).members(0, 40)
+        assert len(reads) == 1
+        reads.clear()
+        large = Chunk(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3])
+        (blobs,) = large.members(0, 3)
+        assert reads == []  # each is read just before it is decoded
+        assert list(map(len, blobs)) == [9000, 8192, 30_000]
+        assert reads == [9000, 8192, 30_000]
+
+
+def columns(shards, ids, spans, **transforms):
+    seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
+    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
+
+
+def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
+    path = tmp_path / "damaged.tar"
+    content = bytearray(Path(urls[0]).read_bytes())
+    path.write_bytes(content)
+    with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
+        offset, size, _ = shards.reader(0).table.find(3, "big") or shards.reader(0).table.find(
+            3, "bin"
+        )
+        stat = path.stat()
+        content[offset + size - 1] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        made = columns(shards, [(0, s) for s in range(6)], [(0, 2), (2, 4), (4, 6)])
+        assert made.batch(0, [])
+        with pytest.raises(SampleError):
+            made.batch(1, [])
+        assert made.batch(2, []).batch["__key__"] == ["0-4", "0-5"]
+
+
+def test_a_shard_that_is_written_anew_is_not_read_at_old_places(urls, tmp_path):
+    """It is closed, as few may be open, and opened again with as many samples at other places."""
+    paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
+    for path in paths:
+        path.write_bytes(Path(urls[1]).read_bytes())
+    with open_shards(list(map(str, paths)), tmp_path, limit=1) as shards:
+        made = columns(shards, [(0, 0), (1, 0)], [(0, 1), (1, 2)])
+        pack(paths[0], [20_000], seed=7)
+        with pytest.raises(SampleError):
+            made.batch(0, [])
+        assert made.batch(1, [])
+
+
+def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch):
+    path = tmp_path / "gaps.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(900):
+            for suffix, size in (("txt", 3), ("skip", 2000)):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = size
+                tar.addfile(info, io.BytesIO(bytes(size)))
+    reads = count_reads(monkeypatch)
+    with open_shards([str(path)], tmp_path) as shards:
+        ids = np.array([(0, sample) for sample in range(900)])
+        (texts,) = Chunk(shards, FIELDS[:1], ids, [900]).members(0, 900)
+    assert texts.to_list() == [bytes(3)] * 900
+    assert len(reads) == 4  # of 3.2 MB
+    assert max(reads) <= 2**20 + 4096
+
+
+def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls, tmp_path):
+    path = tmp_path / "cut.tar"
+    path.write_bytes(Path(urls[2]).read_bytes())
+    with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
+        made = columns(shards, [(0, 0), (0, 39)], [(0, 1), (1, 2)])
+        os.truncate(path, 20 * 512)
+        assert made.batch(0, [])
+        with pytest.raises(SampleError):
+            made.batch(1, [])
+
+
+def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
+    path = tmp_path / "some.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.txt", "a.bin", "b.txt", "c.bin", "c.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    with open_shards([str(path)], tmp_path) as shards:
+        made = columns(shards, [(0, 0), (0, 1), (0, 2)], [(0, 1), (1, 2), (2, 3)])
+        assert made.batch(0, []).batch["blob"] == [b""]
+        with pytest.raises(SampleError):
+            made.batch(1, [])
+        assert made.batch(2, []).batch["__key__"] == ["c"]
+
+
+def test_a_batch_owns_its_memory(urls, tmp_path):
+    with open_shards(urls, tmp_path) as shards:
+        made = columns(shards, ALL, [(0, 2), (2, len(ALL))])
+        ids = made.batch(0, []).batch["__id__"]
+        assert ids.untyped_storage().nbytes() == 2 * 2 * 8  # a view would carry all others along
+        ids.zero_()
+        assert made.batch(0, []).batch["__id__"].tolist() == [list(each) for each in ALL[:2]]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["abc", "abd", "x/y"],
+        ["a", "abc", "x/y"],
+        ["abc", "äbc", "ab"],
+        ["ab\0", "abc", "xyz"],
+        ["é", "ab", "xy"],
+        [os.fsdecode(b"\xff\xfe"), "ab", "cd"],
+    ],
+)
+def test_keys_are_cut_out_whatever_they_hold(keys):
+    encoded = [key.encode(*ENCODING) for key in keys]
+    lengths = np.array(list(map(len, encoded)))
+    order = np.array([2, 0, 1, 1])
+    starts = (np.cumsum(lengths) - lengths)[order]
+    cut = chunk_module._Keys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
+    assert cut.part(1, 4) == [keys[0], keys[1], keys[1]]
+    assert cut.part(0, 1) == [keys[2]]

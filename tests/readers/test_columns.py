@@ -1,0 +1,178 @@
+"""Batches made by columns are those made by samples, byte for byte."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from lightning_shards.errors import SampleError
+from lightning_shards.readers.columns import can_decode, decode_column
+from lightning_shards.samples.collate import column_of
+from lightning_shards.samples.fields import DECODERS, Field
+from lightning_shards.samples.member_bytes import ListedBytes
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def by_samples(decoder, members):
+    samples = [{"x": DECODERS[decoder](data), "__key__": "k"} for data in members]
+    return column_of(samples, "x")
+
+
+def require_equal(column, expected):
+    assert type(column) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert column.dtype == expected.dtype
+        assert column.shape == expected.shape
+        assert column.numpy().tobytes() == expected.numpy().tobytes()
+    elif isinstance(expected, dict):
+        require_equal(list(column), list(expected))
+        require_equal(list(column.values()), list(expected.values()))
+    elif isinstance(expected, list):
+        assert len(column) == len(expected)
+        for each, wanted in zip(column, expected, strict=True):
+            require_equal(each, wanted)
+    else:
+        assert column == expected
+
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+MEMBERS = {
+    "int": NUMBERS.map(lambda n: f" {n}\n".encode()),
+    "text": st.text().map(str.encode),
+    "raw": st.binary(max_size=9),
+    "json": st.one_of(
+        NUMBERS, st.booleans(), st.floats(allow_nan=False), st.text(), st.lists(NUMBERS)
+    ).map(lambda value: json.dumps(value).encode()),
+    "npy": st.one_of(
+        st.just(np.arange(6, dtype=np.uint16)),
+        st.just(np.arange(6, dtype=np.uint16)[::-1]),
+        st.just(np.float32(1.5)),
+        st.just(np.array([True, False])),
+    ).map(npy),
+    "uint16": st.binary(min_size=2, max_size=2) | st.just(b"\x01\x00\xff\xff"),
+    "float32": st.lists(st.floats(width=32), max_size=2).map(
+        lambda numbers: np.array(numbers, "<f4").tobytes()
+    ),
+    "safetensors": st.sampled_from([1, 2]).map(
+        lambda count: save({f"t{i}": torch.arange(3) + i for i in range(count)})
+    ),
+}
+
+
+@pytest.mark.parametrize("decoder", MEMBERS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_a_column_is_what_its_samples_give(decoder, data):
+    members = data.draw(st.lists(MEMBERS[decoder], min_size=1, max_size=5))
+    field = Field("x", ("a",), decoder)
+    try:
+        expected = by_samples(decoder, members)
+    except SampleError:  # shapes that differ
+        with pytest.raises(SampleError):
+            decode_column(field, ListedBytes(members))
+    else:
+        require_equal(decode_column(field, ListedBytes(members)), expected)
+
+
+ARRAYS = {
+    "a matrix in Fortran order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "a matrix": np.arange(6.0).reshape(2, 3),
+    "a number": np.int64(7),
+    "nothing": np.empty((0, 3)),
+    "bytes": np.array([b"ab", b"cd"]),
+    "complex numbers": np.array([1j, 2]),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_arrays_of_any_kind_are_what_numpy_loads(array, version):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asanyarray(array), version)
+    members = [file.getvalue()] * 3
+    column = decode_column(Field("x", ("a",), "npy"), ListedBytes(members))
+    expected = by_samples("npy", members)
+    if isinstance(expected, torch.Tensor):
+        require_equal(column, expected)
+    else:
+        assert [each.tolist() for each in column] == [each.tolist() for each in expected]
+
+
+def test_arrays_that_differ_in_their_headers_alone_are_not_mixed_up():
+    members = [npy(np.array([1, 2], np.int32)), npy(np.array([1, 2], np.uint32))]
+    assert len(members[0]) == len(members[1])
+    with pytest.raises(SampleError, match=r"does not fit into one tensor"):
+        decode_column(Field("x", ("a",), "npy"), ListedBytes(members))
+
+
+BAD = {
+    "no number": ("int", b"seven"),
+    "a number of 65 bits": ("int", b"18446744073709551616"),
+    "no text": ("text", b"\xff"),
+    "no JSON": ("json", b"{"),
+    "an array that is cut": ("npy", npy(np.arange(9))[:-1]),
+    "an array with a hostile header": ("npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 99),
+    "an array of pickled objects": ("npy", npy(np.zeros(3))[:6] + b"\x01\x00"),
+    "an array of which one byte is left": ("npy", npy(np.arange(9))[: 1 - 72]),
+    "JSON without an end": ("json", b"[" * 100_000),
+    "a header of brackets": ("npy", b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118),
+    "a header of no dict": ("npy", b"\x93NUMPY\x01\x00\x06\x00{[]:1}"),
+    "half a number": ("uint16", b"123"),
+    "a header among numbers": ("uint16", npy(np.arange(9))),
+    "no safetensors": ("safetensors", b"123"),
+    "no image": ("rgb", b"GIF"),
+}
+
+
+@pytest.mark.parametrize(("decoder", "member"), BAD.values(), ids=BAD)
+def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
+    good = {"int": b"1", "text": b"a", "json": b"1", "npy": npy(np.arange(9)), "uint16": b"12"}
+    field = Field("x", ("a",), decoder)
+    with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|numbers that fit no int64"):
+        decode_column(field, ListedBytes([good.get(decoder, b""), member]))
+
+
+def test_a_byte_is_not_repeated_to_fill_what_is_missing():
+    field, cut = Field("x", ("npy",)), npy(np.arange(9))[: 1 - 72]
+    with pytest.raises(SampleError, match=r"field 'x' cannot be decoded"):
+        decode_column(field, ListedBytes([cut]))
+
+
+def test_big_endian_arrays_are_those_numbers():
+    column = decode_column(Field("x", ("npy",)), ListedBytes([npy(np.arange(3, dtype=">i4"))] * 2))
+    assert column.tolist() == [[0, 1, 2]] * 2
+
+
+def test_a_tensor_with_gradients_is_batched():
+    samples = [{"x": torch.ones(2, requires_grad=True), "__key__": "k"}] * 2
+    assert column_of(samples, "x").tolist() == [[1, 1]] * 2
+
+
+def test_numbers_that_torch_has_not_are_an_error_of_the_field():
+    samples = [{"x": np.ones(2, np.longdouble), "__key__": "k"}] * 2
+    with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
+        column_of(samples, "x")
+
+
+def test_raw_numbers_are_of_the_type_that_is_named():
+    column = decode_column(
+        Field("tokens", ("bin",), "uint16"), ListedBytes([b"\x01\x00\x00\x80"] * 2)
+    )
+    assert column.dtype == torch.uint16
+    assert column.tolist() == [[1, 32768]] * 2
+
+
+def test_a_field_of_two_decoders_is_made_by_samples():
+    assert can_decode(Field("x", ("jpg", "png")))
+    assert not can_decode(Field("x", ("txt", "json")))
+    assert can_decode(Field("x", ("txt", "json"), "raw"))

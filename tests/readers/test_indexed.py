@@ -1,0 +1,217 @@
+"""The indexed reader: batches depend on (shards, seed, epoch, position) and on nothing else."""
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.open_shards import OpenShards
+
+COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
+EPOCHS = 2
+
+
+def jitter(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return image + torch.from_numpy(rng.random(tuple(image.shape)))
+
+
+def jitter_globally(image: torch.Tensor) -> torch.Tensor:
+    return image + torch.rand(image.shape) + float(np.random.random())  # noqa: NPY002
+
+
+def make(urls, tmp_path, *, transform=jitter, num_workers=0, context="forkserver", **split):
+    return ShardDataModule(
+        train=SplitConfig(
+            urls,
+            **{"sampling": "shuffled", "shuffle_run": 2, "shuffle_block": 8, "reader": "indexed"}
+            | split,
+        ),
+        fields={"image": "png", "label": "cls"},
+        decode={"image": "gray"},
+        transforms={"image": transform},
+        batch_size=2,
+        num_workers=num_workers,
+        seed=7,
+        loader=LoaderConfig(multiprocessing_context=context, cache_dir=str(tmp_path / "cache")),
+    )
+
+
+def batches(module, epochs=EPOCHS, *, rank=0, world_size=1):
+    loader = module.loader("train", rank=rank, world_size=world_size)
+    try:
+        return list(chain.from_iterable(iter(loader) for _ in range(epochs)))
+    finally:
+        loader.close()
+
+
+def as_bytes(batch):
+    parts = [batch["image"], batch["label"], batch["__id__"], batch.get("__weight__")]
+    values = [part.numpy().tobytes() for part in parts if part is not None]
+    return [*values, ",".join(batch["__key__"]).encode()]
+
+
+def same(first, second):
+    return list(map(as_bytes, first)) == list(map(as_bytes, second))
+
+
+@pytest.fixture
+def urls(pack_shards):
+    return pack_shards(COUNTS)
+
+
+SAMPLINGS = ["shuffled", "resampled", "sequential"]
+REMAINDERS = ["drop", "pad", "balanced"]
+
+
+@pytest.mark.parametrize("transform", [jitter, jitter_globally])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
+    urls, tmp_path, sampling, remainder, transform
+):
+    module = make(urls, tmp_path, transform=transform, sampling=sampling, remainder=remainder)
+    expected = batches(module, world_size=4, rank=1)
+    source = module.loader("train", rank=1, world_size=4)._source
+    for num_workers in (1, 2, 3, 8):
+        places = [Place(1, 4).with_worker(worker, num_workers) for worker in range(num_workers)]
+        shares = [source.batches(place, Cursor()) for place in places]
+        merged = [next(shares[step % num_workers]).batch for step in range(len(expected))]
+        assert same(expected, merged), num_workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("context", "num_workers"), [("fork", 1), ("forkserver", 2), ("spawn", 2)])
+def test_batches_are_equal_byte_for_byte_from_processes(urls, tmp_path, context, num_workers):
+    expected = batches(make(urls, tmp_path))
+    made = batches(make(urls, tmp_path, num_workers=num_workers, context=context))
+    assert same(expected, made)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_stop_at_any_step_resumes_byte_for_byte(urls, tmp_path, sampling):
+    module = make(urls, tmp_path, sampling=sampling, remainder="pad")
+    expected = batches(module, world_size=4)
+    for stop in range(1, len(expected)):
+        first = module.loader("train", rank=0, world_size=4)
+        taken = 0
+        while taken < stop:
+            taken += len(list(islice(first, stop - taken)))
+        resumed = module.loader("train", rank=0, world_size=4)
+        resumed.load_state_dict(first.state_dict())
+        rest = list(
+            islice(chain.from_iterable(iter(resumed) for _ in range(EPOCHS)), len(expected) - stop)
+        )
+        assert same(expected[stop:], rest), stop
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_global_steps_are_equal_as_sets_under_any_world_size(urls, tmp_path, sampling, remainder):
+    steps_of = {}
+    for world_size in (1, 2, 3, 4, 6, 12):
+        module = make(
+            urls, tmp_path, sampling=sampling, remainder=remainder, batch_size=12 // world_size
+        )
+        ranks = [batches(module, 1, rank=rank, world_size=world_size) for rank in range(world_size)]
+        steps_of[world_size] = [
+            sorted(
+                (tuple(sample), image.numpy().tobytes())
+                for batch in step
+                for sample, image in zip(batch["__id__"].tolist(), batch["image"], strict=True)
+            )
+            for step in zip(*ranks, strict=True)
+        ]
+    assert all(steps == steps_of[1] for steps in steps_of.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_shuffled_serves_each_sample_once_in_another_order_each_epoch(urls, tmp_path, world_size):
+    module = make(urls, tmp_path, remainder="balanced")
+    orders = []
+    for _ in range(2):
+        loaders = [module.loader("train", rank=r, world_size=world_size) for r in range(world_size)]
+        for loader in loaders:
+            loader.set_epoch(len(orders))
+        served = [
+            (tuple(sample), weight)
+            for loader in loaders
+            for batch in loader
+            for sample, weight in zip(
+                batch["__id__"].tolist(), batch["__weight__"].tolist(), strict=True
+            )
+        ]
+        once = sorted(sample for sample, weight in served if weight)
+        assert once == [(s, n) for s, count in enumerate(COUNTS) for n in range(count)]
+        orders.append(served)
+    assert orders[0] != orders[1]
+
+
+def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
+    module = make(urls, tmp_path, sampling="sequential", transform=torch.clone, remainder="pad")
+    starts = np.cumsum([0, *COUNTS])
+    for batch in batches(module, 1):
+        numbers = [int(starts[shard] + sample) for shard, sample in batch["__id__"].tolist()]
+        assert batch["__key__"] == [f"{number:06d}" for number in numbers]
+        assert batch["label"].tolist() == [number % 10 for number in numbers]
+        assert batch["image"][:, 0, 0, 0].tolist() == numbers
+
+
+def test_auto_reads_local_exact_splits_by_index_and_streams_the_rest(urls, tmp_path):
+    readers = {}
+    for sampling in SAMPLINGS:
+        loader = make(urls, tmp_path, sampling=sampling, reader="auto").loader("train")
+        readers[sampling] = loader.identity["reader"]
+    assert readers == {"shuffled": "indexed", "sequential": "indexed", "resampled": "stream"}
+
+
+def test_stages_are_refused_by_the_indexed_reader(urls, tmp_path):
+    with pytest.raises(ConfigError, match=r"stages .* reader='stream'"):
+        make(urls, tmp_path, stages=[iter]).loader("train")
+
+
+def test_remote_shards_are_refused_by_the_indexed_reader(tmp_path):
+    module = make("http://127.0.0.1:9/a.tar", tmp_path, sampling="resampled", dataset_size=10)
+    with pytest.raises(ConfigError, match="local shards only, and 1 of 1 are remote"):
+        module.loader("train")
+
+
+def test_a_shard_that_changed_after_it_was_counted_is_refused(urls, tmp_path, pack_shards):
+    module = make(urls, tmp_path)
+    module.loader("train")
+    pack_shards([5, 0, 8, 3, 12, 1])
+    with pytest.raises(IndexMismatchError, match="changed since it was indexed"):
+        batches(module)
+
+
+def test_a_missing_field_names_what_the_sample_has(urls, tmp_path):
+    module = make(urls, tmp_path)
+    module.fields = {"image": "jpg", "label": "cls"}
+    with pytest.raises(MissingFieldError, match=r"wanted one of \['jpg'\], found \['cls', 'png'\]"):
+        batches(module)
+
+
+def test_few_shards_are_open_at_a_time(urls, tmp_path):
+    index = make(urls, tmp_path)._index("train")
+    with OpenShards(index, tmp_path / "cache", limit=2) as shards:
+        readers = [shards.reader(shard) for shard in (0, 2, 3)]
+        assert shards.reader(3) is readers[2]
+        assert [reader._file.closed for reader in readers] == [True, False, False]
+    assert all(reader._file.closed for reader in readers)
+
+
+def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
+    module = make(urls, tmp_path, sampling="sequential", shuffle_block=1)
+    source = module.loader("train")._source
+    opened = []
+    monkeypatch.setattr(
+        OpenShards, "_open", lambda self, shard, plain=OpenShards._open: (
+            opened.append(shard), plain(self, shard)
+        )[1]
+    )  # fmt: skip
+    next(source.batches(Place(), Cursor(0, 28)))
+    assert opened == [4, 5]

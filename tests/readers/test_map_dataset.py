@@ -1,0 +1,213 @@
+"""The map-style face: samples by number, alike in every process."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from lightning_shards import ShardDataset, ShardError
+from lightning_shards.callbacks.set_epoch import find_set_epochs
+from lightning_shards.errors import ConfigError, MissingFieldError, ShardNotFoundError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.stream import StreamSource
+
+COUNTS = [5, 0, 9, 6]
+NUM = sum(COUNTS)
+IDS = [[shard, sample] for shard, count in enumerate(COUNTS) for sample in range(count)]
+
+
+def noisy(image, rng):
+    return image + torch.as_tensor(rng.integers(0, 100, image.shape, dtype=np.uint8))
+
+
+def globally_noisy(image):
+    return image + torch.randint(0, 100, image.shape, dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(pack_into, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dataset")
+    pack_into(folder, COUNTS)
+    return folder
+
+
+@pytest.fixture
+def make_dataset(folder):
+    def make(urls=None, **options):
+        defaults = {
+            "fields": {"image": "jpg;png", "label": "cls"},
+            "decode": {"image": "gray"},
+            "cache_dir": str(folder / "cache"),
+        }
+        return ShardDataset(urls or f"{folder}/shard-*.tar", **defaults | options)
+
+    return make
+
+
+def plain(sample):
+    """A sample, or a batch, of which two can be compared."""
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in sample.items()
+    }
+
+
+def test_it_is_as_long_as_the_shards_hold_samples(make_dataset):
+    assert len(make_dataset()) == NUM
+
+
+def test_samples_come_in_file_order_with_their_ids(make_dataset):
+    samples = list(make_dataset())  # asks for numbers until there is an IndexError
+    assert [sample["__id__"].tolist() for sample in samples] == IDS
+    assert [sample["__key__"] for sample in samples] == [f"{number:06d}" for number in range(NUM)]
+    assert samples[0]["__id__"].dtype == torch.int64
+    assert list(samples[0]) == ["image", "label", "__key__", "__id__"]
+
+
+def test_samples_equal_those_of_the_stream_reader(make_dataset, make_source, folder):
+    urls = sorted(str(path) for path in folder.glob("*.tar"))
+    source: StreamSource = make_source(
+        urls, sampling="sequential", batch_size=1, pinned=True,
+        fields={"image": "png", "label": "cls"}, decode={"image": "gray"},
+    )  # fmt: skip
+    batches = source.batches(Place(), Cursor())
+    for sample, made in zip(make_dataset(), batches, strict=False):
+        assert plain(sample) == {name: values[0] for name, values in plain(made.batch).items()}
+
+
+@pytest.mark.parametrize("number", [-NUM, -1, np.int64(7), torch.tensor(7)])
+def test_numbers_count_as_in_a_list(number, make_dataset):
+    assert make_dataset()[number]["__id__"].tolist() == IDS[number]
+
+
+@pytest.mark.parametrize("number", [-NUM - 1, NUM, 10**12])
+def test_a_number_beyond_the_end_is_an_index_error(number, make_dataset):
+    with pytest.raises(IndexError, match="in a data set of 20"):
+        _ = make_dataset()[number]
+
+
+def test_many_samples_are_those_asked_one_by_one(make_dataset):
+    dataset, numbers = make_dataset(transforms={"image": noisy}), [3, 17, 3, -1]
+    together = [plain(sample) for sample in dataset.__getitems__(numbers)]
+    assert together == [plain(dataset[number]) for number in numbers]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("transform", [noisy, globally_noisy])
+def test_a_data_loader_gives_the_same_with_any_number_of_workers(
+    num_workers, transform, make_dataset
+):
+    dataset = make_dataset(transforms={"image": transform}, seed=4)
+    loader = DataLoader(
+        dataset, batch_size=6, num_workers=num_workers,
+        multiprocessing_context="fork" if num_workers else None,
+    )  # fmt: skip
+    batches = [plain(batch) for batch in loader]
+    expected = [plain(sample) for sample in dataset]
+    assert [len(batch["label"]) for batch in batches] == [6, 6, 6, 2]
+    for name in ("image", "label", "__key__", "__id__"):
+        assert [row for batch in batches for row in batch[name]] == [
+            each[name] for each in expected
+        ]
+
+
+def test_a_batch_sampler_works(make_dataset):
+    dataset = make_dataset()
+    sampler = BatchSampler(RandomSampler(dataset), 4, drop_last=False)
+    served = [
+        key for batch in DataLoader(dataset, batch_sampler=sampler) for key in batch["__key__"]
+    ]
+    assert sorted(served) == [f"{number:06d}" for number in range(NUM)]
+
+
+def test_set_epoch_reaches_sampler_and_data_set(make_dataset):
+    dataset = make_dataset(transforms={"image": noisy})
+    sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
+    for set_epoch in find_set_epochs(DataLoader(dataset, sampler=sampler)):
+        set_epoch(5)
+    assert sampler.epoch == 5
+    expected = make_dataset(transforms={"image": noisy})
+    expected.set_epoch(5)
+    assert plain(dataset[3]) == plain(expected[3])
+
+
+@pytest.mark.parametrize("transform", [noisy, globally_noisy])
+def test_an_epoch_a_seed_and_a_number_have_randomness_of_their_own(transform, make_dataset):
+    def added(number, seed, epoch):
+        dataset = make_dataset(transforms={"image": transform}, seed=seed)
+        dataset.set_epoch(epoch)
+        return (dataset[number]["image"].numpy() - number).tobytes()
+
+    assert len({added(3, 0, 0), added(3, 0, 1), added(3, 1, 0), added(4, 0, 0)}) == 4
+    assert added(3, 0, 1) == added(3, 0, 1)
+
+
+def test_reading_leaves_the_global_generators_alone(make_dataset):
+    dataset = make_dataset(transforms={"image": globally_noisy})
+    before = torch.get_rng_state()
+    _ = dataset[3]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_can_be_pickled_with_its_shards_open(make_dataset):
+    dataset = make_dataset(transforms={"image": noisy}, seed=3)
+    dataset.set_epoch(2)
+    first = plain(dataset[7])
+    text = pickle.dumps(dataset)
+    assert len(text) < 5_000
+    assert plain(pickle.loads(text)[7]) == first
+
+
+def test_files_are_closed_with_the_data_set(make_dataset):
+    before = set(Path("/proc/self/fd").iterdir())
+    dataset = make_dataset()
+    assert len(list(dataset)) == NUM
+    assert set(Path("/proc/self/fd").iterdir()) - before
+    del dataset
+    assert not set(Path("/proc/self/fd").iterdir()) - before
+
+
+def test_making_one_touches_no_file(make_dataset):
+    dataset = make_dataset("/absent/shard-{000..999}.tar")
+    with pytest.raises(ShardNotFoundError):
+        len(dataset)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": {}}, "fields is empty"),
+        ({"fields": {"x": "pkl"}, "decode": None}, "allow_unsafe"),
+        ({"decode": {"image": "webp"}}, "does not exist"),
+        ({"transforms": {"image": 3}}, "must be callable"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, message, make_dataset):
+    with pytest.raises(ConfigError, match=message):
+        make_dataset(**options)
+
+
+def test_remote_shards_are_refused(make_dataset):
+    with pytest.raises(ConfigError, match="local shards only"):
+        len(make_dataset("https://127.0.0.1:9/a.tar"))
+
+
+def test_an_epoch_below_zero_is_refused(make_dataset):
+    with pytest.raises(ConfigError, match="epoch must be"):
+        make_dataset().set_epoch(-1)
+
+
+def test_a_missing_field_is_an_error_of_the_sample(make_dataset):
+    with pytest.raises(MissingFieldError, match="000004"):
+        _ = make_dataset(fields={"text": "txt"}, decode=None)[4]
+
+
+def test_a_failing_transform_names_the_sample(make_dataset):
+    with pytest.raises(ShardError, match="000004"):
+        _ = make_dataset(transforms={"label": len})[4]

@@ -1,0 +1,76 @@
+"""Few open files: fewer shards are kept open, and where not one can be, one clear error."""
+
+import os
+import resource
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from lightning_shards.errors import FileAccessError
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.tables import TableStore, build_tables
+
+SHARDS = 30
+
+
+@contextmanager
+def files_left(number):
+    """So many file descriptors can be opened inside, and no more may be asked for."""
+    plain, limits = os.open, resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    lowest = plain(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    with suppress(OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 200, limits[1]))
+        while True:
+            taken.append(plain(os.devnull, os.O_RDONLY))
+    for file in taken[:number]:
+        os.close(file)
+    try:
+        yield
+    finally:
+        for file in taken[number:]:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture
+def shards(pack_shards, tmp_path, monkeypatch):
+    index = load_index(pack_shards([1] * SHARDS), cache_dir=tmp_path / "cache")
+    build_tables(index.urls, TableStore(tmp_path / "cache"))
+    monkeypatch.setattr("lightning_shards.readers.open_shards.allow_open_files", lambda _: None)
+    return lambda: OpenShards(index, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("number", [4, 9, 24, 40])
+def test_few_file_descriptors_are_enough(shards, number, caplog):
+    with files_left(number), shards() as opened:
+        for shard in [*range(SHARDS), *range(SHARDS)]:
+            assert opened.reader(shard).table.num_samples == 1
+    assert not caplog.records
+
+
+def test_files_that_others_open_later_are_made_room_for(shards, caplog):
+    with files_left(60), shards() as opened:
+        for shard in range(10):
+            opened.reader(shard)
+        taken = []
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        try:
+            for shard in range(SHARDS):
+                assert opened.reader(shard).table.num_samples == 1
+        finally:
+            for file in taken:
+                os.close(file)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_no_file_descriptor_at_all_is_one_clear_error(shards, number, caplog):
+    with files_left(number), shards() as opened, pytest.raises(FileAccessError) as caught:
+        opened.reader(0)
+    assert "ulimit -n" in str(caught.value)
+    assert not caplog.records

@@ -1,0 +1,211 @@
+"""What a stream reads, and in which order: each epoch anew, each rank and worker its own part."""
+
+from collections import Counter
+from itertools import chain, islice, product
+
+import numpy as np
+import pytest
+from webdataset.writer import TarWriter
+
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order
+from lightning_shards.plan.place import Place
+
+NUM_SHARDS = 9
+ALONE = Place()
+
+
+def ids(source, num_batches, place=ALONE, epoch=0, samples=0):
+    """The sample ids of the first batches, in order."""
+    made = islice(source.batches(place, Cursor(epoch, samples)), num_batches)
+    return list(chain.from_iterable(map(tuple, each.batch["__id__"].tolist()) for each in made))
+
+
+def shards(source, num_samples, *where, **cursor):
+    """The shards of the first samples of a source whose batches and shards hold one sample."""
+    return [shard for shard, _ in ids(source, num_samples, *where, **cursor)]
+
+
+@pytest.fixture
+def single_samples(pack_shards, make_source):
+    """Makes a source of shards with one sample each, in an epoch of 90 batches of one."""
+    urls = pack_shards([1] * NUM_SHARDS)
+
+    def make(**settings):
+        return make_source(urls, **{"samples": 90, "batch_size": 1, "counted": False} | settings)
+
+    return make
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
+def test_another_epoch_is_another_order(sampling, pack_shards, make_source):
+    source = make_source(pack_shards([4, 3, 5]), sampling=sampling, shuffle_buffer=4)
+    orders = [ids(source, 6, epoch=epoch) for epoch in (0, 1, 2)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
+def test_another_seed_is_another_order(sampling, pack_shards, make_source):
+    urls = pack_shards([4, 3, 5])
+    orders = [
+        ids(make_source(urls, sampling=sampling, shuffle_buffer=4, seed=seed), 6) for seed in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
+def test_an_epoch_asked_again_is_the_same(sampling, pack_shards, make_source):
+    source = make_source(pack_shards([4, 3, 5]), sampling=sampling, shuffle_buffer=4)
+    assert ids(source, 6, epoch=3) == ids(source, 6, epoch=3)
+
+
+def test_sequential_is_file_order_in_every_epoch(pack_shards, make_source):
+    source = make_source(pack_shards([2, 0, 4]), sampling="sequential", shuffle_buffer=1000)
+    in_files = [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
+    assert ids(source, 6) == in_files * 2
+
+
+def test_a_batch_holds_the_sample_that_its_id_names(pack_shards, make_source):
+    """Sample i of the data set has the key i and the class i % 10."""
+    counts = [4, 3, 5]
+    source = make_source(pack_shards(counts), shuffle_buffer=5)
+    for batch, *_ in islice(source.batches(ALONE, Cursor()), 20):
+        numbers = [sum(counts[:shard]) + number for shard, number in batch["__id__"].tolist()]
+        assert batch["__key__"] == [f"{number:06d}" for number in numbers]
+        assert batch["label"].tolist() == [number % 10 for number in numbers]
+
+
+def test_a_shuffle_buffer_mixes_samples_of_several_shards(pack_shards, make_source):
+    source = make_source(pack_shards([20] * 5), sampling="shuffled", shuffle_buffer=60)
+    first_shards = {shard for shard, _ in ids(source, 10)}
+    assert len(first_shards) > 1
+
+
+def test_places_shuffle_in_orders_of_their_own(pack_shards, make_source):
+    """Both ranks read the one shard from its start and hold all of it."""
+    source = make_source(pack_shards([40]), shuffle_buffer=40, counted=False, samples=80)
+    assert ids(source, 10, Place(0, 2)) != ids(source, 10, Place(1, 2))
+
+
+def test_shuffled_opens_the_shards_in_a_new_order(single_samples):
+    source = single_samples(sampling="shuffled", counted=True, samples=NUM_SHARDS)
+    for epoch in (0, 1):
+        expected = shard_order(NUM_SHARDS, 0, epoch, shuffled=True).tolist()
+        assert shards(source, NUM_SHARDS, epoch=epoch) == expected
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_ranks_and_then_workers_take_the_draws_in_turn(num_workers, single_samples):
+    """Node split, then worker split, of one sequence: no two of them get one draw."""
+    source, world_size = single_samples(), 3
+    draws = shard_draws(NUM_SHARDS, 0, 0, 0, 10 * world_size * num_workers)
+    for rank, worker in product(range(world_size), range(num_workers)):
+        place = Place(rank, world_size, worker, num_workers)
+        assert shards(source, 10, place) == draws[rank::world_size][worker::num_workers].tolist()
+
+
+def test_draws_go_on_far_into_an_epoch(single_samples):
+    assert shards(single_samples(), 90) == shard_draws(NUM_SHARDS, 0, 0, 0, 90).tolist()
+
+
+def test_each_stream_begins_at_a_sample_of_its_own(pack_shards, make_source):
+    counts = np.array([5, 40, 17])
+    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
+    places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
+    starts = [ids(source, 1, place, epoch=6)[0] for place in places]
+    lanes = [place.worker * 2 + place.rank for place in places]
+    assert starts == [draw_sample(counts, 0, 6, lane) for lane in lanes]
+    assert len(set(starts)) > 1
+
+
+def test_a_resumed_stream_begins_at_another_sample(pack_shards, make_source):
+    counts = np.array([5, 40, 17])
+    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
+    starts = [ids(source, 1, samples=samples)[0] for samples in (0, 7, 8)]
+    expected = [draw_sample(counts, 0, 0, 0, resumed_at=samples) for samples in (0, 7, 8)]
+    assert starts == expected
+    assert len(set(starts)) > 1
+
+
+def test_a_shard_is_read_to_its_end_before_the_next_draw(pack_shards, make_source):
+    counts = np.array([3, 4, 2])
+    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
+    shard, first = draw_sample(counts, 0, 0, 0)
+    expected = [(shard, number) for number in range(first, counts[shard])]
+    expected += [(s, n) for s in shard_draws(3, 0, 0, 0, 5).tolist() for n in range(counts[s])]
+    assert ids(source, len(expected)) == expected
+
+
+def test_a_resumed_stream_draws_from_another_sequence(single_samples):
+    resumed = shards(single_samples(), 30, samples=7)
+    assert resumed == shard_draws(NUM_SHARDS, 0, 0, 0, 30, resumed_at=7).tolist()
+
+
+def test_the_rank_is_never_read_from_the_environment(monkeypatch, pack_shards, make_source):
+    source = make_source(pack_shards([4, 3, 5]), shuffle_buffer=4)
+    place = Place(1, 2, 0, 2)
+    expected = ids(source, 4, place)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORKER"):
+        monkeypatch.setenv(name, "41")
+    monkeypatch.setenv("NUM_WORKERS", "43")
+    assert ids(source, 4, place) == expected
+
+
+def test_keys_may_repeat_over_shards(tmp_path, make_source):
+    """The last sample of one shard and the first of the next are two, although their key is one."""
+    urls = [str(tmp_path / name) for name in ("a.tar", "b.tar")]
+    for shard, url in enumerate(urls):
+        with TarWriter(url) as writer:
+            writer.write({"__key__": "000000", "cls": str(shard)})
+    source = make_source(urls, sampling="sequential")
+    batch = next(source.batches(ALONE, Cursor())).batch
+    assert (batch["__key__"], batch["label"].tolist()) == (["000000"] * 2, [0, 1])
+
+
+def test_one_shard_may_be_listed_twice(pack_shards, make_source):
+    urls = pack_shards([2]) * 2
+    assert ids(make_source(urls, sampling="sequential"), 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0, 0, 0, 0, 0, 3], [0] * 60 + [1]])
+def test_empty_shards_do_not_end_a_stream(counts, pack_shards, make_source):
+    source = make_source(pack_shards(counts), samples=2000)
+    assert {shard for shard, _ in ids(source, 300)} == {len(counts) - 1}
+
+
+# --- fairness -------------------------------------------------------------------------------------
+
+UNEQUAL = (3, 40, 7, 0, 13, 25)
+
+
+def times_served(source, num_batches, num_epochs, places):
+    return Counter(
+        sample
+        for epoch in range(num_epochs)
+        for place in places
+        for sample in ids(source, num_batches, place, epoch=epoch)
+    )
+
+
+@pytest.mark.parametrize("num_batches", [1, 6])
+def test_short_epochs_serve_each_sample_equally_often(num_batches, pack_shards, make_source):
+    """Epochs end within shards of up to 40 samples; a start at their heads would miss the tails."""
+    source = make_source(pack_shards(UNEQUAL), samples=10**6, batch_size=1)
+    num_epochs = 2400 // num_batches
+    served = times_served(source, num_batches, num_epochs, [ALONE])
+    mean = num_batches * num_epochs / sum(UNEQUAL)  # 27
+    assert len(served) == sum(UNEQUAL)
+    assert 0.3 * mean < min(served.values())
+    assert max(served.values()) < 2 * mean
+    by_shard = Counter(shard for shard, _ in served.elements())
+    for shard, count in enumerate(UNEQUAL):
+        assert by_shard[shard] == pytest.approx(count * mean, rel=0.25, abs=1)
+
+
+def test_all_places_together_serve_each_shard_by_its_size(pack_shards, make_source):
+    places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
+    source = make_source(pack_shards(UNEQUAL), samples=10**6, batch_size=1)
+    served = times_served(source, 5, 100, places)
+    by_shard = Counter(shard for shard, _ in served.elements())
+    for shard, count in enumerate(UNEQUAL):
+        assert by_shard[shard] == pytest.approx(5 * 100 * 4 * count / sum(UNEQUAL), rel=0.25, abs=1)

@@ -1,0 +1,267 @@
+"""Users' transforms and stages: their randomness, their failures, and what they may do."""
+
+import random
+from itertools import chain, islice, product
+
+import numpy as np
+import pytest
+import torch
+from webdataset.filters import map as map_samples
+from webdataset.filters import shuffle
+
+from lightning_shards.errors import SampleError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+
+ALONE = Place()
+PLACES = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
+
+
+def labels(source, num_batches, place=ALONE, epoch=0):
+    made = islice(source.batches(place, Cursor(epoch)), num_batches)
+    return [label for batch, *_ in made for label in batch["label"].tolist()]
+
+
+@pytest.fixture
+def urls(pack_shards):
+    return pack_shards([4, 3, 5])
+
+
+@pytest.fixture(params=["resampled", "shuffled", "sequential"])
+def any_source(request, urls, make_source):
+    """Makes a source of each sampling in turn."""
+    return lambda **settings: make_source(urls, sampling=request.param, **settings)
+
+
+# --- randomness -----------------------------------------------------------------------------------
+
+
+def drawn_by_rng(value, rng):
+    return float(rng.random())
+
+
+def drawn_from_random(value):
+    return random.random()
+
+
+def drawn_from_numpy(value):
+    return np.random.random()  # noqa: NPY002 what users' transforms do
+
+
+def drawn_from_torch(value):
+    return float(torch.rand(()))
+
+
+DRAWING = [drawn_by_rng, drawn_from_random, drawn_from_numpy, drawn_from_torch]
+FROM_GLOBALS = DRAWING[1:]
+
+
+@pytest.mark.parametrize("transform", DRAWING)
+def test_equal_epochs_draw_equal_numbers(any_source, transform):
+    source = any_source(transforms={"label": transform})
+    assert labels(source, 6, epoch=2) == labels(source, 6, epoch=2)
+
+
+@pytest.mark.parametrize("transform", DRAWING)
+def test_another_epoch_draws_other_numbers(any_source, transform):
+    source = any_source(transforms={"label": transform})
+    assert not set(labels(source, 6, epoch=2)) & set(labels(source, 6, epoch=3))
+
+
+@pytest.mark.parametrize("transform", DRAWING)
+def test_another_seed_draws_other_numbers(any_source, transform):
+    sources = [any_source(transforms={"label": transform}, seed=seed) for seed in (0, 1)]
+    assert not set(labels(sources[0], 6)) & set(labels(sources[1], 6))
+
+
+@pytest.mark.parametrize("transform", DRAWING)
+def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_source, transform):
+    source = make_source(urls, transforms={"label": transform}, samples=80)
+    drawn = list(chain.from_iterable(labels(source, 5, place) for place in PLACES))
+    assert len(set(drawn)) == len(drawn) == 5 * 2 * 4
+
+
+def test_two_fields_of_a_sample_draw_one_after_the_other(urls, make_source):
+    fields = {"label": "cls", "other": "cls"}
+    transforms = dict.fromkeys(fields, drawn_by_rng)
+    source = make_source(urls, fields=fields, transforms=transforms)
+    batch = next(source.batches(ALONE, Cursor())).batch
+    assert batch["label"].tolist() != batch["other"].tolist()
+
+
+def global_states():
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("transform", FROM_GLOBALS)
+def test_the_generators_of_the_trainer_are_left_untouched(any_source, transform):
+    before = global_states()
+    labels(any_source(transforms={"label": transform}), 8)
+    assert global_states() == before
+
+
+def test_stages_leave_the_generators_of_the_trainer_untouched(any_source):
+    before = global_states()
+    labels(any_source(stages=(draw_for_each,)), 8)
+    assert global_states() == before
+
+
+def test_the_generators_of_the_trainer_survive_a_failing_transform(any_source):
+    before = global_states()
+    with pytest.raises(SampleError):
+        labels(any_source(transforms={"label": fail}), 1)
+    assert global_states() == before
+
+
+def draw_for_each(samples):
+    for sample in samples:
+        yield sample | {"label": random.random()}
+
+
+def test_stages_draw_equal_numbers_in_equal_epochs(any_source):
+    source = any_source(stages=(draw_for_each,))
+    assert labels(source, 6, epoch=2) == labels(source, 6, epoch=2)
+    assert not set(labels(source, 6, epoch=2)) & set(labels(source, 6, epoch=3))
+
+
+def test_stages_of_ranks_and_workers_draw_their_own_numbers(urls, make_source):
+    source = make_source(urls, stages=(draw_for_each,), samples=80)
+    drawn = list(chain.from_iterable(labels(source, 5, place) for place in PLACES))
+    assert len(set(drawn)) == len(drawn)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def fail(value):
+    raise RuntimeError("out of luck")
+
+
+def test_a_failing_transform_names_field_sample_and_shard(urls, make_source):
+    source = make_source(urls, sampling="sequential", transforms={"label": fail})
+    with pytest.raises(SampleError) as caught:
+        labels(source, 1)
+    for part in ("'label'", "'000000'", urls[0], "RuntimeError: out of luck"):
+        assert part in str(caught.value)
+
+
+def test_a_failing_transform_shows_its_own_stack(urls, make_source):
+    with pytest.raises(SampleError) as caught:
+        labels(make_source(urls, transforms={"label": fail}), 1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def drop_label(samples):
+    for sample in samples:
+        del sample["label"]
+        yield sample
+
+
+def test_a_stage_that_drops_a_field_is_an_error(urls, make_source):
+    with pytest.raises(SampleError, match=r"has no 'label' for its batch: a stage"):
+        labels(make_source(urls, stages=(drop_label,)), 1)
+
+
+def test_a_transform_of_a_field_that_a_stage_dropped_is_an_error(urls, make_source):
+    source = make_source(urls, stages=(drop_label,), transforms={"label": float})
+    with pytest.raises(SampleError, match=r"no field 'label' to transform: a stage dropped"):
+        labels(source, 1)
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def keep_odd(samples):
+    return (sample for sample in samples if sample["label"] % 2)
+
+
+def repeat_each(samples):
+    return (copy for sample in samples for copy in (sample, dict(sample)))
+
+
+def drop_all(samples):
+    return (sample for sample in samples if sample is None)
+
+
+def add_hundred(samples):
+    return (sample | {"label": sample["label"] + 100} for sample in samples)
+
+
+def test_stages_run_in_order_before_the_transforms(any_source):
+    source = any_source(stages=(keep_all, add_hundred), transforms={"label": lambda x: -x})
+    assert set(labels(source, 6)) <= {-100 - label for label in range(10)}
+
+
+def keep_all(samples):
+    for sample in samples:
+        assert sample["label"] < 100
+        yield sample
+
+
+def test_stages_of_webdataset_are_stages(urls, make_source):
+    stages = (map_samples(lambda sample: sample | {"label": 7}), shuffle(5))
+    assert labels(make_source(urls, sampling="sequential", stages=stages), 6) == [7] * 12
+
+
+def test_a_stage_may_drop_samples_under_resampled(urls, make_source):
+    found = labels(make_source(urls, stages=(keep_odd,)), 20)
+    assert len(found) == 40
+    assert set(found) == {1, 3, 5, 7, 9}
+
+
+def test_a_stage_may_add_samples_under_resampled(urls, make_source):
+    found = labels(make_source(urls, stages=(repeat_each,)), 20)
+    assert found[::2] == found[1::2]
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_a_stage_that_drops_samples_is_an_error_where_each_is_planned(urls, make_source, sampling):
+    source = make_source(urls, sampling=sampling, stages=(keep_odd,))
+    with pytest.raises(SampleError, match=r"a stage dropped some.*need sampling='resampled'"):
+        labels(source, 6)
+
+
+def drop_first(samples):
+    return islice(samples, 1, None)
+
+
+def test_a_stage_that_drops_one_sample_is_an_error_too(urls, make_source):
+    source = make_source(urls, sampling="sequential", stages=(drop_first,))
+    with pytest.raises(SampleError, match="only 1 of 2 samples are left for a batch"):
+        labels(source, 6)
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_a_stage_that_adds_samples_is_an_error_where_each_is_planned(urls, make_source, sampling):
+    source = make_source(urls, sampling=sampling, stages=(repeat_each,))
+    with pytest.raises(SampleError, match=r"a stage made more samples.*need sampling='resampled'"):
+        labels(source, 6)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_stage_that_drops_everything_is_an_error(urls, make_source, counted):
+    source = make_source(urls, stages=(drop_all,), counted=counted, samples=12)
+    with pytest.raises(SampleError, match=r"no sample came out of \d+ shards in a row.*`stages`"):
+        labels(source, 1)
+
+
+@pytest.mark.timeout(30)
+def test_shards_without_a_sample_are_an_error(pack_shards, make_source):
+    source = make_source(pack_shards([0, 0]), counted=False, samples=12)
+    with pytest.raises(SampleError, match=r"no sample came out of \d+ shards in a row: they are"):
+        labels(source, 1)
+
+
+def test_one_sample_is_enough_to_see_that_a_transform_fails(urls, make_source):
+    source = make_source(urls, sampling="sequential", batch_size=12, transforms={"label": fail})
+    with pytest.raises(SampleError, match="out of luck"):
+        source.first_sample(Place(1, 2))
+
+
+def test_looking_at_a_first_sample_reads_one_sample(urls, make_source):
+    seen = []
+    source = make_source(urls, batch_size=12, transforms={"label": seen.append})
+    source.first_sample(Place(1, 2))
+    assert len(seen) == 2  # one sample, made twice: it is seen whether it can be repeated
+    assert seen[0] == seen[1]

@@ -1,0 +1,169 @@
+"""One batch: lists first, then tensors, with their types and shapes."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards.errors import SampleError
+from lightning_shards.samples.collate import GrowingColumn, collate, column_of
+
+
+def samples(*values, field="x"):
+    """One sample per value, with the keys "k0", "k1" and so on."""
+    return [
+        {field: value, "__key__": f"k{number}", "__id__": (number, 10 * number), "__url__": "u"}
+        for number, value in enumerate(values)
+    ]
+
+
+def column(*values):
+    return collate(samples(*values), ["x"], [])["x"]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shape"),
+    [
+        ((1, 2), torch.int64, (2,)),
+        ((1.5, 2.5), torch.float64, (2,)),
+        ((1, 2.5), torch.float64, (2,)),
+        ((True, False), torch.bool, (2,)),
+        ((np.int32(1), np.int64(2)), torch.int64, (2,)),
+        ((np.float32(1), np.float32(2)), torch.float64, (2,)),
+        ((torch.zeros(3, 4, dtype=torch.uint8),) * 2, torch.uint8, (2, 3, 4)),
+        ((torch.tensor(1.0), torch.tensor(2.0)), torch.float32, (2,)),
+        ((np.zeros((3, 4), np.float32),) * 2, torch.float32, (2, 3, 4)),
+        ((np.zeros(3, np.uint16),) * 2, torch.uint16, (2, 3)),
+        ((np.zeros(0, bool),) * 2, torch.bool, (2, 0)),
+    ],
+)
+def test_numbers_and_arrays_become_one_tensor(values, dtype, shape):
+    made = column(*values)
+    assert (made.dtype, tuple(made.shape)) == (dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "values", [("a", "b"), (b"a", b"b"), ({"a": 1}, {"a": 2}), ([1], [2, 3]), (1, None), (1, "b")]
+)
+def test_everything_else_stays_a_list(values):
+    assert column(*values) == list(values)
+
+
+def test_arrays_of_objects_and_texts_stay_a_list():
+    assert isinstance(column(np.array(["a"]), np.array(["b"])), list)
+    assert isinstance(column(np.array([None]), np.array([None])), list)
+
+
+def test_values_keep_their_order():
+    assert column(3, 1, 2).tolist() == [3, 1, 2]
+    assert column(torch.tensor([3]), torch.tensor([1])).tolist() == [[3], [1]]
+
+
+def test_lists_come_first_then_tensors_in_the_order_of_the_fields():
+    rows = [{"a": 1, "b": "text", "c": torch.zeros(2), "__key__": "k", "__id__": (0, 1)}]
+    batch = collate(rows, ["a", "b", "c"], [1])
+    assert list(batch) == ["__key__", "b", "a", "c", "__id__", "__weight__"]
+
+
+def test_ids_and_keys_are_those_of_the_samples():
+    batch = collate(samples(1, 2, 3), ["x"], [])
+    assert batch["__key__"] == ["k0", "k1", "k2"]
+    assert batch["__id__"].tolist() == [[0, 0], [1, 10], [2, 20]]
+    assert batch["__id__"].dtype == torch.int64
+
+
+def test_weights_are_floats():
+    weights = collate(samples(1, 2), ["x"], [1, 0])["__weight__"]
+    assert (weights.dtype, weights.tolist()) == (torch.float32, [1.0, 0.0])
+
+
+def test_without_weights_there_is_no_weight():
+    assert "__weight__" not in collate(samples(1, 2), ["x"], [])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "described"),
+    [
+        (torch.zeros(1, 4), torch.zeros(1, 5), r"\(1, 4\) torch.float32.*'k0'.*\(1, 5\).*'k1'"),
+        (torch.zeros(2), torch.zeros(2).int(), r"\(2,\) torch.float32.*torch.int32 in sample 'k1'"),
+        (np.zeros(2), np.zeros(3), r"\(2,\) float64 in sample 'k0'.*\(3,\) float64.*'k1'"),
+    ],
+)
+def test_values_that_differ_in_shape_name_both_samples(first, second, described):
+    with pytest.raises(SampleError, match=rf"field 'x' does not fit.*{described}.*a transform"):
+        collate(samples(first, second), ["x"], [])
+
+
+@pytest.mark.parametrize("key", ["__key__", "__id__", "x"])
+def test_a_key_that_was_dropped_is_an_error(key):
+    rows = samples(1, 2)
+    del rows[1][key]
+    with pytest.raises(SampleError, match=f"has no '{key}' for its batch: a stage"):
+        collate(rows, ["x"], [])
+
+
+class Kind(torch.Tensor):
+    """A type of its own, as torchvision has for images."""
+
+
+def read_only():
+    array = np.arange(160.0 * 160).reshape(160, 160)
+    array.flags.writeable = False
+    return array
+
+
+PIXELS = np.arange(160 * 160, dtype=np.int32).reshape(160, 160)
+LARGE = {
+    "arrays": (PIXELS, PIXELS + 1),
+    "tensors": (torch.as_tensor(PIXELS), torch.as_tensor(PIXELS + 1)),
+    "flipped": (PIXELS[:, ::-1], PIXELS),
+    "transposed": (PIXELS.T, PIXELS),
+    "flags": (PIXELS > 9, PIXELS > 99),
+    "a field of a record": (np.ones(40_000, [("a", "u1"), ("b", "<f4")])["b"],) * 2,
+    "read-only": (read_only(), read_only()),
+    "big-endian": (PIXELS.astype(">i4"), PIXELS.astype(">i4")),
+    "half precision": (torch.ones(160, 160).bfloat16(), torch.ones(160, 160).bfloat16()),
+    "with gradients": (torch.ones(160, 160, requires_grad=True),) * 2,
+    "arrays and tensors": (torch.as_tensor(PIXELS), PIXELS),
+    "an array, then a text": (PIXELS, "a"),
+    "a text, then an array": ("a", PIXELS),
+    "another shape": (PIXELS, PIXELS[:159]),
+    "another type": (PIXELS, PIXELS.astype(np.int64)),
+    "a small one": (PIXELS, PIXELS[:1]),
+    "a type of their own": tuple(torch.as_tensor(PIXELS).as_subclass(Kind) for _ in range(2)),
+    "numbers that torch has not": (PIXELS.astype(np.longdouble),) * 2,
+    "sparse": (torch.eye(160).to_sparse(), torch.eye(160).to_sparse()),
+}
+
+
+def made_by(collated):
+    try:
+        return collated()
+    except SampleError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("values", LARGE.values(), ids=LARGE)
+def test_a_column_that_grows_is_that_of_all_values_together(values):
+    def growing():
+        rows = GrowingColumn(len(values))
+        return rows.finished(samples(*map(rows.place, values)), "x")
+
+    expected, found = made_by(lambda: column_of(samples(*values), "x")), made_by(growing)
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(found, expected)
+    elif isinstance(expected, list):
+        assert list(map(type, found)) == list(map(type, expected))
+        assert all(map(np.array_equal, found, expected))
+    else:
+        assert found == expected
+
+
+def test_large_values_are_copied_as_they_come():
+    buffer = np.zeros(2**14, np.uint8)  # that a transform uses again and again
+    rows = GrowingColumn(3)
+    for number in range(3):
+        buffer[:] = number
+        rows.place(buffer)
+    assert rows.finished([], "x").amax(dim=1).tolist() == [0, 1, 2]

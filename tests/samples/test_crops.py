@@ -1,0 +1,263 @@
+"""Fused crops: the right part of the image at the right size, from any file, by both backends."""
+
+import importlib.util
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import CenterCrop, RandomResizedCrop, Resize
+
+BACKENDS = ["pillow", "turbo"]
+WIDTH, HEIGHT = 320, 240
+
+
+def encode(image, kind="JPEG", **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+@pytest.fixture(scope="session")
+def photo():
+    return Image.fromarray(load_sample_image("china.jpg")).resize((WIDTH, HEIGHT))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def as_floats(pixels):
+    return np.asarray(pixels).astype(float)
+
+
+def difference(one, other):
+    """The mean over all pixels, of 255."""
+    return np.abs(as_floats(one) - as_floats(other)).mean()
+
+
+def reference(image, box, size):
+    """What Pillow makes of a part of the whole image, channels first."""
+    resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(resized).transpose(2, 0, 1)
+
+
+# --- which part -----------------------------------------------------------------------------------
+
+sides = st.integers(1, 5000)
+
+
+@given(sides, sides, st.integers(0, 2**32))
+def test_a_random_part_lies_inside_and_keeps_to_its_limits(width, height, seed):
+    crop = RandomResizedCrop(size=8)
+    box = crop._box(width, height, generator(seed))
+    assert 0 <= box.left <= width - box.width
+    assert 0 <= box.top <= height - box.height
+    assert min(box.width, box.height) >= 1
+    if 100 < width < 2 * height and 100 < height < 2 * width:
+        assert 0.07 < box.width * box.height / (width * height) < 1.02
+        assert 0.7 < box.width / box.height < 1.4
+
+
+def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
+    crop = RandomResizedCrop(size=8, scale=(0.1, 0.4))
+    boxes = np.array([crop._box(1000, 1000, generator(seed)) for seed in range(4000)], dtype=float)
+    areas = boxes[:, 2] * boxes[:, 3] / 1e6
+    ratios = np.log(boxes[:, 2] / boxes[:, 3]) / np.log(4 / 3)
+    for values, low, high in ((areas, 0.1, 0.4), (ratios, -1, 1)):
+        share, _ = np.histogram(values, bins=6, range=(low, high))
+        assert (np.abs(share / 4000 - 1 / 6) < 0.03).all(), share
+    room = np.stack([1000 - boxes[:, 2], 1000 - boxes[:, 3]])
+    places = boxes[:, :2].T / room
+    assert (np.abs(places.mean(axis=1) - 0.5) < 0.03).all()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))]
+)
+def test_of_a_strip_that_holds_no_part_the_centre_is_taken(width, height, box):
+    assert RandomResizedCrop(size=8, scale=(0.9, 1.0))._box(width, height, generator()) == box
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "box"), [(640, 480, (110, 30, 420, 420)), (100, 200, (6, 56, 88, 88))]
+)
+def test_the_centre_is_what_resizing_the_shorter_side_and_cropping_leaves(width, height, box):
+    assert CenterCrop(size=224, resize=256)._box(width, height) == box
+
+
+# --- the pixels -----------------------------------------------------------------------------------
+
+
+def test_pillow_gives_what_it_gives_by_hand(photo):
+    png = encode(photo, "PNG")
+    centre = reference(photo, (50, 10, 269, 229), 32)
+    assert (CenterCrop(size=32, resize=35)(png).numpy() == centre).all()
+    assert (Resize(size=40)(png).numpy() == reference(photo, (0, 0, WIDTH, HEIGHT), 40)).all()
+
+
+@pytest.mark.parametrize("size", [14, 20, 50, 100, 220, 400])
+def test_both_backends_show_the_same_part(photo, size, backend):
+    """At an eighth, a quarter, a half and the whole of the image's size, and enlarged."""
+    data = encode(photo, quality=95)
+    shown = CenterCrop(size=size, resize=size, backend=backend)(data)
+    assert (tuple(shown.shape), shown.dtype.itemsize) == ((3, size, size), 1)
+    expected = reference(photo, (40, 0, 280, 240), size)
+    limit = 7 if backend == "turbo" else 4
+    assert difference(shown, expected) < limit
+    shifted = reference(photo, (48, 0, 288, 240), size)
+    assert difference(shown, shifted) > 1.3 * difference(shown, expected)
+
+
+def test_a_crop_is_a_function_of_bytes_and_generator(photo, backend):
+    data, crop = encode(photo), RandomResizedCrop(size=32, backend=backend)
+    assert crop(data, generator(3)).equal(crop(data, generator(3)))
+    assert not crop(data, generator(3)).equal(crop(data, generator(4)))
+
+
+def test_both_backends_draw_the_same_parts(photo):
+    data = encode(photo, quality=95)
+    crops = [RandomResizedCrop(size=48, backend=backend) for backend in BACKENDS]
+    for seed in range(20):
+        one, other = (crop(data, generator(seed)) for crop in crops)
+        assert difference(one, other) < 8
+
+
+def test_half_of_the_images_are_turned(photo, backend):
+    data = encode(photo)
+    never, always, half = (
+        RandomResizedCrop(size=16, scale=(1, 1), ratio=(1, 1), flip=flip, backend=backend)
+        for flip in (0, 1, 0.5)
+    )
+    plain, turned = never(data, generator()), always(data, generator())
+    assert plain.equal(turned.flip(2))
+    centre = reference(photo, (40, 0, 280, 240), 16)
+    assert difference(plain, centre) < difference(turned, centre)
+    drawn = [half(data, generator(seed)).equal(plain) for seed in range(200)]
+    assert 70 < sum(drawn) < 130
+
+
+# --- files of all kinds ---------------------------------------------------------------------------
+
+
+def files(photo):
+    """One picture in many forms, and what it is in RGB."""
+    deep = (np.asarray(photo.convert("L")).astype(np.uint16) << 8) + 77
+    transparent = photo.convert("RGBA")
+    transparent.putalpha(100)
+    return {
+        "jpeg": (encode(photo, quality=95), photo),
+        "progressive jpeg": (encode(photo, quality=95, progressive=True), photo),
+        "full chroma jpeg": (encode(photo, quality=95, subsampling=0), photo),
+        "gray jpeg": (encode(photo.convert("L"), quality=95), photo.convert("L")),
+        "cmyk jpeg": (encode(photo.convert("CMYK"), quality=95), photo),
+        "png": (encode(photo, "PNG"), photo),
+        "palette png": (encode(photo.quantize(200), "PNG"), photo.quantize(200)),
+        "transparent png": (encode(transparent, "PNG"), photo),
+        "16 bit png": (encode(Image.fromarray(deep), "PNG"), photo.convert("L")),
+        "webp": (encode(photo, "WEBP", quality=98), photo),
+        "bmp": (encode(photo, "BMP"), photo),
+    }
+
+
+@pytest.mark.parametrize("is_gray", [False, True])
+def test_images_of_every_kind_become_what_was_asked_for(photo, backend, is_gray):
+    for kind, (data, image) in files(photo).items():
+        crop = CenterCrop(size=60, resize=60, backend=backend, gray=is_gray)
+        shown = crop(data)
+        assert tuple(shown.shape) == crop.shape == ((1 if is_gray else 3), 60, 60), kind
+        expected = reference(image, (40, 0, 280, 240), 60)
+        if is_gray:
+            expected = expected.astype(float).mean(axis=0, keepdims=True)
+        assert difference(shown, expected) < (14 if is_gray else 8), kind
+
+
+@pytest.mark.parametrize("decode", [images.decode_rgb, images.decode_gray])
+def test_whole_images_are_alike_in_both_backends(photo, decode):
+    for kind, (data, _) in files(photo).items():
+        one, other = (decode(data, backend) for backend in BACKENDS)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), kind
+        assert difference(one, other) < 1, kind
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright_where_that_is_asked_for(photo, backend, orientation):
+    exif = Image.Exif()
+    exif[images._ORIENTATION] = orientation
+    data = encode(photo, quality=95, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    whole = (0, 0, *upright.size)
+    oriented = Resize(size=40, backend=backend, orient=True)(data)
+    assert difference(oriented, reference(upright, whole, 40)) < 7
+    stored = Resize(size=40, backend=backend)(data)
+    assert difference(stored, reference(photo, (0, 0, WIDTH, HEIGHT), 40)) < 7
+
+
+def test_a_pixel_is_an_image(backend):
+    dot = encode(Image.new("RGB", (1, 1), (200, 10, 30)), "PNG")
+    shown = RandomResizedCrop(size=5, backend=backend)(dot, generator())
+    assert shown.flatten(1).unique(dim=1).flatten().tolist() == [200, 10, 30]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 30, 700, -200])
+def test_a_cut_file_is_an_error(photo, backend, cut):
+    with pytest.raises((OSError, ValueError)):
+        Resize(size=40, backend=backend)(encode(photo)[:cut])
+
+
+def test_what_pillow_forgives_turbo_forgives(photo):
+    """Bytes that do not belong to the picture, before its end."""
+    data = encode(photo)
+    odd = data[:-2] + bytes(40) + data[-2:]
+    shown = [Resize(size=40, backend=backend)(odd) for backend in BACKENDS]
+    assert difference(*shown) < 7
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kind, monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", WIDTH * HEIGHT - 1)
+    with pytest.raises(ValueError, match=r"320 x 240 pixels are more than 76799"):
+        Resize(size=40, backend=backend)(encode(photo, kind)[:2000])
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Resize(size=0), "size must be at least 1 pixel, got 0"),
+        (lambda: CenterCrop(size=20, resize=19), "resize must be at least size=20, got 19"),
+        (lambda: RandomResizedCrop(size=2, scale=(0, 1)), r"scale must be two growing .*\(0, 1\)"),
+        (lambda: RandomResizedCrop(size=2, ratio=(2, 1)), r"ratio must be two growing .*\(2, 1\)"),
+        (lambda: RandomResizedCrop(size=2, flip=1.5), "flip must be a probability, got 1.5"),
+        (lambda: Resize(size=2, backend="gpu"), r"backend must be one of \['pillow', 'turbo'\]"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("module", "backend", "package"),
+    [("PIL", "pillow", "Pillow"), ("cv2", "turbo", "opencv-python-headless")],
+)
+def test_a_missing_library_is_named_with_the_remedy(module, backend, package, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(images, "find_spec", lambda name: None if name == module else found(name))
+    with pytest.raises(
+        ConfigError, match=rf"needs {package}.*pip install 'lightning-shards\[image\]"
+    ):
+        Resize(size=2, backend=backend)

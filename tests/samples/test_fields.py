@@ -1,0 +1,139 @@
+"""From the members of a sample to its fields, by suffix, and errors that say what is there."""
+
+import io
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
+from lightning_shards.samples import images
+from lightning_shards.samples.fields import Field, decoder_of, make_fields, takes_rng
+
+MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
+
+
+def make_field(suffixes, decoder=None):
+    decode = {} if decoder is None else {"x": decoder}
+    return make_fields({"x": suffixes}, decode, frozenset())[0]
+
+
+def decode(suffix, data, decoder=None):
+    return make_field(suffix, decoder).decode(MEMBERS | {suffix: data})
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "expected"),
+    [
+        ("cls", b"7", 7),
+        ("index", b" -3\n", -3),
+        ("txt", "größe".encode(), "größe"),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("caption.txt", b"a", "a"),
+        ("bin", b"\x00\xff", b"\x00\xff"),
+        ("", b"a", b"a"),
+    ],
+)
+def test_a_suffix_has_its_decoder(suffix, data, expected):
+    assert Field("x", (suffix,)).decode(MEMBERS | {suffix: data}) == expected
+
+
+def test_an_array_is_decoded():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    decoded = decode("npy", npy(array))
+    assert decoded.dtype == np.float32
+    assert decoded.tolist() == array.tolist()
+
+
+def test_an_array_of_objects_is_refused():
+    with pytest.raises(SampleError, match=r"member 'npy'.*as 'npy' for field 'x'.*allow_pickle"):
+        decode("npy", npy(np.array([{}], dtype=object)))
+
+
+@pytest.mark.parametrize(("suffix", "decoder"), [("v.JPEG", "rgb"), ("PKL", "pickle")])
+def test_the_decoder_follows_the_last_suffix_in_any_case(suffix, decoder):
+    assert decoder_of(suffix) == decoder
+
+
+def test_a_named_decoder_wins_over_the_suffix():
+    assert decode("cls", b"7", "text") == "7"
+    assert decode("png", b"not an image", "raw") == b"not an image"
+
+
+def test_the_first_suffix_that_is_there_is_taken():
+    field = make_field("a.txt;b.txt; C.txt")
+    assert field.decode(MEMBERS | {"c.txt": b"3", "b.txt": b"2"}) == "2"
+    assert field.decode(MEMBERS | {"c.txt": b"3"}) == "3"
+
+
+def test_a_missing_field_says_what_is_there():
+    with pytest.raises(MissingFieldError) as caught:
+        make_field("seg.png;mask.png").decode(MEMBERS | {"jpg": b"", "cls": b""})
+    assert str(caught.value) == (
+        "sample 'k' of https://h/0.tar has no member for field 'x': wanted one of "
+        "['seg.png', 'mask.png'], found ['cls', 'jpg']; name one of these in `fields`"
+    )
+
+
+def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
+    with pytest.raises(SampleError) as caught:
+        decode("cls", b"seven")
+    assert str(caught.value).startswith("sample 'k' of https://h/0.tar: member 'cls' (5 bytes)")
+    assert "as 'int' for field 'x'" in str(caught.value)
+    assert "name another decoder in `decode`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "decoders", "message"),
+    [
+        ({}, {}, r"fields is empty; name at least one"),
+        ({"x": "bin"}, {"x": "jxl"}, r"asks for decoder 'jxl'.*'gray'.*'rgb'.*'raw' and a trans"),
+        ({"x": "bin"}, {"y": "raw"}, r"decode names \['y'\].*a field of \['x'\]"),
+        ({"__key__": "txt"}, {}, r"fields names \['__key__'\]"),
+        ({"__x": "txt"}, {}, r"no field's name begin with '__'|let no field's name begin"),
+        ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),
+        ({"x": ""}, {}, r"suffixes \[''\]"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(fields, decoders, message):
+    with pytest.raises(ConfigError, match=message):
+        make_fields(fields, decoders, frozenset())
+
+
+def test_images_without_pillow_are_refused_with_the_extra_to_install(monkeypatch):
+    monkeypatch.setattr(images, "find_spec", lambda _name: None)
+    make_field("cls")
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[image\]'"):
+        make_field("png")
+
+
+def with_rng(value, rng):
+    return value
+
+
+def with_generator(value, *, generator=None):
+    return value
+
+
+class CallableWithRng:
+    def __call__(self, value, *, rng):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (with_rng, True),
+        (CallableWithRng(), True),
+        (with_generator, False),
+        (float, False),
+        (dict.get, False),
+    ],
+)
+def test_a_transform_that_names_rng_gets_one(transform, expected):
+    assert takes_rng(transform) is expected

@@ -1,0 +1,144 @@
+"""Bytes made to break a decoder become the error of a sample, whatever the decoder raised."""
+
+import io
+import struct
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lightning_shards.errors import SampleError
+from lightning_shards.readers.columns import decode_column
+from lightning_shards.samples.fields import make_fields
+from lightning_shards.samples.member_bytes import ListedBytes
+
+MEMBERS = {"__key__": "k", "__url__": "0.tar"}
+
+
+def npy(header, data=b"", version=1):
+    text = header.encode() + b"\n"
+    size = struct.pack("<H" if version == 1 else "<I", len(text))
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+def header(shape, kind="<f4"):
+    return f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}"
+
+
+def npz():
+    file = io.BytesIO()
+    np.savez(file, a=np.zeros(2))
+    return file.getvalue()
+
+
+def image(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(file, kind)
+    return file.getvalue()
+
+
+def png_of(width, height):
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    )
+
+
+HOSTILE = {
+    "an archive": ("npy", npz(), r"an archive \(\.npz\)"),
+    "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
+    "a huge array": ("npy", npy(header((1 << 40,))), "speaks of 4398046511104 bytes, 0 follow"),
+    "an overflow": ("npy", npy(header((1 << 33, 1 << 33))), "bytes, 0 follow"),
+    "a huge item": ("npy", npy(header((1,), "|V2000000000")), "speaks of 2000000000"),
+    "endless nothing": ("npy", npy(header((1 << 50,), "|V0")), "bytes, 0 follow"),
+    "a negative shape": ("npy", npy(header((-1,))), "decoded as 'npy'"),
+    "no shape": ("npy", npy(header("'a'")), "decoded as 'npy'"),
+    "no header": ("npy", npy("x"), "decoded as 'npy'"),
+    "deep header": ("npy", npy("(" * 9000), "decoded as 'npy'"),
+    "a long header": ("npy", npy(header((1,)) + " " * 99_999, version=2), "decoded as 'npy'"),
+    "version 9": ("npy", npy(header((1,)), version=9), "decoded as 'npy'"),
+    "cut": ("npy", b"\x93NUMPY\x01", "decoded as 'npy'"),
+    "deep json": ("json", b"[" * 200_000, "decoded as 'json'"),
+    "long number": ("json", b"1" * 5000, "decoded as 'json'"),
+    "long class": ("cls", b"1" * 5000, "decoded as 'int'"),
+    "large class": ("cls", b"1" * 40, "fits no int64"),
+    "no utf-8": ("txt", b"\xff\xfe\x00", "decoded as 'text'"),
+    "safetensors header": ("safetensors", struct.pack("<Q", 1 << 60) + b"{}", "'safetensors'"),
+    "safetensors offsets": (
+        "safetensors",
+        struct.pack("<Q", 59) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,9000000]}}',
+        "'safetensors'",
+    ),
+    "a bomb": ("png", png_of(30_000, 30_000), "for field 'x'"),
+    "a wide bomb": ("png", png_of(2**31 - 1, 1), "for field 'x'"),
+    "a pixel too many": ("png", png_of(10_000, 8_948), "more than 89478485"),
+}
+
+
+def field_of(suffix):
+    return make_fields({"x": suffix}, {}, frozenset())[0]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message):
+    with pytest.raises(SampleError, match=message):
+        field_of(suffix).decode(MEMBERS | {suffix: data})
+    with pytest.raises(SampleError):
+        decode_column(field_of(suffix), ListedBytes([data, data]))
+
+
+WHOLE = {
+    "npy": npy(header((2, 3)), bytes(24)),
+    "json": b'{"a": [1, null, {"b": "c"}]}',
+    "cls": b"17",
+    "txt": "größe".encode(),
+    "safetensors": struct.pack("<Q", 60)
+    + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      '
+    + bytes(8),
+    **{kind: image(kind.upper()) for kind in ("png", "jpeg", "webp", "tiff", "gif", "bmp")},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suffix", WHOLE)
+@settings(max_examples=120)
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6),
+       cut=st.integers(0, 10**6))  # fmt: skip
+def test_changed_bytes_are_decoded_or_the_error_of_a_sample(suffix, changes, cut):
+    data = bytearray(WHOLE[suffix])
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    if cut % 3 == 0:
+        del data[cut % len(data) :]
+    for decode in (
+        lambda: field_of(suffix).decode(MEMBERS | {suffix: bytes(data)}),
+        lambda: decode_column(field_of(suffix), ListedBytes([bytes(data)])),
+    ):
+        with suppress(SampleError):
+            decode()
+
+
+def test_an_array_in_any_layout_is_decoded_as_numpy_does():
+    for array in (
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array(7),
+        np.zeros((0, 4)),
+        np.array(["a", "bc"]),
+        np.zeros(2, [("x", "<f4", (3,)), ("y", "u1")]),
+    ):
+        file = io.BytesIO()
+        np.save(file, array)
+        decoded = field_of("npy").decode(MEMBERS | {"npy": file.getvalue()})
+        assert decoded.dtype == array.dtype
+        assert decoded.shape == array.shape
+        assert decoded.tobytes() == array.tobytes()

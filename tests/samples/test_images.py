@@ -1,0 +1,116 @@
+"""Images of any mode become uint8 pixels of one layout."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lightning_shards.errors import SampleError
+from lightning_shards.samples import images
+from lightning_shards.samples.fields import make_fields
+
+HEIGHT, WIDTH = 4, 6
+
+
+def encode(image, file_format="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+def gradient(mode):
+    """An image whose brightness grows from left to right, in the given mode."""
+    values = np.tile(np.linspace(0, 250, WIDTH, dtype=np.uint8), (HEIGHT, 1))
+    if mode == "I;16":
+        return Image.fromarray(values.astype(np.uint16) * 257)
+    return Image.fromarray(values).convert(mode)
+
+
+ENCODED = {
+    "gray": encode(gradient("L")),
+    "rgb": encode(gradient("RGB")),
+    "rgba": encode(gradient("RGBA")),
+    "gray with alpha": encode(gradient("LA")),
+    "palette": encode(gradient("P")),
+    "palette with alpha": encode(gradient("P"), transparency=0),
+    "one bit": encode(gradient("1")),
+    "16 bit": encode(gradient("I;16")),
+    "cmyk": encode(gradient("CMYK"), "JPEG"),
+    "jpeg": encode(gradient("RGB"), "JPEG"),
+    "webp": encode(gradient("RGB"), "WEBP", lossless=True),
+    "gif": encode(gradient("P"), "GIF"),
+    "bmp": encode(gradient("RGB"), "BMP"),
+    "tiff": encode(gradient("RGB"), "TIFF"),
+    "ppm": encode(gradient("RGB"), "PPM"),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+@pytest.mark.parametrize(
+    ("decode", "channels"), [(images.decode_rgb, 3), (images.decode_gray, 1)], ids=["rgb", "gray"]
+)
+def test_an_image_becomes_uint8_channels_first(kind, decode, channels):
+    pixels = decode(ENCODED[kind])
+    assert (pixels.dtype, tuple(pixels.shape)) == (torch.uint8, (channels, HEIGHT, WIDTH))
+    assert pixels.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+@pytest.mark.parametrize("decode", [images.decode_rgb, images.decode_gray], ids=["rgb", "gray"])
+def test_dark_stays_dark_and_bright_stays_bright(kind, decode):
+    """A 16-bit image that is clipped instead of scaled is white all over."""
+    pixels = decode(ENCODED[kind]).float().mean(dim=(0, 1))
+    assert pixels[0] < 40
+    assert pixels[-1] > 215
+    assert 10 < pixels[2] < 245 or kind == "one bit"
+
+
+def test_rows_and_columns_and_channels_are_not_mixed_up():
+    array = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    array[1, 2] = (10, 20, 30)
+    pixels = images.decode_rgb(encode(Image.fromarray(array)))
+    assert pixels[:, 1, 2].tolist() == [10, 20, 30]
+    assert pixels.count_nonzero() == 3
+
+
+def test_a_pil_image_keeps_its_mode_and_is_loaded():
+    image = images.decode_pil(ENCODED["palette"])
+    assert (image.mode, image.size) == ("P", (WIDTH, HEIGHT))
+    assert image.fp is None
+
+
+def test_pixels_are_writable():
+    for decode in (images.decode_rgb, images.decode_gray):
+        decode(ENCODED["rgb"])[:] = 0
+
+
+def test_an_image_that_claims_too_many_pixels_is_refused_unread(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", HEIGHT * WIDTH - 1)
+    with pytest.raises(ValueError, match=rf"{WIDTH} x {HEIGHT} pixels are more than"):
+        images.decode_rgb(ENCODED["rgb"])
+
+
+def test_a_decompression_bomb_is_an_error_of_its_sample():
+    """A megapixel costs a kilobyte when it is empty: this file has 90 of them."""
+    bomb = encode(Image.new("1", (9500, 9500)))
+    members = {"__key__": "k", "__url__": "u.tar", "png": bomb}
+    (field,) = make_fields({"image": "png"}, {}, frozenset())
+    with pytest.raises(SampleError, match=r"sample 'k' of u.tar: member 'png'.*pixels"):
+        field.decode(members)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no image", ENCODED["jpeg"][:-200], ENCODED["rgb"][:50]],
+    ids=["nothing", "text", "half a jpeg", "half a png"],
+)
+def test_bytes_that_are_no_whole_image_are_an_error(data):
+    with pytest.raises(OSError, match=r"(?i)identify|truncated|broken"):
+        images.decode_rgb(data)
+
+
+def test_formats_that_run_programs_are_not_opened():
+    with pytest.raises(OSError, match="cannot identify"):
+        images.decode_rgb(encode(gradient("RGB"), "EPS"))

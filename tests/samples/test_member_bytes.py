@@ -1,0 +1,197 @@
+"""Members that are not what they were are found, in whatever way they are asked for."""
+
+import io
+import os
+import tarfile
+import zlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import SampleError
+from lightning_shards.readers import chunk as chunk_module
+from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.member_bytes import ABSENT, ListedBytes, MemberBytes, NotInChunkError
+from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.tables import TableStore, build_tables
+
+SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]
+SAMPLES = SPANS[-1][1]
+LARGER = (4, 5)
+FIELDS = (Field("x", ("npy",)), Field("ids", ("bin",), "uint16"), Field("text", ("txt",), "raw"))
+
+
+def members_of(sample, length):
+    numbers = np.random.default_rng(sample)
+    file = io.BytesIO()
+    np.save(file, numbers.random(length, np.float32))
+    ids = numbers.integers(0, 999, length, np.uint16)
+    return {"npy": file.getvalue(), "bin": ids.tobytes(), "txt": numbers.bytes(length)}
+
+
+@pytest.fixture(params=[5, 6], ids=["of one size", "one batch of larger ones"])
+def members(request):
+    """The members of each sample; those of one batch may be larger."""
+    return [members_of(n, request.param if n in LARGER else 5) for n in range(SAMPLES)]
+
+
+def pack(path, members):
+    with tarfile.open(path, "w") as tar:
+        for number, sample in enumerate(members):
+            for suffix, content in sample.items():
+                info = tarfile.TarInfo(f"{number:03}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+def served(tmp_path, members, now, **transforms):
+    """The batches of a shard that was indexed with `members` and holds `now`; None for bad ones."""
+    path = tmp_path / "shard.tar"
+    pack(path, members)
+    index = load_index([str(path)], cache_dir=tmp_path)
+    build_tables(index.urls, TableStore(tmp_path, with_crc32=True))
+    stat = path.stat()
+    pack(path, now)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
+    ids = np.array([(0, n) for n in range(SAMPLES)])
+    with OpenShards(index, tmp_path) as shards:
+        made = ColumnBatches(shards, FIELDS, seeds, ids, SPANS, "dict", StageClock())
+        return [one(made, number) for number in range(len(SPANS))]
+
+
+def one(made, number):
+    try:
+        return made.batch(number, []).batch
+    except SampleError:
+        return None
+
+
+def bad(batches):
+    return [number for number, batch in enumerate(batches) if batch is None]
+
+
+def flipped(members, sample, suffix, byte=-1, bit=1):
+    data = bytearray(members[sample][suffix])
+    data[byte] ^= bit
+    changed = list(members)
+    changed[sample] = members[sample] | {suffix: bytes(data)}
+    return changed
+
+
+def as_it_is(value):
+    return value
+
+
+@pytest.mark.parametrize("transforms", [{}, {"x": as_it_is}], ids=["plain", "transformed"])
+def test_what_is_whole_is_served(tmp_path, members, transforms):
+    for (start, stop), batch in zip(
+        SPANS, served(tmp_path, members, members, **transforms), strict=True
+    ):
+        own = members[start:stop]
+        assert batch["text"] == [each["txt"] for each in own]
+        expected = np.stack([np.load(io.BytesIO(each["npy"])) for each in own])
+        assert batch["x"].numpy().tobytes() == expected.tobytes()
+        assert batch["x"].shape == expected.shape
+        assert batch["x"].untyped_storage().nbytes() == expected.nbytes  # without the headers
+        assert batch["ids"].numpy().tobytes() == b"".join(each["bin"] for each in own)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
+def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(tmp_path, members, suffix):
+    for sample in range(SAMPLES):
+        batch = [start <= sample < stop for start, stop in SPANS].index(True)
+        now = flipped(members, sample, suffix)
+        assert bad(served(tmp_path, members, now)) == [batch]
+
+
+def test_each_window_is_checked(tmp_path, members, monkeypatch):
+    monkeypatch.setattr(chunk_module, "WINDOW_BYTES", 1)  # a batch each
+    assert bad(served(tmp_path, members, members)) == []
+    assert bad(served(tmp_path, members, flipped(members, 8, "npy"))) == [3]
+
+
+def test_a_flipped_bit_in_a_member_that_is_transformed_spoils_its_batch(tmp_path, members):
+    now = flipped(members, 6, "npy")
+    assert bad(served(tmp_path, members, now, x=as_it_is)) == [2]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
+def test_members_of_one_size_that_changed_places_spoil_their_batch(tmp_path, members, suffix):
+    now = [dict(each) for each in members]
+    now[6][suffix], now[7][suffix] = now[7][suffix], now[6][suffix]
+    assert bad(served(tmp_path, members, now)) == [2]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
+def test_the_same_flip_in_two_members_spoils_their_batch(tmp_path, members, suffix):
+    now = flipped(flipped(members, 8, suffix), 10, suffix)
+    assert bad(served(tmp_path, members, now)) == [3]
+
+
+def test_damage_beside_a_sample_that_lacks_a_member_is_found(tmp_path, members):
+    del members[1]["npy"]
+    now = flipped(members, 9, "npy")
+    assert bad(served(tmp_path, members, now)) == [0, 3]
+
+
+def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
+    """Taken for damaged, they were served all the same, but slowly."""
+    paths = [tmp_path / "with.tar", tmp_path / "without.tar"]
+    for path in paths:
+        pack(path, members)
+    urls = list(map(str, paths))
+    index = load_index(urls, cache_dir=tmp_path)
+    for url, with_crc32 in zip(urls, (True, False), strict=True):
+        build_tables([url], TableStore(tmp_path, with_crc32=with_crc32))
+    samples = [(0, n) for n in range(SAMPLES)] + [(1, n) for n in range(SAMPLES)]
+    for ids in (samples[:SAMPLES], samples):
+        stops = [stop for _, stop in SPANS] + list(range(SAMPLES + 1, len(ids) + 1))
+        with OpenShards(index, tmp_path) as shards:
+            chunk = chunk_module.Chunk(shards, FIELDS, np.array(ids), stops)
+            for start, stop in pairwise([0, *stops]):
+                for suffix, column in zip(members[0], chunk.members(start, stop), strict=True):
+                    own = [members[sample][suffix] for _, sample in ids[start:stop]]
+                    assert list(map(bytes, column.rows())) == own
+
+
+def member_bytes(parts, checksums, joined=None):
+    buffer = np.frombuffer(b"".join(parts), np.uint8)
+    sizes = np.array(list(map(len, parts)))
+    return MemberBytes(buffer, np.cumsum(sizes) - sizes, sizes, np.array(checksums), joined)
+
+
+@pytest.mark.parametrize("ask", [MemberBytes.to_list, MemberBytes.rows, list])
+def test_each_member_whose_crc32_is_known_is_checked(ask):
+    good, wrong = zlib.crc32(b"abc"), zlib.crc32(b"abd")
+    parts = [b"xyz", b"abc"]
+    assert ask(member_bytes(parts, [ABSENT, ABSENT])) is not None
+    assert ask(member_bytes(parts, [ABSENT, good])) is not None
+    with pytest.raises(NotInChunkError):
+        ask(member_bytes(parts, [ABSENT, wrong]))
+
+
+def test_rows_are_checked_by_the_crc32_of_all_of_them():
+    checksums = [zlib.crc32(b"ab"), zlib.crc32(b"cd")]
+    whole = member_bytes([b"ab", b"cd"], checksums, joined=zlib.crc32(b"abcd"))
+    assert whole.rows().tolist() == [[97, 98], [99, 100]]
+    with pytest.raises(NotInChunkError):
+        member_bytes([b"cd", b"ab"], checksums, joined=zlib.crc32(b"abcd")).rows()
+
+
+@pytest.mark.parametrize("parts", [[b"ab", b"c"], [b"", b""]])
+def test_members_without_a_size_in_common_have_no_rows(parts):
+    assert member_bytes(parts, [ABSENT] * 2).rows() is None
+    assert member_bytes(parts, [ABSENT] * 2).to_list() == parts
+    assert ListedBytes(parts).rows() is None
+
+
+def test_rows_are_a_copy_that_may_be_written_to():
+    for members in (member_bytes([b"ab"] * 2, [ABSENT] * 2), ListedBytes([b"ab"] * 2)):
+        members.rows()[:] = 0
+        assert members.to_list() == [b"ab"] * 2

@@ -1,0 +1,276 @@
+"""Files that count the shards: which are taken, which passed over, and which contradict."""
+
+import http.server
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards import beside
+from lightning_shards.shards.urls import expand_urls
+
+
+def _write_wids(path, shards, **fields):
+    shardlist = [{"url": url, "nsamples": samples, **more} for url, samples, more in shards]
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shardlist}
+    path.write_text(json.dumps(content | fields))
+
+
+# --- files beside the shards
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "FOLDER/", "elsewhere/"])
+def test_a_wids_index_saves_the_scan(write_shards, load, tmp_path, forbid_scans, prefix):
+    urls = write_shards([3, 4])
+    prefix = prefix.replace("FOLDER", tmp_path.name)
+    size = Path(urls[0]).stat().st_size
+    _write_wids(
+        tmp_path / "any.json",
+        [(f"{prefix}000.tar", 30, {"filesize": size}), (f"{prefix}001.tar", 40, {})],
+    )
+    forbid_scans()
+    assert load(urls).counts.tolist() == [30, 40]
+
+
+def test_the_base_of_a_wids_index_goes_before_its_urls(write_shards, load, tmp_path):
+    urls = write_shards([3])
+    mine, other = (f"{tmp_path.name}/000.tar", 30, {}), ("x/000.tar", 31, {})
+    _write_wids(tmp_path / "wids.json", [mine, other], base=f"{tmp_path.parent.name}/")
+    assert load(urls).samples == 30
+    _write_wids(tmp_path / "wids.json", [mine], base="gs://bucket")
+    assert load(urls).samples == 3
+
+
+def test_an_index_of_several_folders_counts_for_its_own(write_shards, load, tmp_path):
+    urls = write_shards([3], tmp_path / "val")
+    train = ("data/train/000.tar", 30, {})
+    _write_wids(tmp_path / "val" / "wids.json", [train, ("val/000.tar", 40, {})])
+    assert load(urls).samples == 40
+    _write_wids(tmp_path / "val" / "wids.json", [train, ("data/val/000.tar", 40, {})])
+    assert load(urls).samples == 3  # which of the two was moved here? the shard itself knows
+
+
+def test_sizes_json_saves_the_scan(write_shards, load, tmp_path, forbid_scans, monkeypatch):
+    urls = write_shards([3, 4])
+    (tmp_path / "sizes.json").write_text('{"000.tar": 30, "001.tar": 40, "002.tar": null}')
+    forbid_scans()
+    assert load(urls).counts.tolist() == [30, 40]
+    monkeypatch.chdir(tmp_path)
+    assert load(expand_urls("*.tar")).counts.tolist() == [30, 40]
+
+
+def test_what_an_index_leaves_out_is_scanned(write_shards, load, tmp_path):
+    urls = write_shards([3, 4, 5])
+    _write_wids(tmp_path / "wids.json", [("000.tar", 30, {})])
+    (tmp_path / "sizes.json").write_text('{"001.tar": 40}')
+    assert load(urls).counts.tolist() == [30, 40, 5]
+
+
+@pytest.mark.parametrize(
+    "url", ["/000.tar", "x/../000.tar", "http://h/000.tar", "$HOME/000.tar", "{a}/000.tar", 7, ""]
+)
+def test_an_index_entry_that_points_elsewhere_is_not_used(write_shards, load, tmp_path, url):
+    urls = write_shards([3])
+    _write_wids(tmp_path / "wids.json", [(url, 30, {})])
+    assert load(urls).samples == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[3]",
+        '{"000.tar": -1}',
+        '{"000.tar": true}',
+        '{"000.tar": 3.5}',
+        '{"000.tar": 1e400}',
+        f'{{"000.tar": {10**15}}}',
+        '{"wids_version": 1}',
+        '{"wids_version": 1, "shardlist": {"000.tar": 4}}',
+        '{"wids_version": 1, "shardlist": [4, {"url": "000.tar"}]}',
+        '{"wids_version": 2, "shardlist": [{"url": "000.tar", "nsamples": 4}]}',
+        '{"wids_version": 1, "shardlist": [{"url": "000.tar", "nsamples": "4"}]}',
+    ],
+)
+def test_a_file_that_is_no_index_is_passed_over(write_shards, load, tmp_path, content):
+    urls = write_shards([3])
+    for name in ("sizes.json", "other.json"):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "folder.json").mkdir()
+    assert load(urls).samples == 3
+
+
+def test_a_file_that_is_too_large_is_not_read(write_shards, load, tmp_path, monkeypatch, caplog):
+    urls = write_shards([3])
+    (tmp_path / "sizes.json").write_text('{"000.tar": 4}')
+    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
+    assert load(urls).samples == 3
+    assert "sizes.json has 14 bytes, more than the 10 that such a file may have" in caplog.text
+
+
+def test_two_files_that_disagree_are_an_error(write_shards, load, tmp_path):
+    urls = write_shards([3, 4])
+    _write_wids(tmp_path / "wids.json", [("000.tar", 3, {}), ("001.tar", 4, {})])
+    (tmp_path / "sizes.json").write_text('{"000.tar": 3, "001.tar": 5}')
+    message = (
+        r"001.tar holds 5 samples by .*/sizes.json, 4 by .*/wids.json; delete or remake the one"
+    )
+    with pytest.raises(IndexMismatchError, match=message):
+        load(urls)
+    assert load(urls[:1]).samples == 3
+
+
+def test_a_shard_that_changed_since_it_was_indexed_is_an_error(write_shards, load, tmp_path):
+    urls = write_shards([3])
+    _write_wids(tmp_path / "wids.json", [("000.tar", 3, {"filesize": 20480})])
+    message = r"000.tar changed since it was indexed: it has 10240 bytes, 20480 by .*/wids.json"
+    with pytest.raises(IndexMismatchError, match=message):
+        load(urls)
+
+
+# --- remote shards
+
+
+@pytest.fixture
+def serve():
+    """A web server of some files: a body, or the status that answers for it; it notes requests."""
+    servers = []
+
+    def start(files):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                answer = files.get(self.path, 404)
+                self.send_response(200 if isinstance(answer, bytes) else answer)
+                self.end_headers()
+                self.wfile.write(answer if isinstance(answer, bytes) else b"no")
+
+            def log_message(self, *arguments):
+                pass
+
+        asked = []
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        return f"127.0.0.1:{server.server_port}", asked
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+WIDS = b'{"wids_version": 1, "shardlist": [{"url": "0.tar", "nsamples": 3, "filesize": 5}]}'
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"/d/sizes.json": b'{"0.tar": 3, "1.tar": 4}'}, [3, 4]),
+        ({"/d/sizes.json": b'{"1.tar": 4}', "/d/wids.json": WIDS}, [3, 4]),
+        ({"/d/sizes.json": 403, "/d/wids.json": WIDS.replace(b'["', b"")}, None),
+        ({"/d/sizes.json": 500}, None),
+        ({"/d/sizes.json": b"<html>log in</html>"}, None),
+        ({"/d/sizes.json": b"[" * 100_000}, None),
+        ({}, None),
+    ],
+)
+def test_an_http_folder_is_asked_once_for_its_counts(serve, load, files, expected):
+    host, asked = serve(files)
+    shards = load([f"http://user:secret@{host}/d/{shard}.tar?signature=1" for shard in range(2)])
+    assert (None if shards.counts is None else shards.counts.tolist()) == expected
+    assert asked[:2] == ["/d/sizes.json", "/d/wids.json"]
+    others = ["/d/_info.json", "/d/.nv-meta/.info.json"]
+    assert asked[2:] == (others if expected is None else [])
+
+
+@pytest.mark.network
+def test_remote_files_that_disagree_are_an_error(serve, load):
+    host, _ = serve({"/sizes.json": b'{"0.tar": 4}', "/wids.json": WIDS})
+    message = rf"4 samples by http://{host}/sizes.json, 3 by http://{host}/wids.json"
+    with pytest.raises(IndexMismatchError, match=message):
+        load([f"http://{host}/0.tar"])
+
+
+@pytest.mark.network
+def test_a_remote_file_that_is_too_large_is_not_read(serve, load, monkeypatch):
+    host, _ = serve({"/sizes.json": b'{"0.tar": 4}'})
+    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
+    assert load([f"http://{host}/0.tar"]).counts is None
+
+
+@pytest.mark.network
+def test_a_server_that_does_not_answer_means_no_counts(load, caplog):
+    caplog.set_level(logging.INFO)
+    assert load(["http://127.0.0.1:1/d/0.tar?secret"]).counts is None
+    (record,) = caplog.records  # one try, not one for each file
+    assert record.levelno == logging.INFO
+    assert "no counts from http://127.0.0.1:1/d/sizes.json" in record.getMessage()
+
+
+@pytest.mark.parametrize("url", ["gs://b/0.tar", "hf://d/0.tar", "pipe:cat 0.tar"])
+def test_one_shard_without_a_count_leaves_the_index_without(write_shards, load, forbid_scans, url):
+    urls = [*write_shards([3]), url]
+    forbid_scans()
+    shards = load(urls)
+    assert shards.urls == tuple(urls)
+    assert shards.counts is None
+
+
+@pytest.mark.network
+def test_local_and_remote_shards_go_together(write_shards, serve, load):
+    host, _ = serve({"/d/sizes.json": b'{"000.tar": 7}'})
+    urls = [f"http://{host}/d/000.tar", *write_shards([3])]
+    assert load(urls).counts.tolist() == [7, 3]
+
+
+# --- the total of a remote folder
+
+
+@pytest.mark.network
+def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(serve, load, caplog):
+    caplog.set_level(logging.INFO)
+    host, asked = serve({"/d/__len__": b" 12\n"})
+    shards = load([f"http://{host}/d/0.tar", f"http://{host}/d/1.tar?signature"], wants_total=True)
+    assert (shards.counts, shards.total) == (None, 12)
+    assert asked[-1] == "/d/__len__"
+    (record,) = caplog.records
+    assert f"http://{host}/d/__len__ counts 12 samples in all shards" in record.getMessage()
+
+
+@pytest.mark.network
+def test_a_remote_total_is_not_asked_for_in_vain(serve, load, caplog):
+    caplog.set_level(logging.INFO)
+    host, asked = serve({"/d/sizes.json": b'{"0.tar": 3}', "/d/__len__": b"4", "/e/__len__": b"5"})
+    counted, other, pipe = f"http://{host}/d/0.tar", f"http://{host}/e/0.tar", "pipe:cat 0.tar"
+    for urls in ([counted], [counted, other], [other, pipe], [pipe], ["gs://b/0.tar"]):
+        assert load(urls, wants_total=True).total is None
+    assert not [path for path in asked if path.endswith("__len__")]
+    assert not caplog.records
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"0", b"-3", b"12.5", b"1 2", b"<html>log in</html>", b"9" * 15, b"7" + b" " * 64],
+)
+def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, content):
+    host, _ = serve({"/__len__": content})
+    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
+    (record,) = caplog.records
+    assert f"http://{host}/__len__ is passed over" in record.getMessage()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("status", [404, 403, 500])
+def test_a_remote_total_that_cannot_be_read_means_none(serve, load, caplog, status):
+    host, _ = serve({"/__len__": status})
+    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
+    assert load(["http://127.0.0.1:1/0.tar"], wants_total=True).total is None
+    assert not caplog.records

@@ -1,0 +1,261 @@
+"""Whatever stands where an index should be: counts, or an error of ours at once."""
+
+import json
+import os
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.dataprep.indexes.cards import write_card
+from lightning_shards.dataprep.indexes.index_files import index_from_file
+from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
+from lightning_shards.dataprep.inspection.check import check_shards
+from lightning_shards.dataprep.inspection.survey import survey
+from lightning_shards.errors import ConfigError, FileAccessError, ShardError
+from lightning_shards.shards import beside
+from lightning_shards.shards.index import load_index
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import expand_urls
+
+# --- no regular files
+
+
+def _socket(path):
+    """A socket; its path may have about a hundred bytes, so it is made where the program is."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(before)
+
+
+KINDS = {"a fifo": os.mkfifo, "a folder": os.mkdir, "a socket": _socket}
+NAMES = ["sizes.json", "wids.json", "_info.json", ".nv-meta/.info.json", "000_stats.json"]
+NAMES += ["000.tar.idx", "000.idx", "__len__"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("kind", "make"), KINDS.items(), ids=KINDS)
+def test_an_index_that_is_no_file_is_an_error_at_once(
+    write_shards, load, tmp_path, name, kind, make
+):
+    urls = write_shards([3])
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(FileAccessError, match=f"{name} is {kind}; put a regular file there"):
+        load(urls)
+
+
+@pytest.mark.parametrize(("kind", "make"), KINDS.items(), ids=KINDS)
+def test_a_shard_that_is_no_file_is_an_error_at_once(tmp_path, load, kind, make):
+    make(tmp_path / "000.tar")
+    with pytest.raises(ShardError, match=rf"000\.tar is {kind}; "):
+        load(expand_urls(f"{tmp_path}/000.tar"))
+
+
+@pytest.mark.parametrize(("kind", "make"), KINDS.items(), ids=KINDS)
+def test_a_cache_that_is_no_file_is_an_error_at_once(write_shards, load, tmp_path, kind, make):
+    urls = write_shards([3])
+    load(urls)
+    store = TableStore(tmp_path / "cache")
+    store.table_of(urls[0])
+    for path in [*(tmp_path / "cache").glob("counts-*"), store.sidecar_of(urls[0])]:
+        path.unlink()
+        make(path)
+    for use in (lambda: load(urls), lambda: store.table_of(urls[0])):
+        with pytest.raises(FileAccessError, match=f"is {kind}; put a regular file there"):
+            use()
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_what_the_tools_read_is_refused_unless_it_is_a_file(write_shards, tmp_path, make):
+    urls = write_shards([3])
+    make(tmp_path / "wids.json")
+    make(tmp_path / "README.md")
+    found = survey(urls, cache_dir=tmp_path / "cache")
+    for use in (
+        lambda: write_index(found, IndexFiles(cache_dir=tmp_path / "cache")),
+        lambda: check_shards(urls, cache_dir=tmp_path / "cache"),
+        lambda: index_from_file(tmp_path / "wids.json"),
+        lambda: write_card(tmp_path, {"train": ["000.tar"]}, {"000.tar": 3}),
+    ):
+        with pytest.raises(FileAccessError, match="put a regular file there"):
+            use()
+
+
+def test_a_link_to_nowhere_is_no_index(write_shards, load, tmp_path):
+    urls = write_shards([3])
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to("nowhere")
+    assert load(urls).counts.tolist() == [3]
+
+
+@pytest.mark.parametrize("name", ["sizes.json", "000.tar.idx"])
+def test_an_index_of_2_gb_is_passed_over_unread(write_shards, load, tmp_path, caplog, name):
+    urls = write_shards([3])
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**31)  # sparse: it takes no space
+    assert load(urls).counts.tolist() == [3]
+    message = f"{name} has 2,147,483,648 bytes, more than the 268,435,456 that such a file may have"
+    assert message in caplog.text
+    assert "remake it" in caplog.text
+
+
+def test_an_index_of_2_gb_is_no_plan(tmp_path):
+    with (tmp_path / "wids.json").open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(FileAccessError, match=r"more than the 268,435,456 .*; remake it"):
+        index_from_file(tmp_path / "wids.json")
+
+
+def test_a_file_that_is_no_json_is_no_plan(tmp_path):
+    (tmp_path / "wids.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"wids\.json is no JSON .*; name a wids JSON"):
+        index_from_file(tmp_path / "wids.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read all files")
+def test_an_index_that_may_not_be_read_is_passed_over(write_shards, load, tmp_path, caplog):
+    urls = write_shards([3])
+    (tmp_path / "sizes.json").write_text('{"000.tar": 4}')
+    (tmp_path / "sizes.json").chmod(0)
+    assert load(urls).counts.tolist() == [3]
+    assert "give this user the right to read it" in caplog.text
+
+
+def test_a_folder_that_may_not_be_listed_has_no_index(write_shards, load, monkeypatch, caplog):
+    urls = write_shards([3])
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert load(urls).counts.tolist() == [3]
+    assert "Permission denied" in caplog.text
+
+
+# --- JSON of any shape
+
+WORDS = ["wids_version", "shardlist", "url", "nsamples", "filesize", "md5sum", "base", "splits"]
+WORDS += ["shard_counts", "filenames", "shard_lengths", "successes", "version", "counts", "folder"]
+WORDS += ["000.tar", "001.tar", "x/000.tar", "..", "", "a\0b", "n" * 300, "\udcff"]
+VALUES = st.recursive(
+    st.sampled_from(
+        [
+            None,
+            True,
+            False,
+            0,
+            1,
+            3,
+            -1,
+            1 << 39,
+            1 << 63,
+            10**400,
+            1.5,
+            float("nan"),
+            1e308,
+            *WORDS,
+        ]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+ENTRIES = st.dictionaries(st.sampled_from(["url", "nsamples", "filesize", "md5sum"]), VALUES)
+WIDS = st.fixed_dictionaries(
+    {"wids_version": st.just(1), "shardlist": st.lists(ENTRIES, max_size=3) | VALUES},
+    optional={"base": VALUES},
+)
+SPLITS = st.fixed_dictionaries({"filenames": VALUES, "shard_lengths": VALUES})
+INFO = st.fixed_dictionaries(
+    {"splits": st.dictionaries(st.sampled_from(WORDS), SPLITS | VALUES) | VALUES},
+    optional={"shard_counts": st.dictionaries(st.sampled_from(WORDS), VALUES) | VALUES},
+)
+CONTENTS = VALUES | WIDS | INFO
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, write_tar):
+    """A folder with two shards of three and four samples."""
+    folder = tmp_path_factory.mktemp("hostile") / "data"
+    folder.mkdir()
+    for shard, samples in enumerate((3, 4)):
+        members = [(f"{shard}-{sample}.cls", b"1") for sample in range(samples)]
+        write_tar(folder / f"{shard:03d}.tar", members)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("json")])
+@settings(max_examples=50)
+@given(content=CONTENTS)
+def test_json_of_any_shape_gives_counts_or_an_error_of_ours(place, name, content):
+    path = place / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+    urls = [str(place / "000.tar"), str(place / "001.tar")]
+    try:
+        assert len(load_index(urls, cache_dir=place / "cache").counts) == 2
+    except ShardError:
+        pass
+    finally:
+        path.unlink()
+
+
+@settings(max_examples=50)
+@given(content=CONTENTS)
+def test_the_tools_take_json_of_any_shape_or_say_what_is_wrong(place, content):
+    cache = place / "cache"
+    urls = [str(place / "000.tar"), str(place / "001.tar")]
+    for name in ("wids.json", "sizes.json"):
+        (place / name).write_text(json.dumps(content))
+    found = survey(urls, cache_dir=cache)
+    files = IndexFiles(formats=("wids", "sizes"), cache_dir=cache)
+    for use in (
+        lambda: index_from_file(place / "wids.json"),
+        lambda: check_shards(urls, cache_dir=cache),
+        lambda: write_index(found, files),
+    ):
+        with suppress(ShardError):
+            use()
+    for name in ("wids.json", "sizes.json"):
+        (place / name).unlink()
+
+
+@settings(max_examples=50)
+@given(content=CONTENTS)
+def test_a_cache_of_any_shape_is_scanned_again(place, content):
+    cache = place / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    url = str(place / "000.tar")
+    load_index([url], cache_dir=cache)
+    (cached,) = cache.iterdir()
+    if isinstance(content, dict):
+        content = {"version": 1, "folder": str(place)} | content
+    cached.write_text(json.dumps(content))
+    assert load_index([url], cache_dir=cache).counts.tolist() == [3]
+
+
+@given(st.binary(max_size=80))
+def test_bytes_of_any_kind_give_counts_or_an_error_of_ours(place, data):
+    for name in ("sizes.json", "000.tar.idx", "000.idx", "000_stats.json"):
+        (place / name).write_bytes(data)
+    try:
+        assert len(load_index([str(place / "000.tar")], cache_dir=place / "cache").counts) == 1
+    except ShardError:
+        pass
+    finally:
+        for name in ("sizes.json", "000.tar.idx", "000.idx", "000_stats.json"):
+            (place / name).unlink()
+
+
+def test_the_limit_lets_an_index_of_a_million_shards_pass():
+    entry = {"url": "train-000000.tar", "md5sum": "0" * 32, "nsamples": 10**5, "filesize": 10**10}
+    assert 10**6 * len(json.dumps(entry, indent=1)) < beside.MAX_INDEX_BYTES

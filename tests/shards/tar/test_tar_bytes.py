@@ -1,0 +1,169 @@
+"""A tar that is written to or cut short while it is read: an error, in whatever way it is read."""
+
+import errno
+import os
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.dataprep.indexes.idx_files import dali_index
+from lightning_shards.dataprep.inspection.layout import lay_out
+from lightning_shards.dataprep.inspection.salvage import salvage
+from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
+from lightning_shards.readers.stream import read_shard
+from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.tar import tar_bytes
+from lightning_shards.shards.tar.plain_runs import count_samples
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import walk_members
+
+SAMPLES = 400
+CHANGED = "changed while it was read"
+CUT = "was cut short while it was read"
+
+
+@pytest.fixture
+def path(tmp_path, write_tar):
+    archive = [(f"{n:04d}.{s}", b"%04d" % n * 700) for n in range(SAMPLES) for s in ("a", "b")]
+    return write_tar(tmp_path / "0.tar", archive)
+
+
+def rewrite(path, write_tar, text=b"new!"):
+    """The same members with other bytes, in the same file."""
+    archive = [(f"{n:04d}.{s}", text * 700) for n in range(SAMPLES) for s in ("a", "b")]
+    other = write_tar(path.with_name("other.tar"), archive).read_bytes()
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.write(other)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+
+
+def ends_by_itself(action):
+    """Whether a child of this process that does this goes on afterwards: a signal would end it."""
+    child = os.fork()
+    if not child:
+        try:
+            action()
+        finally:
+            os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def read_on(path):
+    samples = read_shard(str(path), SAMPLES)
+    next(samples)
+    os.truncate(path, 2048)
+    list(samples)
+
+
+def lay_out_table(path):
+    lay_out(scan_members(path), path)
+
+
+SCANS = {
+    "count": count_samples,
+    "scan": scan_members,
+    "crc32": partial(scan_members, with_crc32=True),
+    "layout": lay_out_table,
+    "salvage": lambda path: salvage(str(path), path.parent / "saved", None),
+    "dali": dali_index,
+}
+
+
+@pytest.fixture
+def cut_once_open(path, monkeypatch):
+    """The file is cut by another program when it is about to be read for the first time."""
+    plain = os.pread
+
+    def pread(file, size, offset):
+        os.truncate(path, 2048)
+        return plain(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+def test_a_shard_that_is_cut_under_the_stream_reader_does_not_end_the_process(path):
+    assert ends_by_itself(lambda: read_on(path))
+
+
+def test_a_shard_that_is_cut_under_the_stream_reader_is_an_error_that_says_so(path):
+    with pytest.raises(DamagedShardError, match=CUT):
+        read_on(path)
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.usefixtures("cut_once_open")
+def test_a_shard_that_is_cut_while_it_is_scanned_is_an_error_that_says_so(path, scan):
+    with pytest.raises(DamagedShardError, match=CUT):
+        scan(path)
+
+
+def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path, write_tar):
+    with pytest.raises(DamagedShardError, match=CHANGED), open_tar(path) as tar:  # noqa: PT012
+        list(walk_members(tar, "0.tar"))
+        rewrite(path, write_tar)
+        list(walk_members(tar, "0.tar"))
+
+
+def test_headers_of_two_files_are_no_damage_but_a_change(path, write_tar):
+    with pytest.raises(DamagedShardError, match=CHANGED), open_tar(path) as tar:  # noqa: PT012
+        walked = walk_members(tar, "0.tar")
+        next(walked)
+        rewrite(path, write_tar, text=b"longer")
+        list(walked)
+
+
+def test_what_is_no_file_is_refused_by_name(tmp_path):
+    os.mkfifo(tmp_path / "fifo.tar")
+    for scan in (count_samples, scan_members, lambda path: list(read_shard(str(path), None))):
+        for path, kind in ((tmp_path, "a folder"), (tmp_path / "fifo.tar", "a fifo")):
+            with pytest.raises(FileAccessError, match=f"is {kind}"):
+                scan(path)
+        with pytest.raises(ShardNotFoundError):
+            scan(tmp_path / "absent.tar")
+
+
+def test_a_failing_disk_under_the_stream_reader_is_a_damaged_shard(path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(DamagedShardError, match="could not be read: Input/output error, at byte 0"):
+        list(read_shard(str(path), None))
+
+
+PARTS = st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 20_000)), max_size=60)
+
+
+@settings(max_examples=60)
+@given(PARTS, st.integers(1, 90_000))
+def test_any_parts_in_any_order_are_those_of_the_file(tmp_path_factory, parts, size):
+    path = tmp_path_factory.getbasetemp() / "any.tar"
+    data = np.random.default_rng(size).bytes(size)
+    path.write_bytes(data)
+    with open_tar(path) as tar:
+        assert len(tar) == size
+        for start, length in [(start % (size + 9), length) for start, length in parts]:
+            assert tar[start : start + length] == data[start : start + length]
+            end = max(start, min(start + length, size))
+            assert tar.crc32(start, end - start) == zlib.crc32(data[start:end])
+
+
+def test_small_members_are_read_many_at_once(path, monkeypatch):
+    reads, plain = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *call: reads.append(call) or plain(*call))
+    assert len(list(read_shard(str(path), SAMPLES))) == SAMPLES
+    assert len(reads) < 50
+    assert sum(size for _, size, _ in reads) < 1.1 * path.stat().st_size
+
+
+def test_crc32s_of_small_members_are_taken_of_windows(path, monkeypatch):
+    reads = []
+    read_at = tar_bytes.read_at
+    monkeypatch.setattr(tar_bytes, "read_at", lambda *place: reads.append(place) or read_at(*place))
+    scan_members(path, with_crc32=True)
+    assert len(reads) < SAMPLES / 10  # two members a sample, of 2,800 bytes
