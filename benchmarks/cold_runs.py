@@ -27,7 +27,7 @@ from webdataset.writer import TarWriter
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
@@ -67,7 +67,7 @@ def make_source(urls: Sequence[str], case: Case, sampling: Sampling, run: int) -
     counts = np.full(case.shards, case.samples_per_shard, dtype=np.int64)
     return IndexedSource(
         index=ShardIndex(tuple(urls), counts),
-        epochs=Epochs(int(counts.sum()), BATCH, "drop"),
+        epochs=EpochSchedule(int(counts.sum()), BATCH, "drop"),
         sampling=sampling,
         seed=0,
         fields=make_fields({"data": "bin"}, {"data": "raw"}, frozenset()),

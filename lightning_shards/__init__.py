@@ -16,28 +16,58 @@ if TYPE_CHECKING:
     from lightning_shards.config import LoaderConfig, SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.dataprep.writing.writer import ShardWriter
-    from lightning_shards.errors import ShardError
+    from lightning_shards.errors import (
+        ConfigError,
+        DamagedShardError,
+        DigestError,
+        FileAccessError,
+        IndexMismatchError,
+        MissingFieldError,
+        PlanError,
+        RankError,
+        SampleError,
+        ShardError,
+        ShardNotFoundError,
+        StateError,
+        TransformError,
+        UnsafeError,
+        UrlError,
+        WorkerError,
+    )
     from lightning_shards.loader import ShardLoader
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
     from lightning_shards.plan.order import SampleOrder
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.map_dataset import ShardDataset
-    from lightning_shards.samples.crops import CenterCrop, RandomResizedCrop, Resize
+    from lightning_shards.samples.crops import (
+        DecodeCenterCrop,
+        DecodeRandomResizedCrop,
+        DecodeResize,
+    )
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
 
 _HOMES = {
-    "CenterCrop": "samples.crops",
+    "ConfigError": "errors",
     "Cursor": "plan.cursor",
+    "DamagedShardError": "errors",
     "DataThroughputMonitor": "callbacks.throughput",
+    "DecodeCenterCrop": "samples.crops",
+    "DecodeRandomResizedCrop": "samples.crops",
+    "DecodeResize": "samples.crops",
+    "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
     "ExactResume": "callbacks.resume",
+    "FileAccessError": "errors",
+    "IndexMismatchError": "errors",
     "LoaderConfig": "config",
+    "MissingFieldError": "errors",
     "Place": "plan.place",
-    "RandomResizedCrop": "samples.crops",
-    "Resize": "samples.crops",
+    "PlanError": "errors",
+    "RankError": "errors",
+    "SampleError": "errors",
     "SampleOrder": "plan.order",
     "SetEpoch": "callbacks.set_epoch",
     "ShardCLI": "cli",
@@ -46,23 +76,38 @@ _HOMES = {
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
+    "ShardNotFoundError": "errors",
     "ShardWriter": "dataprep.writing.writer",
     "SplitConfig": "config",
+    "StateError": "errors",
+    "TransformError": "errors",
+    "UnsafeError": "errors",
+    "UrlError": "errors",
+    "WorkerError": "errors",
     "expand_urls": "shards.urls",
     "plan_epoch": "plan.epoch",
 }
 
 __all__ = [
-    "CenterCrop",
+    "ConfigError",
     "Cursor",
+    "DamagedShardError",
     "DataThroughputMonitor",
+    "DecodeCenterCrop",
+    "DecodeRandomResizedCrop",
+    "DecodeResize",
+    "DigestError",
     "EpochDigest",
     "EpochPlan",
     "ExactResume",
+    "FileAccessError",
+    "IndexMismatchError",
     "LoaderConfig",
+    "MissingFieldError",
     "Place",
-    "RandomResizedCrop",
-    "Resize",
+    "PlanError",
+    "RankError",
+    "SampleError",
     "SampleOrder",
     "SetEpoch",
     "ShardCLI",
@@ -71,8 +116,14 @@ __all__ = [
     "ShardError",
     "ShardIndex",
     "ShardLoader",
+    "ShardNotFoundError",
     "ShardWriter",
     "SplitConfig",
+    "StateError",
+    "TransformError",
+    "UnsafeError",
+    "UrlError",
+    "WorkerError",
     "expand_urls",
     "plan_epoch",
 ]

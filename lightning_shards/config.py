@@ -123,9 +123,10 @@ class LoaderConfig:
             nothing and start at once; a training loop of much Python wants processes.
         threads_per_worker: Threads in each worker process. Threads need transforms that draw from
             the ``rng`` they are given.
-        prefetch: Batches that each worker keeps ready; of small ones, messages of several.
-        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer than ``prefetch``
-            where batches are large, but at least one batch or message (4 MiB) of each worker.
+        prefetch_factor: Batches that each worker keeps ready; of small ones, messages of several.
+        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer batches than
+            ``prefetch_factor`` where they are large, but at least one batch or message (4 MiB) of
+            each worker.
         multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
             threads can deadlock.
         pin_memory: Whether batches are copied into page-locked memory. Default: when the
@@ -139,7 +140,7 @@ class LoaderConfig:
 
     pool: Literal["processes", "threads", "inline"] = "processes"
     threads_per_worker: int = 1
-    prefetch: int = 2
+    prefetch_factor: int = 2
     prefetch_bytes: int = 2**30
     multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
     pin_memory: bool | None = None
@@ -159,7 +160,7 @@ class LoaderConfig:
                 f"threads_per_worker={self.threads_per_worker} goes with pool='processes', not "
                 f"{self.pool!r}; leave it at 1 and set num_workers"
             )
-        require_at_least("prefetch", self.prefetch, 1)
+        require_at_least("prefetch_factor", self.prefetch_factor, 1)
         require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         timeout_s = self.worker_timeout_s
         if type(timeout_s) not in {int, float} or not 0 <= timeout_s < math.inf:

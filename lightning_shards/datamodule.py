@@ -34,7 +34,7 @@ from lightning_shards.progress import (
 )
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.stream import StreamSource
-from lightning_shards.samples.collate import Made
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
@@ -318,7 +318,7 @@ class ShardDataModule(pl.LightningDataModule):
         source: StreamSource | IndexedSource,
         given: Place | None,
         trainer: pl.Trainer | None = None,
-        sample: Made | None = None,
+        sample: LoadedBatch | None = None,
     ) -> ShardLoader:
         place = given or Place()
         steps = source.epochs.plan(place.world_size).require_steps().steps

@@ -19,10 +19,10 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.bad_samples import require_budget
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import BadSample, Batch, Made
+from lightning_shards.samples.collate import BadSample, Batch, LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES
 from lightning_shards.saved_state import State, read_count, require_same, require_state
 from lightning_shards.workers.pool import BatchStream, Pool
@@ -89,15 +89,15 @@ class Served:
     digest: int = 0
     bad: list[BadSample] = field(default_factory=list[BadSample])
 
-    def add(self, made: Made, samples: int) -> None:
+    def add(self, loaded: LoadedBatch, samples: int) -> None:
         """Count a batch; `samples` is where the job stands behind it."""
         self.samples = samples
         self.steps += 1
-        self.digest = add_digests(self.digest, made.digest)
-        self.bad.extend(made.bad)
+        self.digest = add_digests(self.digest, loaded.digest)
+        self.bad.extend(loaded.bad)
 
 
-class _Standing(NamedTuple):
+class _OpenStream(NamedTuple):
     """Where a stream stands: the next batch it will give, and the limit it was started with."""
 
     stream: BatchStream
@@ -117,7 +117,7 @@ class ShardLoader:
 
     Args:
         source: what makes the batches.
-        pool: where they are made.
+        pool: where they are loaded.
         place: the rank and the world size. None: the only one there is, which is refused at the
             first batch if this process turns out to be one of several.
         identity: plain values that a checkpoint must agree with, such as the seed.
@@ -144,7 +144,7 @@ class ShardLoader:
         self.progress = progress
         self._resumed: Cursor | None = None
         self._trained = Cursor()
-        self._standing: _Standing | None = None
+        self._open: _OpenStream | None = None
         self._is_first = True
         self._iteration = 0
 
@@ -154,7 +154,7 @@ class ShardLoader:
         return self._source
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> EpochSchedule:
         """How the samples are cut into epochs."""
         return self._source.epochs
 
@@ -224,14 +224,14 @@ class ShardLoader:
                 )
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
-            made = self._next_made(following, plan.size(step, self.place.rank))
-            served.add(made, after.samples)
-            if made.bad:
+            loaded = self._next_batch(following, plan.size(step, self.place.rank))
+            served.add(loaded, after.samples)
+            if loaded.bad:
                 self._check_budget(served)
             if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
             self.times.handed_at = time.perf_counter()
-            yield made.batch
+            yield loaded.batch
 
     @property
     def shape(self) -> State:
@@ -282,9 +282,9 @@ class ShardLoader:
 
     def close(self) -> None:
         """End the workers; the next iteration starts them again."""
-        if self._standing is not None:
-            standing, self._standing = self._standing, None
-            standing.stream.close()
+        if self._open is not None:
+            opened, self._open = self._open, None
+            opened.stream.close()
 
     @property
     def _iterator(self) -> None:
@@ -297,7 +297,7 @@ class ShardLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the running stream: a copy in another process starts its own."""
-        return self.__dict__ | {"_standing": None}
+        return self.__dict__ | {"_open": None}
 
     def _copy(self, source: Source) -> "ShardLoader":
         loader = copy.copy(self)  # by __getstate__, without the running stream
@@ -327,15 +327,15 @@ class ShardLoader:
     def _shorter(self, limit: int) -> int:
         return limit if self.epochs.limit is None else min(limit, self.epochs.limit)
 
-    def _stand_at(self, cursor: Cursor, epochs: Epochs) -> None:
-        standing = self._standing
-        if standing and (standing.cursor, standing.limit) == (cursor, epochs.limit):
+    def _stand_at(self, cursor: Cursor, epochs: EpochSchedule) -> None:
+        opened = self._open
+        if opened and (opened.cursor, opened.limit) == (cursor, epochs.limit):
             return
         self.close()
         begin = time.perf_counter()
         stream = self.pool.start(self._source.with_epochs(epochs), self.place, cursor)
         self.times.start_s += time.perf_counter() - begin
-        self._standing = _Standing(stream, cursor, epochs.limit)
+        self._open = _OpenStream(stream, cursor, epochs.limit)
         self._is_first = True
 
     def _check_budget(self, served: Served) -> None:
@@ -345,15 +345,15 @@ class ShardLoader:
             self.close()
             raise
 
-    def _next_made(self, following: Cursor, samples: int) -> Made:
-        if self._standing is None:
+    def _next_batch(self, following: Cursor, samples: int) -> LoadedBatch:
+        if self._open is None:
             raise ShardError(
                 "this loader was closed while it was iterated, by hand or because its data module "
                 "was asked for one of other settings; change settings between two epochs"
             )
         begin = time.perf_counter()
         try:
-            produced = next(self._standing.stream)
+            loaded = next(self._open.stream)
         except BaseException:
             self.close()
             raise
@@ -361,8 +361,8 @@ class ShardLoader:
         times = self.times
         times.batches += 1
         times.samples += samples
-        times.produce_s += produced.seconds
-        for stage, spent_s in zip(STAGES, produced.made.seconds, strict=False):
+        times.produce_s += loaded.seconds
+        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
             if spent_s:  # most are nothing
                 times.stages[stage] += spent_s
         if self._is_first:
@@ -370,5 +370,5 @@ class ShardLoader:
             self._is_first = False
         else:
             times.wait_s += seconds
-        self._standing = _Standing(self._standing.stream, following, self._standing.limit)
-        return produced.made
+        self._open = _OpenStream(self._open.stream, following, self._open.limit)
+        return loaded

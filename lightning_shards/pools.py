@@ -3,7 +3,7 @@
 from lightning_shards.config import LoaderConfig
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import Made
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool
@@ -17,7 +17,7 @@ def make_pool(
     source: Source,
     place: Place,
     *,
-    sample: Made | None = None,
+    sample: LoadedBatch | None = None,
     on_cuda: bool = False,
     ranks: int = 1,
 ) -> Pool:
@@ -42,8 +42,8 @@ def make_pool(
         require_own_randomness(source)
     if config.pool == "threads":
         size = tensor_bytes(sample.batch, source.epochs.batch_size)
-        prefetch = _prefetch(config, num_workers, size)
-        return ThreadPool(num_workers, prefetch, config.worker_timeout_s)
+        prefetch_factor = _prefetch(config, num_workers, size)
+        return ThreadPool(num_workers, prefetch_factor, config.worker_timeout_s)
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
     return _process_pool(config, num_workers, batch, on_cuda, ranks)
 
@@ -68,4 +68,4 @@ def _process_pool(
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
     """What was asked for, or less if workers that keep so many bytes exceed `prefetch_bytes`."""
-    return max(1, min(config.prefetch, config.prefetch_bytes // max(num_workers * kept, 1)))
+    return max(1, min(config.prefetch_factor, config.prefetch_bytes // max(num_workers * kept, 1)))

@@ -14,7 +14,7 @@ from lightning_shards.errors import StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -28,7 +28,7 @@ class Loader(Protocol):
     """What is asked of a loader here."""
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> EpochSchedule:
         """How its samples are cut into epochs."""
         ...
 
@@ -52,7 +52,7 @@ class Loader(Protocol):
         ...
 
 
-class Standing(NamedTuple):
+class FitPosition(NamedTuple):
     """Where a fit stands between two batches, in Lightning's terms.
 
     Attributes:
@@ -79,7 +79,7 @@ class Standing(NamedTuple):
         return self.is_over or self.batches % accumulate == 0
 
 
-class Anchor(NamedTuple):
+class EpochAnchor(NamedTuple):
     """From where the rest of one epoch is counted, when its batch size changed on the way.
 
     Attributes:
@@ -96,7 +96,7 @@ class TrainProgress:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
-        self.anchor: Anchor | None = None
+        self.anchor: EpochAnchor | None = None
         self._is_known = False
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
@@ -139,12 +139,12 @@ class TrainProgress:
 
     def trained(self, loader: Loader) -> Cursor:
         """Samples whose optimiser step was taken; counted by Lightning, not by what was fetched."""
-        standing = self.standing(loader)
-        if standing.is_over:
-            return Cursor(standing.epoch + 1)
-        return self._cursor(loader, standing.epoch, standing.batches)
+        position = self.position(loader)
+        if position.is_over:
+            return Cursor(position.epoch + 1)
+        return self._cursor(loader, position.epoch, position.batches)
 
-    def standing(self, loader: Loader) -> Standing:
+    def position(self, loader: Loader) -> FitPosition:
         """Where the fit stands; an open accumulation window counts as not begun.
 
         `processed` is right in checkpoints from the end of a batch, of a validation and from an
@@ -156,23 +156,23 @@ class TrainProgress:
         epoch, batches = progress.processed, batch.current.processed
         if progress.started == progress.processed:  # between epochs: batches are of the one before
             if not (epoch and 0 < batches < end and self._ended_by_max_steps()):
-                return Standing(epoch, 0, is_over=False, total=batch.total.processed)
+                return FitPosition(epoch, 0, is_over=False, total=batch.total.processed)
             epoch -= 1  # it was not at its end, which a fit with more steps goes on to
         if batches >= end:
-            return Standing(epoch, batches, is_over=True, total=batch.total.processed)
+            return FitPosition(epoch, batches, is_over=True, total=batch.total.processed)
         is_here = self.anchor is not None and self.anchor.cursor.epoch == epoch
         least = self.anchor.batches if self.anchor and is_here else 0
         stepped = max(least, batches - batches % self._trainer.accumulate_grad_batches)
         total = batch.total.processed - (batches - stepped)
-        return Standing(epoch, stepped, is_over=False, total=total)
+        return FitPosition(epoch, stepped, is_over=False, total=total)
 
-    def is_validation_due(self, standing: Standing) -> bool:
+    def is_validation_due(self, position: FitPosition) -> bool:
         """Whether Lightning validates after the last trained batch, be it done or not."""
         fit_loop = self._trainer.fit_loop
         epochs = fit_loop.epoch_progress.current
         batches = fit_loop.epoch_loop.batch_progress.current
         is_open = epochs.started > epochs.processed and fit_loop._data_fetcher is not None  # noqa: SLF001 there is none outside of a fit
-        if not is_open or not batches.ready == batches.processed == standing.batches:
+        if not is_open or not batches.ready == batches.processed == position.batches:
             return False
         return validates_now(self._trainer) and sum(self._trainer.num_val_batches) > 0
 

@@ -6,7 +6,7 @@ from typing import Any
 from lightning_shards.config import Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import ORDER_VERSION
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.collate import BatchFormat
@@ -82,7 +82,7 @@ def make_source(
     is_train = split == "train"
     max_bad = _max_bad(split, config, defaults)
     sampling = config.sampling or ("resampled" if is_train else "sequential")
-    epochs = Epochs(
+    epochs = EpochSchedule(
         samples=epoch_samples(split, config.dataset_size, sampling, index),
         batch_size=config.batch_size or defaults.batch_size,
         remainder=config.remainder or ("drop" if is_train else "balanced"),

@@ -20,7 +20,7 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards import index
@@ -101,7 +101,7 @@ def _make_source(
     settings = {"seed": 0, "transforms": {}, "shuffle_buffer": 0} | others
     return StreamSource(
         index=ShardIndex(tuple(urls), counts),
-        epochs=Epochs(total, batch_size, remainder, pinned=pinned),
+        epochs=EpochSchedule(total, batch_size, remainder, pinned=pinned),
         sampling=sampling,
         fields=make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe)),
         **settings,

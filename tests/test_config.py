@@ -46,7 +46,7 @@ def test_a_split_that_cannot_work_is_refused(settings, message):
             r"threads_per_worker=2 goes with pool='processes', not 'threads'; leave it at 1",
         ),
         ({"prefetch_bytes": 0}, r"prefetch_bytes must be a whole number of at least 1, got 0"),
-        ({"prefetch": 0}, r"prefetch must be a whole number of at least 1, got 0"),
+        ({"prefetch_factor": 0}, r"prefetch_factor must be a whole number of at least 1, got 0"),
         ({"worker_timeout_s": -1}, r"worker_timeout_s must be a number of seconds.*got -1"),
         ({"worker_timeout_s": float("inf")}, r"worker_timeout_s must .*0 for no limit, got inf"),
         ({"worker_timeout_s": "300"}, r"worker_timeout_s must be a number .*got '300'"),

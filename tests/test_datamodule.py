@@ -175,7 +175,7 @@ def test_a_module_can_be_printed(make_module, urls):
 
 
 def test_workers_are_started_as_configured(make_module, urls):
-    config = LoaderConfig(prefetch=5, multiprocessing_context="spawn", pin_memory=True)
+    config = LoaderConfig(prefetch_factor=5, multiprocessing_context="spawn", pin_memory=True)
     module = make_module(SplitConfig(urls), num_workers=3, loader=config)
     pool = module.loader("train").pool
     assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch=pool.batch)

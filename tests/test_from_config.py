@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "decode": {"image": "gray"},
     "transforms": {"label": "builtins.float"},
     "batch_size": 16,
-    "loader": {"prefetch": 4},
+    "loader": {"prefetch_factor": 4},
 }
 
 
@@ -42,7 +42,7 @@ WANTED = ShardDataModule(
     decode={"image": "gray"},
     transforms={"label": float},
     batch_size=16,
-    loader=LoaderConfig(prefetch=4),
+    loader=LoaderConfig(prefetch_factor=4),
 )
 
 
@@ -237,11 +237,14 @@ def test_structured_splits_interpolate_and_make_a_module_that_a_saved_config_mak
             "data": {
                 "train": OmegaConf.structured(SplitConfig),
                 "val": OmegaConf.structured(SplitConfig),
-                "loader": OmegaConf.structured(LoaderConfig(prefetch=4)),
+                "loader": OmegaConf.structured(LoaderConfig(prefetch_factor=4)),
             },
         }
     )
-    interpolated = {"batch_size": "${size}", "train": {"batch_size": "${data.loader.prefetch}"}}
+    interpolated = {
+        "batch_size": "${size}",
+        "train": {"batch_size": "${data.loader.prefetch_factor}"},
+    }
     experiment = OmegaConf.merge(experiment, {"data": SETTINGS}, {"data": interpolated})
     module = ShardDataModule.from_config(experiment)
     assert module.splits["train"].batch_size == 4

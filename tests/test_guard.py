@@ -50,7 +50,7 @@ def main():
 
     url, moment, start_method = sys.argv[1:]
     source = StreamSource(
-        index=ShardIndex((url,), None), epochs=Epochs(100, 2, "drop"), sampling="resampled",
+        index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), sampling="resampled",
         seed=0, fields=(Field("label", ("cls",)),), transforms={"label": Transform()},
     )
     print("starts", flush=True)

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from lightning_shards import ShardLoader
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
@@ -55,13 +55,13 @@ class WorkersInTurn:
 
 class BatchesInTurn:
     def __init__(self, workers):
-        self.turns = itertools.cycle(workers)
+        self.worker_epochs = itertools.cycle(workers)
 
     def __next__(self):
-        return next(next(self.turns))
+        return next(next(self.worker_epochs))
 
     def close(self):
-        self.turns = iter(())  # the generators close their files as they go
+        self.worker_epochs = iter(())  # the generators close their files as they go
 
 
 def make_pool(number):
@@ -147,7 +147,7 @@ class LoaderMachine(RuleBasedStateMachine):
         Draw.failures = 0
         self.source = IndexedSource(
             index=self.index,
-            epochs=Epochs(SAMPLES, 1, remainder, pinned=pinned),
+            epochs=EpochSchedule(SAMPLES, 1, remainder, pinned=pinned),
             sampling=sampling,
             seed=SEED,
             fields=make_fields({"drawn": "cls"}, {}, frozenset()),

@@ -33,14 +33,14 @@ def test_no_workers_are_the_trainers_own_thread(source):
 
 
 def test_threads_are_started_as_configured(source):
-    assert made(source, 3, pool="threads", prefetch=5) == ThreadPool(3, prefetch=5)
+    assert made(source, 3, pool="threads", prefetch_factor=5) == ThreadPool(3, prefetch_factor=5)
 
 
 def test_processes_know_their_threads_and_what_a_batch_takes(source):
     batch = batch_bytes(source.first_sample(Place()).batch, 4)
     pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True, ranks=8)
     assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch, ranks=8)
-    assert pool.lanes == 6
+    assert pool.slots == 6
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,10 @@ def test_the_bytes_kept_ready_are_bounded(source, config, size, kept):
     of_worker = kept * size(source.first_sample(Place()).batch, 4)
     for times, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
         allowed = int(2 * of_worker * times)
-        assert made(source, 2, prefetch=7, prefetch_bytes=allowed, **config).prefetch == expected
+        assert (
+            made(source, 2, prefetch_factor=7, prefetch_bytes=allowed, **config).prefetch_factor
+            == expected
+        )
 
 
 def test_a_value_that_cannot_be_pickled_is_refused_by_name_unless_it_stays_in_the_process(source):

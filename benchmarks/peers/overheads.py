@@ -115,7 +115,7 @@ def _step_us(loader: Any, callbacks: list[Any], *, logs: bool, steps: int) -> fl
 class _Constant:
     """A pool and a stream that give the same batch, so that only the loop takes time."""
 
-    lanes = 1
+    slots = 1
 
     def __init__(self, produced: Any) -> None:
         self._produced = produced

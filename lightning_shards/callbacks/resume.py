@@ -14,17 +14,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.callbacks.resume_counters import (
-    Overrides,
+    TrainerOverrides,
     leave_restart,
-    settle,
+    override_trainer,
     write_counters,
 )
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.progress import (
-    Anchor,
-    Standing,
+    EpochAnchor,
+    FitPosition,
     TrainProgress,
     batches_seen,
     limit_of,
@@ -39,7 +39,7 @@ from lightning_shards.saved_state import (
     require_state,
 )
 
-STATE_VERSION = 1
+CHECKPOINT_VERSION = 1
 """Of what a checkpoint holds: plain values, equal on all ranks.
 
 - ``epoch``, ``samples``: the cursor of the job. Samples of an accumulation window whose optimiser
@@ -72,8 +72,8 @@ class ExactResume(pl.Callback):
     def _forget(self) -> None:
         self.translates_batches = True
         self._loader: ShardLoader | None = None
-        self._standing: Standing | None = None
-        self._overrides: Overrides | None = None
+        self._start: FitPosition | None = None
+        self._overrides: TrainerOverrides | None = None
         self._is_cut_short = False
         self._due: tuple[int, int] | None = None  # epoch, and batches of it
         self._validated: tuple[int, int] | None = None
@@ -91,20 +91,20 @@ class ExactResume(pl.Callback):
         if watched is None:
             return
         loader, progress = watched
-        standing, cursor = progress.standing(loader), progress.trained(loader)
-        here = (standing.epoch, standing.batches)
+        position, cursor = progress.position(loader), progress.trained(loader)
+        here = (position.epoch, position.batches)
         validation = "none"
         if self._validated == here:
             validation = "done"
-        elif self._due == here or progress.is_validation_due(standing):
+        elif self._due == here or progress.is_validation_due(position):
             validation = "due"
         state: State = {
-            "version": STATE_VERSION,
+            "version": CHECKPOINT_VERSION,
             "epoch": cursor.epoch,
             "samples": cursor.samples,
-            "ended": standing.epoch,
+            "ended": position.epoch,
             "validation": validation,
-            "batches": standing.total,
+            "batches": position.total,
             **loader.shape,
             **loader.identity,
         }
@@ -132,29 +132,29 @@ class ExactResume(pl.Callback):
         state, fit_loop = _checked(loader, saved), _fit_loop_of(checkpoint)
         self._loader = loader
         limit = limit_of(trainer, len(loader))
-        standing = stand(state, loader.epochs, loader.place.world_size, limit)
+        position = position_after(state, loader.epochs, loader.place.world_size, limit)
         cursor = Cursor(int(state["epoch"]), int(state["samples"]))
-        is_open = cursor.epoch == standing.epoch
-        progress.anchor = Anchor(cursor, standing.batches if is_open else 0)
+        is_open = cursor.epoch == position.epoch
+        progress.anchor = EpochAnchor(cursor, position.batches if is_open else 0)
         steps = checkpoint["global_step"]
         write_counters(
             fit_loop,
-            standing,
-            stepped=steps if pl_module.automatic_optimization else standing.total,
+            position,
+            stepped=steps if pl_module.automatic_optimization else position.total,
             accumulate=trainer.accumulate_grad_batches,
         )
         self._begin_at(
-            standing, str(state["validation"]), is_cut_short=standing.is_over and is_open
+            position, str(state["validation"]), is_cut_short=position.is_over and is_open
         )
-        if steps == trainer.max_steps and (standing.is_over or standing.validation_due):
-            self._overrides = Overrides(trainer)
+        if steps == trainer.max_steps and (position.is_over or position.validation_due):
+            self._overrides = TrainerOverrides(trainer)
         if trainer.strategy.restore_checkpoint_after_setup:
             self.on_fit_start(trainer, pl_module)  # it was before
 
-    def _begin_at(self, standing: Standing, validation: str, *, is_cut_short: bool) -> None:
-        here = (standing.epoch, standing.batches)
-        self._standing, self._is_cut_short = standing, is_cut_short
-        self._due = here if standing.validation_due else None
+    def _begin_at(self, position: FitPosition, validation: str, *, is_cut_short: bool) -> None:
+        here = (position.epoch, position.batches)
+        self._start, self._is_cut_short = position, is_cut_short
+        self._due = here if position.validation_due else None
         self._validated = here if validation == "done" else None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -174,10 +174,10 @@ class ExactResume(pl.Callback):
                 "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
                 "Fit with datamodule=, or leave the callback out"
             )
-        if self._standing is not None:
-            self._overrides = self._overrides or Overrides(trainer)
-            settle(trainer, self._standing, self._overrides, is_cut_short=self._is_cut_short)
-            self._standing = None
+        if self._start is not None:
+            self._overrides = self._overrides or TrainerOverrides(trainer)
+            override_trainer(trainer, self._start, self._overrides, is_cut_short=self._is_cut_short)
+            self._start = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember that this batch is validated; checkpoints of the same hook come later."""
@@ -212,7 +212,7 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     """The state of a checkpoint, if it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
-    require_same({"version": STATE_VERSION, **identity}, state)
+    require_same({"version": CHECKPOINT_VERSION, **identity}, state)
     epoch = read_count(state, "epoch")
     read_count(state, "ended", epoch, least=max(0, epoch - 1))
     read_count(state, "samples", loader.epochs.samples)
@@ -234,12 +234,12 @@ def _progress_of(loader: object) -> TrainProgress | None:
     return progress if isinstance(progress, TrainProgress) else None
 
 
-def stand(state: State, epochs: Epochs, world_size: int, end: int) -> Standing:
+def position_after(state: State, epochs: EpochSchedule, world_size: int, end: int) -> FitPosition:
     """Where a run of this world size and these epochs stands at the samples of a checkpoint.
 
     >>> state = {"epoch": 0, "samples": 18, "ended": 0, "batches": 9, "validation": "none"}
-    >>> epochs = Epochs(48, batch_size=5, remainder="drop")    # was: batch size 2, on one rank
-    >>> tuple(stand(state, epochs, world_size=1, end=9))       # (48 - 18) // 5 = 6 of 9 are left
+    >>> epochs = EpochSchedule(48, batch_size=5, remainder="drop")  # was: size 2, on one rank
+    >>> tuple(position_after(state, epochs, world_size=1, end=9))   # (48 - 18) // 5 = 6 are left
     (0, 3, False, 9, False)
 
     Args:
@@ -251,8 +251,8 @@ def stand(state: State, epochs: Epochs, world_size: int, end: int) -> Standing:
     epoch = int(state["ended"])
     is_due = state["validation"] == "due"
     if int(state["epoch"]) > epoch:
-        return Standing(epoch, end, True, int(state["batches"]), is_due)
+        return FitPosition(epoch, end, True, int(state["batches"]), is_due)
     left = epochs.with_limit(end).steps(world_size, int(state["samples"]))
     is_over = left == 0
     is_due = is_due or (is_over and state["validation"] != "done")  # an epoch ends with one
-    return Standing(epoch, end - left, is_over, int(state["batches"]), is_due)
+    return FitPosition(epoch, end - left, is_over, int(state["batches"]), is_due)

@@ -15,34 +15,34 @@ there was one, has run. In the third its counters say that a validation was begu
 import warnings
 from typing import Any
 
-from lightning_shards.progress import Standing, validates_now
+from lightning_shards.progress import FitPosition, validates_now
 
 
 def write_counters(
-    fit_loop: dict[str, Any], standing: Standing, stepped: int, accumulate: int
+    fit_loop: dict[str, Any], position: FitPosition, stepped: int, accumulate: int
 ) -> None:
     """Make the saved state of a fit loop say where it stands, in one of the four forms.
 
     Args:
         fit_loop: the state in a checkpoint, changed in place.
-        standing: what it shall say.
+        position: what it shall say.
         stepped: batches ever that an optimiser step followed, the x axis of loggers.
         accumulate: batches in an accumulation window.
     """
-    begun = standing.epoch + (not standing.is_between_epochs)
-    epochs = _counts(begun, standing.epoch, standing.epoch)
-    is_within = not (standing.is_over or standing.validation_due or standing.is_between_epochs)
-    batches = _counts(standing.batches, standing.batches, standing.batches - is_within)
-    total = _counts(standing.total, standing.total, standing.total - is_within)
-    unfinished = _counts(1, 0, 0) if standing.validation_due else _counts(0, 0, 0)
+    begun = position.epoch + (not position.is_between_epochs)
+    epochs = _counts(begun, position.epoch, position.epoch)
+    is_within = not (position.is_over or position.validation_due or position.is_between_epochs)
+    batches = _counts(position.batches, position.batches, position.batches - is_within)
+    total = _counts(position.total, position.total, position.total - is_within)
+    unfinished = _counts(1, 0, 0) if position.validation_due else _counts(0, 0, 0)
     fit_loop["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
     fit_loop["epoch_loop.batch_progress"] = {
-        "total": total, "current": batches, "is_last_batch": standing.is_over,
+        "total": total, "current": batches, "is_last_batch": position.is_over,
     }  # fmt: skip
     fit_loop["epoch_loop.val_loop.batch_progress"] = {
         "total": unfinished, "current": _counts(0, 0, 0), "is_last_batch": False,
     }  # fmt: skip
-    if (is_within or standing.validation_due) and standing.is_stepped(accumulate):
+    if (is_within or position.validation_due) and position.is_stepped(accumulate):
         stepped -= 1  # Lightning counts the last one when it restarts
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
 
@@ -53,7 +53,7 @@ def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class Overrides:
+class TrainerOverrides:
     """Settings of a trainer that are others until what was due at the restart is done."""
 
     def __init__(self, trainer: Any) -> None:
@@ -97,7 +97,9 @@ class Overrides:
         self._max_steps = self._val_check_batch = None
 
 
-def settle(trainer: Any, standing: Standing, overrides: Overrides, *, is_cut_short: bool) -> None:
+def override_trainer(
+    trainer: Any, position: FitPosition, overrides: TrainerOverrides, *, is_cut_short: bool
+) -> None:
     """After Lightning has restored the counters, and before its first epoch: what they cannot say.
 
     With `max_steps` a fit begins the epoch in the middle that it should begin anew. An epoch whose
@@ -106,7 +108,7 @@ def settle(trainer: Any, standing: Standing, overrides: Overrides, *, is_cut_sho
     did not step its schedulers.
     """
     fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    if standing.is_between_epochs:
+    if position.is_between_epochs:
         fit_loop._restarting = False  # noqa: SLF001 the property would set it again
         loop.restarting = False
     if is_cut_short:
@@ -114,14 +116,14 @@ def settle(trainer: Any, standing: Standing, overrides: Overrides, *, is_cut_sho
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
     loop.val_loop.batch_progress.total.reset()
-    if standing.validation_due and not validates_now(trainer):
+    if position.validation_due and not validates_now(trainer):
         overrides.make_validation_due()
-    validates = standing.validation_due and validates_now(trainer)
-    if standing.validation_due and not validates:
-        loop._batches_that_stepped += standing.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
-    if standing.is_over and not validates:
+    validates = position.validation_due and validates_now(trainer)
+    if position.validation_due and not validates:
+        loop._batches_that_stepped += position.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
+    if position.is_over and not validates:
         overrides.skip_validation()
-    if not (standing.is_over or (validates and sum(trainer.num_val_batches))):
+    if not (position.is_over or (validates and sum(trainer.num_val_batches))):
         overrides.end()
 
 

@@ -12,8 +12,8 @@ from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.cpus import num_cpus
 from lightning_shards.loader import ShardLoader
 from lightning_shards.profiling.plot import History, require_plot, save_plot
-from lightning_shards.profiling.rates import Measured, find_slow_rank, in_lockstep
-from lightning_shards.profiling.report import Circumstances, write_report
+from lightning_shards.profiling.rates import TimeTotals, find_slow_rank, in_lockstep
+from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import logger_step, should_log, train_loaders
 from lightning_shards.workers.inline import InlinePool
@@ -62,8 +62,8 @@ class DataThroughputMonitor(pl.Callback):
     def _forget(self) -> None:
         self._clock: StarvationClock = HostClock()
         self._compares_forwards = False
-        self._began: Measured | None = None
-        self._epoch_began = self._logged = Measured()
+        self._began: TimeTotals | None = None
+        self._epoch_began = self._logged = TimeTotals()
         self._history = History()
         self._waited_s = self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
@@ -145,7 +145,7 @@ class DataThroughputMonitor(pl.Callback):
         sums = torch.zeros(2, trainer.world_size, len(own[0]), device=trainer.strategy.root_device)
         sums[:, trainer.global_rank] = torch.tensor(own, device=sums.device)
         sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
-        run, epoch = ([Measured(*rank) for rank in span] for span in sums.tolist())
+        run, epoch = ([TimeTotals(*rank) for rank in span] for span in sums.tolist())
         self._report(trainer, loader, {"whole run": run, "last epoch": epoch})
 
     def on_exception(
@@ -160,7 +160,7 @@ class DataThroughputMonitor(pl.Callback):
             self._report(trainer, loader, {"whole run": [own]})
 
     def _report(
-        self, trainer: pl.Trainer, loader: ShardLoader, spans: dict[str, list[Measured]]
+        self, trainer: pl.Trainer, loader: ShardLoader, spans: dict[str, list[TimeTotals]]
     ) -> None:
         run = spans["whole run"]
         if not trainer.is_global_zero or not run[0].batches:
@@ -189,17 +189,17 @@ class DataThroughputMonitor(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
 
-    def _metrics(self, measured: Measured, around: Circumstances, prefix: str) -> dict[str, float]:
-        throughput = around.throughput(measured)
+    def _metrics(self, totals: TimeTotals, around: RunContext, prefix: str) -> dict[str, float]:
+        throughput = around.throughput(totals)
         metrics = throughput.metrics(prefix)
         if around.device == "cuda":
             metrics[f"{prefix}starved_fraction"] = throughput.starved_fraction
         return metrics
 
-    def _measure(self, loader: ShardLoader) -> Measured:
+    def _measure(self, loader: ShardLoader) -> TimeTotals:
         times = loader.times
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
-        return Measured(
+        return TimeTotals(
             batches=times.batches,
             samples=times.samples,
             wall_s=now_s - self._left_out_s - times.start_s,
@@ -211,10 +211,10 @@ class DataThroughputMonitor(pl.Callback):
             **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
         )
 
-    def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> Circumstances:
+    def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> RunContext:
         pool = loader.pool
-        return Circumstances(
-            num_workers=0 if isinstance(pool, InlinePool) else pool.lanes,
+        return RunContext(
+            num_workers=0 if isinstance(pool, InlinePool) else pool.slots,
             cores=max(1, num_cpus() // trainer.num_devices),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,

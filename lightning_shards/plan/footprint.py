@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.order import Sampling
 
-SPARE_BLOCKS = 1
+SPARE_BUFFERS = 1
 """Blocks of shared memory of each worker that the trainer may keep batches in."""
 
 
@@ -42,13 +42,13 @@ class Workers:
     Attributes:
         ranks: of the node.
         per_rank: worker processes of a rank; 0 for none.
-        prefetch: messages that each keeps ready.
+        prefetch_factor: messages that each keeps ready.
         shuffle_buffer: samples that each holds undecoded.
     """
 
     ranks: int
     per_rank: int
-    prefetch: int
+    prefetch_factor: int
     shuffle_buffer: int = 0
 
 
@@ -85,15 +85,15 @@ class Footprint:
     buffer_bytes: int | None
 
 
-def blocks_per_worker(prefetch: int) -> int:
-    """Messages of one worker process that are in shared memory, each in a block of its own.
+def buffers_per_worker(prefetch_factor: int) -> int:
+    """Messages of one worker process that are in shared memory, each in a buffer of its own.
 
-    torch asks a worker for message number k + prefetch when it hands out number k. While that one
-    is made, the others up to k may be on their way or be taken apart. One more is left to the
-    trainer, for the batches that it works with. (A message that is larger than any before it
-    needs another block for a moment.)
+    torch asks a worker for message number k + prefetch_factor when it hands out number k. While
+    that one is made, the others up to k may be on their way or be taken apart. One more is left to
+    the trainer, for the batches that it works with. (A message that is larger than any before it
+    needs another buffer for a moment.)
     """
-    return prefetch + 1 + SPARE_BLOCKS
+    return prefetch_factor + 1 + SPARE_BUFFERS
 
 
 def footprint(
@@ -128,7 +128,7 @@ def footprint(
         shards_touched=touched,
         cache_bytes=_times(data.size_bytes, touched / max(data.shards, 1)),
         shm_bytes=_times(
-            message_bytes, ranks * workers.per_rank * blocks_per_worker(workers.prefetch)
+            message_bytes, ranks * workers.per_rank * buffers_per_worker(workers.prefetch_factor)
         ),
         buffer_bytes=_times(
             data.sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)

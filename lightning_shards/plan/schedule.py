@@ -14,7 +14,7 @@ from lightning_shards.plan.place import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WorkerEpoch:
     """The part of one epoch that one worker makes.
 
     The worker's number is rotated by the batches that came before: the i-th batch of a stream comes
@@ -48,7 +48,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
+class EpochSchedule:
     """How a stream of samples is cut into epochs; the same on every rank.
 
     Attributes:
@@ -80,7 +80,7 @@ class Epochs:
         """The beginning of the epoch that follows."""
         return Cursor(0 if self.pinned else cursor.epoch + 1)
 
-    def turns(self, place: Place, cursor: Cursor) -> Iterator[Turn]:
+    def worker_epochs(self, place: Place, cursor: Cursor) -> Iterator[WorkerEpoch]:
         """The worker's part of each epoch from the cursor on, without end."""
         before = 0
         while True:
@@ -88,7 +88,7 @@ class Epochs:
             if steps == 0 and cursor.samples == 0:
                 raise PlanError(f"an epoch of no steps would never end: {self}")
             worker = (place.worker - before) % place.num_workers
-            yield Turn(
+            yield WorkerEpoch(
                 epoch=cursor.epoch,
                 plan=self.plan(place.world_size, cursor.samples),
                 steps=steps,
@@ -97,6 +97,6 @@ class Epochs:
             before += steps
             cursor = self.next_epoch(cursor)
 
-    def with_limit(self, limit: int | None) -> "Epochs":
+    def with_limit(self, limit: int | None) -> "EpochSchedule":
         """The same epochs, ended after `limit` steps."""
         return replace(self, limit=limit)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import LoaderTimes
-from lightning_shards.profiling.rates import Measured
+from lightning_shards.profiling.rates import TimeTotals
 from lightning_shards.progress import train_loaders
 
 _UNKNOWN_LENGTH = 1000
@@ -27,7 +27,7 @@ _UNKNOWN_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Timing:
     """How long a measurement takes.
 
     Attributes:
@@ -41,15 +41,15 @@ class Span:
     warm_up_limit_s: float
 
     @classmethod
-    def of(cls, seconds: float) -> "Span":
+    def of(cls, seconds: float) -> "Timing":
         """A fifth of the time to warm up, at most three times as long as it."""
         return cls(seconds, seconds / 5, 3 * seconds)
 
 
-class Window(NamedTuple):
+class Measurement(NamedTuple):
     """What was measured, and the workers' seconds by stage where they are known."""
 
-    measured: Measured
+    totals: TimeTotals
     stages: dict[str, float]
 
 
@@ -144,7 +144,7 @@ def take_batch(data: pl.LightningDataModule) -> OneBatch:
     return OneBatch(batch, loader.times.samples, length)
 
 
-def measure_loader(data: pl.LightningDataModule, span: Span) -> Window:
+def measure_loader(data: pl.LightningDataModule, span: Timing) -> Measurement:
     """The loader of `train` alone, over the ends of epochs.
 
     Raises:
@@ -158,7 +158,7 @@ def measure_loader(data: pl.LightningDataModule, span: Span) -> Window:
     return meter.window()
 
 
-def measure_trainer(fit: Fit, batch: OneBatch, span: Span) -> Window:
+def measure_trainer(fit: Fit, batch: OneBatch, span: Timing) -> Measurement:
     """A fit on a batch that needs no loading; it is copied to the device at each step."""
     stop_watch = _StopWatch(span)
     trainer = fit.make_trainer([stop_watch])
@@ -171,7 +171,7 @@ def measure_trainer(fit: Fit, batch: OneBatch, span: Span) -> Window:
     return stop_watch.window()
 
 
-def measure_both(fit: Fit, span: Span) -> Window:
+def measure_both(fit: Fit, span: Timing) -> Measurement:
     """A fit as it is, without validation."""
     stop_watch = _StopWatch(span)
     trainer = fit.make_trainer([stop_watch])
@@ -188,15 +188,15 @@ class _Meter:
     """Tells, batch by batch, where the measurement begins and ends."""
 
     def __init__(
-        self, loader: Any, span: Span, await_device: Callable[[], object] = lambda: None
+        self, loader: Any, span: Timing, await_device: Callable[[], object] = lambda: None
     ) -> None:
         self._times: LoaderTimes = loader.times
         pool = getattr(loader, "pool", None)
-        self._stock = 1 + getattr(pool, "lanes", 0) * getattr(pool, "prefetch", 1)
+        self._stock = 1 + getattr(pool, "lanes", 0) * getattr(pool, "prefetch_factor", 1)
         self._span, self._await_device = span, await_device
         self._first_at: float | None = None
-        self._began: Window | None = None
-        self._ended: Window | None = None
+        self._began: Measurement | None = None
+        self._ended: Measurement | None = None
 
     def ends_with_this(self) -> bool:
         """Whether enough was measured; to be asked after each batch."""
@@ -209,41 +209,41 @@ class _Meter:
             if self._is_warm(now - self._first_at):
                 self._began = self._sums()
             return False
-        if now - self._began.measured.wall_s < self._span.seconds:
+        if now - self._began.totals.wall_s < self._span.seconds:
             return False
         self._ended = self._sums()
         return True
 
-    def window(self) -> Window:
+    def window(self) -> Measurement:
         """What was measured between beginning and end."""
         assert self._began is not None  # noqa: S101 it ended, see callers
         assert self._ended is not None  # noqa: S101 likewise
         earlier = self._began.stages
         stages = {name: spent - earlier[name] for name, spent in self._ended.stages.items()}
-        return Window(self._ended.measured.since(self._began.measured), stages)
+        return Measurement(self._ended.totals.since(self._began.totals), stages)
 
     def _is_warm(self, passed_s: float) -> bool:
         if passed_s < self._span.warm_up_s:
             return False
         return self._times.batches >= self._stock or passed_s >= self._span.warm_up_limit_s
 
-    def _sums(self) -> Window:
+    def _sums(self) -> Measurement:
         self._await_device()
         times = self._times
-        measured = Measured(
+        totals = TimeTotals(
             batches=times.batches,
             samples=times.samples,
             wall_s=time.perf_counter(),
             wait_s=times.wait_s,
             produce_s=times.produce_s,
         )
-        return Window(measured, dict(times.stages))
+        return Measurement(totals, dict(times.stages))
 
 
 class _StopWatch(pl.Callback):
     """Ends a fit when enough was measured."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Timing) -> None:
         self._span = span
         self._meter: _Meter | None = None
 
@@ -269,7 +269,7 @@ class _StopWatch(pl.Callback):
         if self._meter.ends_with_this():
             trainer.should_stop = True
 
-    def window(self) -> Window:
+    def window(self) -> Measurement:
         """What was measured."""
         if self._meter is None:
             raise ConfigError("the fit ended before its first step: has the model training_step?")

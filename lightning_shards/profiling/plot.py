@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.profiling.rates import Measured
+from lightning_shards.profiling.rates import TimeTotals
 from lightning_shards.shards.atomic import make_folder, new_file
 
 SUFFIXES = (".pdf", ".png", ".svg")
@@ -25,11 +25,11 @@ class History:
 
     def __init__(self, capacity: int = 1000) -> None:
         self._capacity = capacity
-        self._windows: list[Measured] = []
+        self._windows: list[TimeTotals] = []
         self._merged = 1  # windows that were added, for each that is kept
-        self._open, self._in_open = Measured(), 0
+        self._open, self._in_open = TimeTotals(), 0
 
-    def add(self, window: Measured) -> None:
+    def add(self, window: TimeTotals) -> None:
         """Add what was measured since the window before; nothing, if there was no step."""
         if not window.batches:
             return
@@ -37,14 +37,14 @@ class History:
         if self._in_open < self._merged:
             return
         self._windows.append(self._open)
-        self._open, self._in_open = Measured(), 0
+        self._open, self._in_open = TimeTotals(), 0
         if len(self._windows) == self._capacity:
             pairs = zip(self._windows[::2], self._windows[1::2], strict=True)
             self._windows = [first.plus(second) for first, second in pairs]
             self._merged *= 2
 
     @property
-    def windows(self) -> list[Measured]:
+    def windows(self) -> list[TimeTotals]:
         """All windows, with the open one."""
         return self._windows + [self._open] * bool(self._open.batches)
 
@@ -64,7 +64,7 @@ def require_plot(path: str) -> None:
         )
 
 
-def save_plot(path: str, windows: Sequence[Measured]) -> None:
+def save_plot(path: str, windows: Sequence[TimeTotals]) -> None:
     """Draw the mean step of each window, and of it the mean wait, in milliseconds."""
     from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
 

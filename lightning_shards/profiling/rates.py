@@ -35,7 +35,7 @@ def rate_text(rate: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimeTotals:
     """Sums over some steps of one rank.
 
     Attributes:
@@ -82,24 +82,24 @@ class Measured:
         spent["other"] = max(self.produce_s - sum(spent.values()), 0.0)
         return {stage: seconds / sum(spent.values()) for stage, seconds in spent.items()}
 
-    def since(self, earlier: "Measured") -> "Measured":
+    def since(self, earlier: "TimeTotals") -> "TimeTotals":
         """What was added since an earlier measurement."""
-        return Measured(*map(sub, _sums(self), _sums(earlier)))
+        return TimeTotals(*map(sub, _sums(self), _sums(earlier)))
 
-    def plus(self, later: "Measured") -> "Measured":
+    def plus(self, later: "TimeTotals") -> "TimeTotals":
         """Both together."""
-        return Measured(*map(add, _sums(self), _sums(later)))
+        return TimeTotals(*map(add, _sums(self), _sums(later)))
 
 
 # as `astuple`, which copies each number and takes ten times as long: a log in a fit asks twice
-_sums: Callable[[Measured], tuple[float, ...]] = attrgetter(
-    *(each.name for each in fields(Measured))
+_sums: Callable[[TimeTotals], tuple[float, ...]] = attrgetter(
+    *(each.name for each in fields(TimeTotals))
 )
 
 
-def in_lockstep(ranks: Sequence[Measured]) -> Measured:
+def in_lockstep(ranks: Sequence[TimeTotals]) -> TimeTotals:
     """What sets the pace of ranks in lockstep: the mean samples, and the largest of all seconds."""
-    largest = Measured(*(max(values) for values in zip(*map(_sums, ranks), strict=True)))
+    largest = TimeTotals(*(max(values) for values in zip(*map(_sums, ranks), strict=True)))
     samples = statistics.fmean(rank.samples for rank in ranks)
     return replace(largest, samples=samples)
 
@@ -114,41 +114,41 @@ class Throughput:
         world_size: number of ranks.
     """
 
-    measured: Measured
+    totals: TimeTotals
     num_workers: int
     world_size: int
 
     @property
     def trained(self) -> float:
         """What was trained."""
-        return self.measured.samples * self.world_size / max(self.measured.wall_s, 1e-9)
+        return self.totals.samples * self.world_size / max(self.totals.wall_s, 1e-9)
 
     @property
     def loader(self) -> float:
         """What the workers could make, were nobody slower than they are."""
-        per_worker = self.measured.samples / max(self.measured.produce_s, 1e-9)
+        per_worker = self.totals.samples / max(self.totals.produce_s, 1e-9)
         return per_worker * self.num_workers * self.world_size
 
     @property
     def trainer(self) -> float:
         """What the trainer could take, did its device never starve."""
-        busy_s = self.measured.wall_s - self.measured.starved_s
-        return self.measured.samples * self.world_size / max(busy_s, 1e-9)
+        busy_s = self.totals.wall_s - self.totals.starved_s
+        return self.totals.samples * self.world_size / max(busy_s, 1e-9)
 
     @property
     def wait_fraction(self) -> float:
         """Share of the time that the trainer waited for data, 0 to 1."""
-        return self.measured.wait_s / max(self.measured.wall_s, 1e-9)
+        return self.totals.wait_s / max(self.totals.wall_s, 1e-9)
 
     @property
     def starved_fraction(self) -> float:
         """Share of the time that the device was idle for want of data, 0 to 1."""
-        return self.measured.starved_s / max(self.measured.wall_s, 1e-9)
+        return self.totals.starved_s / max(self.totals.wall_s, 1e-9)
 
     @property
     def transfer_fraction(self) -> float:
         """Share of the time in which batches were moved to the device, 0 to 1."""
-        return self.measured.transfer_s / max(self.measured.wall_s, 1e-9)
+        return self.totals.transfer_s / max(self.totals.wall_s, 1e-9)
 
     @property
     def headroom(self) -> float:
@@ -173,12 +173,12 @@ class Throughput:
             f"{prefix}transfer_fraction": self.transfer_fraction,
         } | {
             f"{prefix}loader_{stage}_fraction": share
-            for stage, share in self.measured.stage_shares().items()
+            for stage, share in self.totals.stage_shares().items()
         }
 
     def verdict(self) -> str:
         """One line: which side is slower, by how much, and the figures behind it."""
-        if not self.measured.samples:
+        if not self.totals.samples:
             return "data throughput: nothing was trained"
         said = {
             "loader-bound": f"the trainer could take {self.headroom:.1f}x what the loader gives",
@@ -215,13 +215,13 @@ class SlowRank:
         return self.fraction - self.median
 
 
-def find_slow_rank(ranks: Sequence[Measured]) -> SlowRank | None:
+def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
     """The rank that holds all others, if one stands out.
 
     Its loader is looked at first: where buffers are broadcast before a forward pass, a late rank 0
     makes the forward passes of the others longer.
 
-    >>> find_slow_rank([Measured(wall_s=10, starved_s=wait_s) for wait_s in (0, 4, 0, 1)])
+    >>> find_slow_rank([TimeTotals(wall_s=10, starved_s=wait_s) for wait_s in (0, 4, 0, 1)])
     SlowRank(rank=1, part='loader', fraction=0.4, median=0.0)
     """
     wall_s = max([1e-9, *(rank.wall_s for rank in ranks)])

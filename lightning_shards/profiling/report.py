@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from lightning_shards.profiling.rates import (
     IMBALANCE,
-    Measured,
     SlowRank,
     Throughput,
+    TimeTotals,
     find_slow_rank,
     in_lockstep,
     rate_text,
@@ -29,11 +29,11 @@ _REMEDIES = {
     "other": "fewer stages of a stream",
 }
 
-Column = tuple[Throughput, SlowRank | None]
+_RankColumn = tuple[Throughput, SlowRank | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class RunContext:
     """What the figures do not say.
 
     Attributes:
@@ -48,37 +48,37 @@ class Circumstances:
     world_size: int
     device: str
 
-    def throughput(self, measured: Measured) -> Throughput:
+    def throughput(self, totals: TimeTotals) -> Throughput:
         """The rates of these sums."""
-        return Throughput(measured, max(1, self.num_workers), self.world_size)
+        return Throughput(totals, max(1, self.num_workers), self.world_size)
 
 
-def write_report(spans: Mapping[str, Sequence[Measured]], around: Circumstances) -> str:
+def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext) -> str:
     """The verdict in one line, then a table and the one change to make.
 
     Args:
         spans: what each rank measured, by the name of the time it covers; the first is judged. With
             figures of one rank among several the report says so.
-        around: the workers, the machine and the device.
+        context: the workers, the machine and the device.
     """
-    columns: dict[str, Column] = {
-        name: (around.throughput(in_lockstep(ranks)), find_slow_rank(ranks))
+    columns: dict[str, _RankColumn] = {
+        name: (context.throughput(in_lockstep(ranks)), find_slow_rank(ranks))
         for name, ranks in spans.items()
     }
     throughput, slow = next(iter(columns.values()))
-    if not throughput.measured.samples:
+    if not throughput.totals.samples:
         return throughput.verdict()
-    lines = [throughput.verdict(), *_table(columns, around)]
-    lines += _describe_stages(throughput.measured)
-    if len(next(iter(spans.values()))) < around.world_size:
+    lines = [throughput.verdict(), *_table(columns, context)]
+    lines += _describe_stages(throughput.totals)
+    if len(next(iter(spans.values()))) < context.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
         lines.append(f"slowest rank: {describe_slow_rank(slow)}")
-    return "\n".join([*lines, f"to change: {advise(throughput, slow, around)}"])
+    return "\n".join([*lines, f"to change: {advise_change(throughput, slow, context)}"])
 
 
-def _describe_stages(measured: Measured) -> list[str]:
-    shares = measured.stage_shares()
+def _describe_stages(totals: TimeTotals) -> list[str]:
+    shares = totals.stage_shares()
     largest_first = sorted(shares, key=lambda stage: -shares[stage])
     named = [f"{stage} {shares[stage]:.0%}" for stage in largest_first if shares[stage] >= NAMED]
     return [f"the loader's time: {', '.join(named)}"] if named else []
@@ -93,7 +93,7 @@ def describe_slow_rank(slow: SlowRank) -> str:
     return f"rank {slow.rank} holds all others by its forward pass: {took} {slow.median:.1%}"
 
 
-def advise(throughput: Throughput, slow: SlowRank | None, around: Circumstances) -> str:
+def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunContext) -> str:
     """The one change that gives most; it may be none."""
     if slow and slow.part == "loader" and slow.excess > slow.median:
         return (
@@ -101,19 +101,19 @@ def advise(throughput: Throughput, slow: SlowRank | None, around: Circumstances)
             "and what else runs there"
         )
     if throughput.side == "loader-bound":
-        return _advise_loader(throughput, around)
+        return _advise_loader(throughput, context)
     lost = throughput.starved_fraction
     if slow and slow.part == "forward pass" and (slow.excess > lost or lost <= WORTH_A_CHANGE):
         return f"find out what slows the model on rank {slow.rank}, its device or its machine"
     if lost > WORTH_A_CHANGE:
-        return _advise_loader(throughput, around)
+        return _advise_loader(throughput, context)
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
     return "nothing in the loader: more workers change nothing, only a faster model does"
 
 
-def _advise_loader(throughput: Throughput, around: Circumstances) -> str:
-    now, cores = around.num_workers, around.cores
+def _advise_loader(throughput: Throughput, context: RunContext) -> str:
+    now, cores = context.num_workers, context.cores
     # the trainer's own thread counts as one worker in the rates
     wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
     if now == 0:
@@ -121,8 +121,8 @@ def _advise_loader(throughput: Throughput, around: Circumstances) -> str:
         return f"set num_workers to {few} (now 0: the trainer's own thread makes the batches)"
     if throughput.loader >= throughput.trainer:
         return (
-            "raise prefetch: the workers are fast enough, but their batches come unevenly or are "
-            "too small to be handed over one by one"
+            "raise prefetch_factor: the workers are fast enough, but their batches come unevenly "
+            "or are too small to be handed over one by one"
         )
     wanted = max(wanted, now + 1)
     if wanted <= cores:
@@ -130,23 +130,23 @@ def _advise_loader(throughput: Throughput, around: Circumstances) -> str:
     if now < cores:
         return f"set num_workers to {cores}, all cores of a rank (now {now}; {wanted} would do)"
     return (
-        f"make samples cheaper to load ({_cheaper(throughput.measured)}): {wanted} workers a rank "
+        f"make samples cheaper to load ({_cheaper(throughput.totals)}): {wanted} workers a rank "
         f"would do, and {now} already fill its {cores} cores"
     )
 
 
-def _cheaper(measured: Measured) -> str:
+def _cheaper(totals: TimeTotals) -> str:
     """What to change in the stage that takes longest."""
-    shares = measured.stage_shares()
+    shares = totals.stage_shares()
     if not shares:
         return "smaller images, fewer transforms"
     stage = max(shares, key=lambda stage: shares[stage])
     return f"{stage} takes {shares[stage]:.0%} of their time: {_REMEDIES[stage]}"
 
 
-def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
+def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]:
     rates = [throughput for throughput, _ in columns.values()]
-    waited = "waited for data" + ("" if around.device in ("cpu", "cuda") else ", at most")
+    waited = "waited for data" + ("" if context.device in ("cpu", "cuda") else ", at most")
     rows: dict[str, list[str]] = {
         "": list(columns),
         "trained, samples/s": [rate_text(each.trained) for each in rates],
@@ -161,9 +161,9 @@ def _table(columns: Mapping[str, Column], around: Circumstances) -> list[str]:
             str(slow.rank) if slow else "none" for _, slow in columns.values()
         ],
     }
-    if around.device != "cuda":
+    if context.device != "cuda":
         del rows["device starved, at most"]
-    if around.world_size == 1:
+    if context.world_size == 1:
         del rows[f"slowest rank, if over {IMBALANCE:.0%}"]
     width = max(map(len, rows))
     return [

@@ -13,9 +13,9 @@ from operator import index
 from lightning_shards.errors import DamagedShardError, SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import BadSample, Made, Sample
+from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
 
 BAD = (SampleError, DamagedShardError)
 """Errors that can be about one sample: no field, bytes that do not decode, a transform, damage."""
@@ -63,12 +63,12 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
     )
 
 
-def epochs_to_try(place: Place) -> Epochs:
+def epochs_to_try(place: Place) -> EpochSchedule:
     """Batches of one sample, for `first_good_sample`."""
-    return Epochs(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
+    return EpochSchedule(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
 
 
-def first_good_sample(sources: Sequence[Source], place: Place) -> Made:
+def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
     """Make a sample by each of these until one is good, to see that fields and transforms fit.
 
     Args:
@@ -88,7 +88,7 @@ def first_good_sample(sources: Sequence[Source], place: Place) -> Made:
 
 
 @dataclass
-class Losses:
+class BadSampleLedger:
     """The bad samples of one worker in one epoch of a stream, and what takes their place.
 
     A bad sample leaves the stream where it shows. At the end of the stream `fill` puts in the gap

@@ -16,13 +16,13 @@ from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import (
     Extents,
     LargeMembers,
+    ReadAhead,
     Stamps,
-    Window,
     by_place,
     inverse,
 )
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes, NotInChunkError
+from lightning_shards.samples.member_bytes import ABSENT, ColumnError, Ints, MemberBytes
 from lightning_shards.shards.checksums import joined_crc32
 from lightning_shards.shards.members import ENCODING, ShardReader
 
@@ -70,7 +70,7 @@ class _Keys:
         return [str(text[a:b], *ENCODING) for a, b in pairs]
 
 
-class Chunk:
+class MemberBatches:
     """The members of some samples, batch by batch.
 
     Args:
@@ -127,7 +127,7 @@ class Chunk:
             for members, joined in zip(self._members, self._joined, strict=True)
         ]
         if not (self._are_there or all(column.are_there for column in small)):
-            raise NotInChunkError("a member of this batch is missing")
+            raise ColumnError("a member of this batch is missing")
         following = iter(small)
         return [
             self._large_members(field, start, stop) if is_large else next(following)
@@ -188,10 +188,10 @@ class Chunk:
         small = self._extents.of(self._small)
         sizes = np.cumsum(small.sizes[:, start:].sum(axis=0))
         end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
-        window = Window(small.part(start, end))
+        window = ReadAhead(small.part(start, end))
         while window.buffered > 2 * limit and end > self._end_of_batch(start, 0):
             end = self._end_of_batch(start, (end - start) // 2)  # few among many
-            window = Window(small.part(start, end))
+            window = ReadAhead(small.part(start, end))
         self._members = window.read(self._shards, self._stamps)
         self._are_there = all(members.are_there for members in self._members)
         self._window = range(start, end)

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
-from lightning_shards.readers.chunk import Chunk
+from lightning_shards.readers.chunk import MemberBatches
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     BatchFormat,
     Column,
     GrowingColumn,
-    Made,
+    LoadedBatch,
     Sample,
     as_given,
     column_of,
@@ -33,7 +33,7 @@ from lightning_shards.samples.collate import (
     numbers_or_list,
 )
 from lightning_shards.samples.fields import DECODERS, Field, SampleTransforms, counted
-from lightning_shards.samples.member_bytes import Members
+from lightning_shards.samples.member_bytes import FieldMembers
 from lightning_shards.samples.stage_clock import StageClock
 
 
@@ -50,7 +50,7 @@ def _decoded(field: Field, data: bytes) -> Any:
         raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
 
 
-def decode_column(field: Field, members: Members) -> Column:
+def decode_column(field: Field, members: FieldMembers) -> Column:
     """One field of a batch, as `Field.decode` and `collate` make it.
 
     Raises:
@@ -67,19 +67,19 @@ def decode_column(field: Field, members: Members) -> Column:
     return column_of(list(counted(samples, [field], {})), field.name)
 
 
-def _ints(members: Members) -> torch.Tensor:
+def _ints(members: FieldMembers) -> torch.Tensor:
     return torch.tensor(list(map(int, members.to_list())))
 
 
-def _texts(members: Members) -> list[str]:
+def _texts(members: FieldMembers) -> list[str]:
     return list(map(bytes.decode, members.to_list()))
 
 
-def _jsons(members: Members) -> Column:
+def _jsons(members: FieldMembers) -> Column:
     return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
-class ColumnBatches:
+class BatchReader:
     """The batches that one worker makes from a stretch of an epoch.
 
     Args:
@@ -110,9 +110,9 @@ class ColumnBatches:
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
         self._clock = clock
         with clock.on("open"):
-            self._chunk = Chunk(shards, fields, ids, self._stops[1:])
+            self._chunk = MemberBatches(shards, fields, ids, self._stops[1:])
 
-    def batch(self, number: int, weights: Sequence[int]) -> Made:
+    def batch(self, number: int, weights: Sequence[int]) -> LoadedBatch:
         """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
 
         Raises:
@@ -140,7 +140,7 @@ class ColumnBatches:
         digests = self._digests[start:stop]
         planned = digests[np.array(weights, bool)] if weights else digests
         given = as_given(batch, self._names, self._format)
-        return Made(given, sum_digests(planned), seconds=self._clock.take())
+        return LoadedBatch(given, sum_digests(planned), stages=self._clock.take())
 
     def _transformed(
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
@@ -165,7 +165,7 @@ class ColumnBatches:
             return {name: column.finished(samples, name) for name, column in columns.items()}
 
 
-_COLUMNS: dict[str, Callable[[Members], Column | None]] = {
+_COLUMNS: dict[str, Callable[[FieldMembers], Column | None]] = {
     "int": _ints,
     "text": _texts,
     "json": _jsons,

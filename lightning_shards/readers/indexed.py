@@ -14,7 +14,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs, Turn
+from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
 from lightning_shards.readers.bad_samples import (
     BAD,
     SAMPLES_TRIED,
@@ -24,9 +24,9 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
-from lightning_shards.readers.columns import ColumnBatches, can_decode
+from lightning_shards.readers.columns import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.samples.collate import BadSample, BatchFormat, Made, Sample, make_batch
+from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
     Field,
     SampleTransforms,
@@ -65,7 +65,7 @@ class IndexedSource:
     """
 
     index: ShardIndex
-    epochs: Epochs
+    epochs: EpochSchedule
     sampling: Sampling
     seed: int
     fields: tuple[Field, ...]
@@ -81,7 +81,7 @@ class IndexedSource:
         """The reader's name, and its settings that the order depends on, for a checkpoint."""
         return {"reader": "indexed", "shuffle_run": self.run, "shuffle_block": self.block}
 
-    def with_epochs(self, epochs: Epochs) -> "IndexedSource":
+    def with_epochs(self, epochs: EpochSchedule) -> "IndexedSource":
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
@@ -95,7 +95,7 @@ class IndexedSource:
         """Names of transforms that may draw from the generators of the whole process."""
         return [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
 
-    def first_sample(self, place: Place) -> Made:
+    def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields and transforms fit; none is replaced.
 
         Raises:
@@ -105,7 +105,7 @@ class IndexedSource:
         alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -114,37 +114,39 @@ class IndexedSource:
         order, clock = self.order(), StageClock()
         unreadable: set[tuple[int, int]] = set()
         with OpenShards(self.index, self.cache_dir) as shards:
-            for turn in self.epochs.turns(place, cursor):
-                seeds = SampleSeeds(self.seed, turn.epoch)
+            for worker_epoch in self.epochs.worker_epochs(place, cursor):
+                seeds = SampleSeeds(self.seed, worker_epoch.epoch)
                 transforms = SampleTransforms(self.transforms, seeds, clock)
-                rows = _Rows(self, order, turn.epoch, shards, transforms, unreadable, clock)
-                yield from self._batches_of(turn, rows)
+                rows = _Rows(self, order, worker_epoch.epoch, shards, transforms, unreadable, clock)
+                yield from self._batches_of(worker_epoch, rows)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
         return digest_share(self.order(), epoch, start, stop, place)
 
-    def _batches_of(self, turn: Turn, rows: "_Rows") -> Iterator[Made]:
+    def _batches_of(self, worker_epoch: WorkerEpoch, rows: "_Rows") -> Iterator[LoadedBatch]:
         """The batches of one epoch: by columns, or by samples where that cannot be."""
-        rank, by_columns = turn.place.rank, all(map(can_decode, self.fields))
-        spans = ((step, turn.plan.rank_span(step, rank)) for step in turn.own_steps())
+        rank, by_columns = worker_epoch.place.rank, all(map(can_decode, self.fields))
+        spans = (
+            (step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps()
+        )
         for _, stretch in groupby(spans, lambda each: each[1][0] // _STRETCH):
             steps = dict(stretch)
             columns = self._columns(rows, list(steps.values())) if by_columns else None
             for number, (step, span) in enumerate(steps.items()):
-                planned = turn.weights(step)
+                planned = worker_epoch.weights(step)
                 with rows.transforms.keeping_globals():
                     try:
-                        made = columns and columns.batch(number, self._weights(planned, span))
+                        loaded = columns and columns.batch(number, self._weights(planned, span))
                     except BAD as error:
                         if self.max_bad is None and isinstance(error, TransformError):
                             raise  # it says which sample is bad; a second try might hide it
-                        made = None
-                    made = made or self._batch_by_samples(rows, span, planned)
-                yield made
+                        loaded = None
+                    loaded = loaded or self._batch_by_samples(rows, span, planned)
+                yield loaded
 
-    def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> ColumnBatches:
-        return ColumnBatches(
+    def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> BatchReader:
+        return BatchReader(
             rows.shards,
             self.fields,
             rows.transforms,
@@ -158,7 +160,9 @@ class IndexedSource:
         """The weights of a batch without a bad sample."""
         return planned if planned or self.max_bad is None else [1] * (span[1] - span[0])
 
-    def _batch_by_samples(self, rows: "_Rows", span: tuple[int, int], planned: list[int]) -> Made:
+    def _batch_by_samples(
+        self, rows: "_Rows", span: tuple[int, int], planned: list[int]
+    ) -> LoadedBatch:
         """A batch made sample by sample; errors say which sample is bad."""
         samples, bad = rows.between(*span)
         weights = planned if self.max_bad is None else weights_of(samples, planned)
@@ -166,8 +170,8 @@ class IndexedSource:
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
-            made = make_batch(samples, names, weights, self.batch_format, counted)
-        return made._replace(seconds=rows.clock.take())
+            loaded = make_batch(samples, names, weights, self.batch_format, counted)
+        return loaded._replace(stages=rows.clock.take())
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def _shards_allowed() -> int:
     return max(1, (soft - num_open - _SPARE_FILES) // 2)
 
 
-class Members(Mapping[str, Any]):
+class SampleMembers(Mapping[str, Any]):
     """The members of one sample by suffix, read when they are asked for."""
 
     def __init__(self, reader: ShardReader, sample: int, url: str, clock: StageClock) -> None:
@@ -111,9 +111,9 @@ class OpenShards:
             self._readers.move_to_end(shard)
         return reader
 
-    def members(self, shard: int, sample: int, clock: StageClock | None = None) -> Members:
+    def members(self, shard: int, sample: int, clock: StageClock | None = None) -> SampleMembers:
         """The members of one sample; raises what `reader` does."""
-        return Members(self.reader(shard), sample, self.url(shard), clock or StageClock())
+        return SampleMembers(self.reader(shard), sample, self.url(shard), clock or StageClock())
 
     @property
     def buffered(self) -> int:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.member_bytes import (
     ABSENT,
+    ColumnError,
     Ints,
     ListedBytes,
     MemberBytes,
-    NotInChunkError,
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ShardReader
@@ -65,7 +65,7 @@ class Extents(NamedTuple):
         return (self.sizes.mean(axis=1) >= _LARGE).tolist()
 
 
-class _Members(NamedTuple):
+class _SortedMembers(NamedTuple):
     """Some members in the order of the disk; all int64 of one shape (n,).
 
     Attributes:
@@ -78,7 +78,7 @@ class _Members(NamedTuple):
     sizes: Ints
 
 
-class _Pieces(NamedTuple):
+class _Reads(NamedTuple):
     """What is read in one call each; all int64 of one shape (pieces,).
 
     Attributes:
@@ -96,7 +96,7 @@ class _Pieces(NamedTuple):
     lengths: Ints
 
 
-class Window:
+class ReadAhead:
     """What is to be read of small fields for some samples, and the reading of it.
 
     Attributes:
@@ -154,7 +154,7 @@ class LargeMembers:
                 if not reader.is_unchanged:
                     data = b""
             if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
-                raise NotInChunkError("a member of this batch is missing or damaged")
+                raise ColumnError("a member of this batch is missing or damaged")
             yield data
 
 
@@ -173,14 +173,14 @@ def inverse(order: Ints) -> Ints:
     return back
 
 
-def _sorted(extents: Extents) -> _Members:
+def _sorted(extents: Extents) -> _SortedMembers:
     shards = np.tile(extents.shards, len(extents.sizes))
     offsets, sizes = extents.offsets.ravel(), extents.sizes.ravel()
     order = by_place(shards, offsets)
-    return _Members(order, shards[order], offsets[order], sizes[order])
+    return _SortedMembers(order, shards[order], offsets[order], sizes[order])
 
 
-def _cut(members: _Members) -> _Pieces:
+def _cut(members: _SortedMembers) -> _Reads:
     """The pieces that hold these members."""
     shards, offsets = members.shards, members.offsets
     stops = offsets + np.maximum(members.sizes, 0)
@@ -193,14 +193,14 @@ def _cut(members: _Members) -> _Pieces:
     lengths = np.maximum.reduceat(stops, firsts) - offsets[firsts]
     counts = np.diff(firsts, append=len(offsets))
     places = np.cumsum(lengths) - lengths
-    return _Pieces(counts, shards[firsts], offsets[firsts], places, lengths)
+    return _Reads(counts, shards[firsts], offsets[firsts], places, lengths)
 
 
 def _fill(
     shards: OpenShards,
     stamps: Stamps,
-    members: _Members,
-    pieces: _Pieces,
+    members: _SortedMembers,
+    pieces: _Reads,
     buffer: NDArray[np.uint8],
 ) -> Ints:
     """Where each member begins in the buffer, once it is filled; ABSENT for one that is not."""
@@ -209,8 +209,8 @@ def _fill(
     rows = zip(*(values.tolist() for values in pieces[1:]), strict=True)
     for shard, own in groupby(rows, lambda row: row[0]):
         reader = _reader(shards, stamps, shard)
-        rooms = [(begin, view[place : place + length]) for _, begin, place, length in own]
-        lengths = [_read_into(reader, begin, room) for begin, room in rooms]
+        reads = [(begin, view[place : place + length]) for _, begin, place, length in own]
+        lengths = [_read_into(reader, begin, into) for begin, into in reads]
         if reader is None or not reader.is_unchanged:  # asked behind the reading, see there
             lengths = [0] * len(lengths)
         read += lengths
@@ -227,9 +227,9 @@ def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | Non
     return reader if reader.table.stamp == stamps[shard] else None
 
 
-def _read_into(reader: ShardReader | None, begin: int, room: memoryview) -> int:
+def _read_into(reader: ShardReader | None, begin: int, into: memoryview) -> int:
     """Bytes that were read."""
     if reader is not None:
         with suppress(OSError, MemoryError):
-            return reader.read_into(begin, room)
+            return reader.read_into(begin, into)
     return 0

@@ -18,7 +18,7 @@ from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream import StreamSource
-from lightning_shards.samples.collate import Made
+from lightning_shards.samples.collate import LoadedBatch
 
 
 class ServedSample(NamedTuple):
@@ -87,7 +87,7 @@ def _stream_rows(
 ) -> list[list[ServedSample]]:
     """Step t is the batch number t // num_workers of worker t % num_workers."""
     bare = replace(source, fields=(), transforms={}, batch_format="dict")
-    batches: dict[int, Iterator[Made]] = {}
+    batches: dict[int, Iterator[LoadedBatch]] = {}
     rows: list[list[ServedSample]] = []
     for step in steps:
         before, worker = divmod(step, num_workers)

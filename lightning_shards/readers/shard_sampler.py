@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
-from lightning_shards.plan.schedule import Turn
+from lightning_shards.plan.schedule import WorkerEpoch
 from lightning_shards.samples.collate import Sample
 from lightning_shards.shards.index import ShardIndex
 
@@ -17,7 +17,7 @@ _DRAWS_AT_ONCE = 16
 """Draws of one worker computed together; a worker rarely opens more shards in a minute."""
 
 
-class ShardPart(NamedTuple):
+class ShardSlice(NamedTuple):
     """What to read of one shard: all, or `take` samples after `skip`."""
 
     shard: int
@@ -25,41 +25,45 @@ class ShardPart(NamedTuple):
     take: int | None = None
 
 
-def resampled_parts(index: ShardIndex, seed: int, turn: Turn) -> Iterator[ShardPart]:
+def resampled_slices(
+    index: ShardIndex, seed: int, worker_epoch: WorkerEpoch
+) -> Iterator[ShardSlice]:
     """The shards that one worker draws in one epoch, without end.
 
     One sequence of draws is shared by all: ranks take it strided, then workers do. Where the counts
     are known, a worker begins within a shard, at a uniformly drawn sample: otherwise epochs shorter
     than a shard would never see its end.
     """
-    place, done = turn.place, turn.plan.done
-    lane = place.worker * place.world_size + place.rank
+    place, done = worker_epoch.place, worker_epoch.plan.done
+    slot = place.worker * place.world_size + place.rank
     stride = place.world_size * place.num_workers
     if index.counts is not None:
-        shard, sample = draw_sample(index.counts, seed, turn.epoch, lane, resumed_at=done)
-        yield ShardPart(shard, skip=sample)
+        shard, sample = draw_sample(index.counts, seed, worker_epoch.epoch, slot, resumed_at=done)
+        yield ShardSlice(shard, skip=sample)
     for start in count(0, stride * _DRAWS_AT_ONCE):
         stop = start + stride * _DRAWS_AT_ONCE
-        draws = shard_draws(index.num_shards, seed, turn.epoch, start, stop, resumed_at=done)
-        yield from map(ShardPart, draws[lane::stride].tolist())
+        draws = shard_draws(
+            index.num_shards, seed, worker_epoch.epoch, start, stop, resumed_at=done
+        )
+        yield from map(ShardSlice, draws[slot::stride].tolist())
 
 
-def exact_parts(
-    index: ShardIndex, seed: int, turn: Turn, weight: int, shuffled: bool
-) -> Iterator[ShardPart]:
+def exact_slices(
+    index: ShardIndex, seed: int, worker_epoch: WorkerEpoch, weight: int, shuffled: bool
+) -> Iterator[ShardSlice]:
     """What one worker reads in one epoch where each sample is served once.
 
     Args:
         index: the shards; their counts are known.
         seed: keys the order of shards.
-        turn: the worker's part of the epoch.
+        worker_epoch: the worker's part of the epoch.
         weight: 1 for the samples themselves, 0 for the repeats that fill the last step.
         shuffled: whether shards come in a new order each epoch.
     """
     assert index.counts is not None  # noqa: S101 the data module refuses exact sampling without counts
-    order = shard_order(index.num_shards, seed, turn.epoch, shuffled)
+    order = shard_order(index.num_shards, seed, worker_epoch.epoch, shuffled)
     stops = np.cumsum(index.counts[order])
-    for span in spans(turn.plan, turn.place):
+    for span in spans(worker_epoch.plan, worker_epoch.place):
         if span.weight != weight:
             continue
         position = span.start
@@ -67,7 +71,7 @@ def exact_parts(
             place = int(np.searchsorted(stops, position, side="right"))
             begin = int(stops[place] - index.counts[order[place]])
             stop = min(span.stop, int(stops[place]))
-            yield ShardPart(int(order[place]), position - begin, stop - position)
+            yield ShardSlice(int(order[place]), position - begin, stop - position)
             position = stop
 
 

@@ -10,15 +10,15 @@ from typing import Protocol
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
-from lightning_shards.samples.collate import Made
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.samples.collate import LoadedBatch
 
 
 class Source(Protocol):
     """Gives the batches of a split; frozen and picklable, as it travels to worker processes."""
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> EpochSchedule:
         """How the stream is cut into epochs."""
         ...
 
@@ -32,15 +32,15 @@ class Source(Protocol):
         """What may draw from the generators of the whole process: names of transforms, stages."""
         ...
 
-    def with_epochs(self, epochs: Epochs) -> "Source":
+    def with_epochs(self, epochs: EpochSchedule) -> "Source":
         """The same samples, cut into other epochs."""
         ...
 
-    def first_sample(self, place: Place) -> Made:
+    def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields and transforms fit the shards."""
         ...
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end."""
         ...
 

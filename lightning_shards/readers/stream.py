@@ -30,16 +30,16 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs, Turn
+from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
-    Losses,
+    BadSampleLedger,
     epochs_to_try,
     first_good_sample,
     weights_of,
 )
-from lightning_shards.readers.shard_sampler import ShardPart, Watch, exact_parts, resampled_parts
-from lightning_shards.samples.collate import BatchFormat, Made, Sample, make_batch
+from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
     ApplyTransforms,
     DecodeFields,
@@ -88,7 +88,7 @@ class StreamSource:
     """
 
     index: ShardIndex
-    epochs: Epochs
+    epochs: EpochSchedule
     sampling: Sampling
     seed: int
     fields: tuple[Field, ...]
@@ -103,11 +103,11 @@ class StreamSource:
         """The reader's name, for a checkpoint; each start has draws of its own."""
         return {"reader": "stream"}
 
-    def with_epochs(self, epochs: Epochs) -> "StreamSource":
+    def with_epochs(self, epochs: EpochSchedule) -> "StreamSource":
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[Made]:
+    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -121,8 +121,8 @@ class StreamSource:
                 f"sampling={self.sampling!r}; resume from a checkpoint of an epoch's end, or train "
                 "with sampling='resampled'"
             )
-        for turn in self.epochs.turns(place, cursor):
-            yield from self._batches_of(turn)
+        for worker_epoch in self.epochs.worker_epochs(place, cursor):
+            yield from self._batches_of(worker_epoch)
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -134,7 +134,7 @@ class StreamSource:
             if getattr(stage, "deterministic", False) is not True
         ]
 
-    def first_sample(self, place: Place) -> Made:
+    def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
 
         Raises:
@@ -164,60 +164,66 @@ class StreamSource:
             return None
         return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
 
-    def _batches_of(self, turn: Turn) -> Iterator[Made]:
-        losses, clock = Losses(self.max_bad, turn.epoch), StageClock()
-        samples = losses.fill(self._samples(turn, losses, clock), lambda: self._spare(turn))
+    def _batches_of(self, worker_epoch: WorkerEpoch) -> Iterator[LoadedBatch]:
+        ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
+        samples = ledger.fill(
+            self._samples(worker_epoch, ledger, clock), lambda: self._spare(worker_epoch)
+        )
         draws_from_globals = bool(self.draws_from_globals)
-        for step in turn.own_steps():
+        for step in worker_epoch.own_steps():
             if draws_from_globals:
                 with preserved_globals():
-                    self._seed_stages(turn, step)
-                    made = self._batch(samples, turn, step, clock)
+                    self._seed_stages(worker_epoch, step)
+                    loaded = self._batch(samples, worker_epoch, step, clock)
             else:
-                made = self._batch(samples, turn, step, clock)
-            yield made._replace(bad=tuple(losses.take()), seconds=clock.take())
+                loaded = self._batch(samples, worker_epoch, step, clock)
+            yield loaded._replace(bad=tuple(ledger.take()), stages=clock.take())
 
-    def _batch(self, samples: Iterator[Sample], turn: Turn, step: int, clock: StageClock) -> Made:
-        size = turn.plan.size(step, turn.place.rank)
+    def _batch(
+        self, samples: Iterator[Sample], worker_epoch: WorkerEpoch, step: int, clock: StageClock
+    ) -> LoadedBatch:
+        size = worker_epoch.plan.size(step, worker_epoch.place.rank)
         rows = list(counted(islice(samples, size), self.fields, self.transforms))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
                 "but each is planned once; stages that drop samples need sampling='resampled'"
             )
-        if self._is_last(turn, step) and any(samples):
+        if self._is_last(worker_epoch, step) and any(samples):
             raise SampleError(
                 "a stage made more samples than it was given, but each sample is planned once; "
                 "stages that add samples need sampling='resampled'"
             )
         names = [field.name for field in self.fields]
-        weights = turn.weights(step)
+        weights = worker_epoch.weights(step)
         if self.max_bad is not None:
             weights = weights_of(rows, weights)
         with clock.on("collate"):
             return make_batch(rows, names, weights, self.batch_format)
 
-    def _is_last(self, turn: Turn, step: int) -> bool:
+    def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
-        is_whole = self.sampling != "resampled" and turn.steps == turn.plan.steps
-        return is_whole and step == turn.own_steps()[-1]
+        is_whole = self.sampling != "resampled" and worker_epoch.steps == worker_epoch.plan.steps
+        return is_whole and step == worker_epoch.own_steps()[-1]
 
-    def _samples(self, turn: Turn, losses: Losses, clock: StageClock) -> Iterator[Sample]:
+    def _samples(
+        self, worker_epoch: WorkerEpoch, ledger: BadSampleLedger, clock: StageClock
+    ) -> Iterator[Sample]:
         """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
         if self.sampling == "resampled":
-            parts = resampled_parts(self.index, self.seed, turn)
-            yield from self._pipeline(turn, parts, losses, clock)
+            parts = resampled_slices(self.index, self.seed, worker_epoch)
+            yield from self._pipeline(worker_epoch, parts, ledger, clock)
             return
         for weight in (1, 0):
-            losses.are_counted = weight == 1
-            parts = exact_parts(self.index, self.seed, turn, weight, self._shuffled())
-            yield from self._pipeline(turn, parts, losses, clock)
+            ledger.are_counted = weight == 1
+            parts = exact_slices(self.index, self.seed, worker_epoch, weight, self._shuffled())
+            yield from self._pipeline(worker_epoch, parts, ledger, clock)
 
-    def _spare(self, turn: Turn) -> Sample:
+    def _spare(self, worker_epoch: WorkerEpoch) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
-        losses = Losses(self.max_bad, turn.epoch)
-        parts = map(ShardPart, range(self.index.num_shards))
-        for sample in self._pipeline(turn, parts, losses, StageClock()):
+        ledger = BadSampleLedger(self.max_bad, worker_epoch.epoch)
+        parts = map(ShardSlice, range(self.index.num_shards))
+        for sample in self._pipeline(worker_epoch, parts, ledger, StageClock()):
             return sample
         raise SampleError(
             "not one sample of these shards is good, so none can stand for a bad one; "
@@ -225,32 +231,36 @@ class StreamSource:
         )
 
     def _pipeline(
-        self, turn: Turn, parts: Iterator[ShardPart], losses: Losses, clock: StageClock
+        self,
+        worker_epoch: WorkerEpoch,
+        parts: Iterator[ShardSlice],
+        ledger: BadSampleLedger,
+        clock: StageClock,
     ) -> Iterator[Sample]:
-        place = turn.place
-        seeds = SampleSeeds(self.seed, turn.epoch, turn.plan.done)
-        lane = place.worker * place.world_size + place.rank
+        place = worker_epoch.place
+        seeds = SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done)
+        slot = place.worker * place.world_size + place.rank
         # where samples may be bad, it is their number that ends the stream
         limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
         watch = Watch(limit)
         is_planned = self.sampling != "resampled"
-        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, losses, is_planned, clock)]
+        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, ledger, is_planned, clock)]
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
-            rng = python_generator(seeds, _SHUFFLE_POSITIONS + lane)
+            rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        stages += [DecodeFields(self.fields, losses.lose, clock), *self.stages]
+        stages += [DecodeFields(self.fields, ledger.lose, clock), *self.stages]
         transforms = SampleTransforms(self.transforms, seeds, clock)
         stride = place.world_size * place.num_workers
-        stages.append(ApplyTransforms(transforms, lane, stride, losses.lose))
+        stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))
 
     def _shuffled(self) -> bool:
         return self.sampling == "shuffled"
 
-    def _seed_stages(self, turn: Turn, step: int) -> None:
-        position = _STAGE_POSITIONS + step * turn.place.world_size + turn.place.rank
-        SampleSeeds(self.seed, turn.epoch, turn.plan.done).seed_globals(position)
+    def _seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
+        position = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
+        SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done).seed_globals(position)
 
 
 @dataclass(frozen=True)
@@ -259,11 +269,11 @@ class _Expand:
 
     index: ShardIndex
     watch: Watch
-    losses: Losses
+    ledger: BadSampleLedger
     is_planned: bool
     clock: StageClock
 
-    def __call__(self, parts: Iterator[ShardPart]) -> Iterator[Sample]:
+    def __call__(self, parts: Iterator[ShardSlice]) -> Iterator[Sample]:
         for part in parts:
             expected = None if self.index.counts is None else int(self.index.counts[part.shard])
             if expected == 0:
@@ -271,7 +281,7 @@ class _Expand:
             self.watch.opened()
             yield from self._read(part, expected)
 
-    def _read(self, part: ShardPart, expected: int | None) -> Iterator[Sample]:
+    def _read(self, part: ShardSlice, expected: int | None) -> Iterator[Sample]:
         url, (shard, number, take) = self.index.urls[part.shard], part
         stop = expected if take is None else number + take
         if stop == expected:
@@ -289,9 +299,9 @@ class _Expand:
                 _require_any(url)
             if self.is_planned:
                 assert stop is not None  # noqa: S101 exact sampling has counts
-                self.losses.lose_planned(shard, range(number, stop), error)
+                self.ledger.lose_planned(shard, range(number, stop), error)
             else:
-                self.losses.lose_rest(shard, number, error)
+                self.ledger.lose_rest(shard, number, error)
 
 
 def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sample]:

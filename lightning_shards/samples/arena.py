@@ -1,7 +1,7 @@
-"""Where the tensors of a batch are made: in memory of their own, or side by side in a room.
+"""Where the tensors of a batch are made: in memory of their own, or side by side in an arena.
 
 A worker process makes large ones right in the shared memory that the trainer finds them in. What
-lies in a room leaves it as a tensor of a batch only: its memory is used again.
+lies in an arena leaves it as a tensor of a batch only: its memory is used again.
 """
 
 import threading
@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
-"""Bytes; of tensors in a room."""
+"""Bytes; of tensors in an arena."""
 
 
 def aligned(size: int) -> int:
-    """Bytes of a room that a tensor of so many bytes takes."""
+    """Bytes of an arena that a tensor of so many bytes takes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-class Room:
+class Arena:
     """Memory that is given away from its front to its end.
 
     Args:
@@ -54,25 +54,25 @@ _current = threading.local()
 
 
 @contextmanager
-def making_in(room: Room | None) -> Generator[None]:
-    """Let this thread make tensors in a room, as long as they fit."""
-    _current.room = room
+def allocating_in(arena: Arena | None) -> Generator[None]:
+    """Let this thread make tensors in an arena, as long as they fit."""
+    _current.arena = arena
     try:
         yield
     finally:
-        _current.room = None
+        _current.arena = None
 
 
 def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor that is not filled yet.
 
-    Without a room its memory is numpy's: it lies in huge pages, and costs a tenth to fill anew.
+    Without an arena its memory is numpy's: it lies in huge pages, and costs a tenth to fill anew.
     """
     size = prod(shape) * dtype.itemsize
     if not size:
         return torch.empty(shape, dtype=dtype)
-    room: Room | None = getattr(_current, "room", None)
-    memory = room.new(size) if room else None
+    arena: Arena | None = getattr(_current, "arena", None)
+    memory = arena.new(size) if arena else None
     if memory is None:
         memory = np.empty(size, np.uint8)
     return torch.as_tensor(memory).view(dtype).reshape(shape)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.member_bytes import Members
+from lightning_shards.samples.member_bytes import FieldMembers
 
 _NUMPY = b"\x93NUMPY"
 _ZIP = b"PK"
@@ -32,7 +32,7 @@ _NPY_LONGEST = _NPY_PREFIX + 2**16
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
-class _Layout(NamedTuple):
+class _ArrayLayout(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -99,16 +99,16 @@ def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
 
 
-def _number_column(members: Members, dtype: str) -> torch.Tensor | None:
+def _number_column(members: FieldMembers, dtype: str) -> torch.Tensor | None:
     rows, kind = members.rows(), np.dtype(dtype)
     if rows is None or rows.shape[1] % kind.itemsize:
         return None
     if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[: rows.shape[1]]).all(axis=1).any():
         return None  # a file of numpy's among them
-    return _column(rows, _Layout((rows.shape[1] // kind.itemsize,), kind))
+    return _column(rows, _ArrayLayout((rows.shape[1] // kind.itemsize,), kind))
 
 
-def npy_column(members: Members) -> torch.Tensor | None:
+def npy_column(members: FieldMembers) -> torch.Tensor | None:
     """.npy files that have one header, and so one shape and type; None if they do not."""
     rows = members.rows()
     if rows is None:
@@ -126,19 +126,19 @@ def npy_column(members: Members) -> torch.Tensor | None:
     return _column(np.ascontiguousarray(rows[:, start:]), layout)
 
 
-def _column(rows: NDArray[np.uint8], layout: _Layout) -> torch.Tensor:
+def _column(rows: NDArray[np.uint8], layout: _ArrayLayout) -> torch.Tensor:
     return torch.as_tensor(rows.view(layout.dtype).reshape(len(rows), *layout.shape))
 
 
 @lru_cache(maxsize=64)
-def _layout(header: bytes) -> _Layout | None:
+def _layout(header: bytes) -> _ArrayLayout | None:
     """What the header of an .npy file says, if it is one of plain numbers in C order."""
     if not header.startswith(_MAGIC):
         return None
     shape, is_fortran, dtype, _ = _header(header)
     if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
         return None
-    return _Layout(shape, dtype)
+    return _ArrayLayout(shape, dtype)
 
 
 NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -146,7 +146,7 @@ NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """Decoders of raw numbers, by the name of their type."""
 
-NUMBER_COLUMNS: dict[str, Callable[[Members], torch.Tensor | None]] = {
+NUMBER_COLUMNS: dict[str, Callable[[FieldMembers], torch.Tensor | None]] = {
     dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
 }
 """The same for a batch; None where the members do not fit one tensor."""

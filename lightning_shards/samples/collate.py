@@ -45,20 +45,22 @@ class BadSample(NamedTuple):
     message: str = ""
 
 
-class Made(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch, and what is to be known of it wherever it goes.
 
     Attributes:
         batch: what the user gets.
         digest: of the ids of its samples (`plan.digest`), repeats and substitutes left out.
         bad: the samples that were planned and could not be read.
-        seconds: what it took, by stage (`stage_clock.STAGES`).
+        stages: seconds that it took, by stage (`stage_clock.STAGES`).
+        seconds: that its worker spent to make it, all in all.
     """
 
     batch: Batch
     digest: int = 0
     bad: tuple[BadSample, ...] = ()
-    seconds: tuple[float, ...] = ()
+    stages: tuple[float, ...] = ()
+    seconds: float = 0.0
 
 
 def collate(
@@ -114,12 +116,12 @@ def make_batch(
     weights: Sequence[int],
     batch_format: BatchFormat,
     bad: Sequence[BadSample] = (),
-) -> Made:
+) -> LoadedBatch:
     """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
     batch = collate(samples, fields, weights)
     ids = batch["__id__"].numpy()
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
-    return Made(as_given(batch, fields, batch_format), digest, tuple(bad))
+    return LoadedBatch(as_given(batch, fields, batch_format), digest, tuple(bad))
 
 
 def as_given(batch: dict[str, Any], fields: Sequence[str], batch_format: BatchFormat) -> Batch:
@@ -203,7 +205,7 @@ class GrowingColumn:
         if self._column is not None and self._placed == self._count:
             return self._column
         column = column_of(samples, field)
-        if isinstance(column, list):  # rows must not leave: their memory may be a room's
+        if isinstance(column, list):  # rows must not leave: their memory may be an arena's
             column = [each.copy() if type(each) is np.ndarray else each for each in column]
         return column
 

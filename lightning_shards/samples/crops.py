@@ -58,7 +58,7 @@ class _Crop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomResizedCrop(_Crop):
+class DecodeRandomResizedCrop(_Crop):
     """A random part of the image, resized, and turned left to right half of the time.
 
     The part has a uniformly drawn share of the image's area and a log-uniformly drawn ratio of
@@ -107,7 +107,7 @@ class RandomResizedCrop(_Crop):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CenterCrop(_Crop):
+class DecodeCenterCrop(_Crop):
     """The central square of an image whose shorter side was resized to `resize`, for evaluation.
 
     Attributes:
@@ -132,7 +132,7 @@ class CenterCrop(_Crop):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize(_Crop):
+class DecodeResize(_Crop):
     """The whole image as a square, whatever its ratio was."""
 
     deterministic: ClassVar[bool] = True

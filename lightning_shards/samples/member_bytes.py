@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 ABSENT = -1
 
 
-class NotInChunkError(SampleError):
+class ColumnError(SampleError):
     """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
 
 
@@ -89,13 +89,13 @@ class MemberBytes:
         if self._joined is None:
             self._check_each(items)
         elif crc32(items.data) != self._joined:
-            raise NotInChunkError("a member of this batch is damaged")
+            raise ColumnError("a member of this batch is damaged")
         return items.view(np.uint8).reshape(len(items), size)
 
     def _check_each(self, members: Iterable[Any]) -> None:
         is_known = self._checksums != ABSENT
         if is_known.any() and (is_known & (self._checksums != list(map(crc32, members)))).any():
-            raise NotInChunkError("a member of this batch is damaged")
+            raise ColumnError("a member of this batch is damaged")
 
     def _common_size(self) -> int | None:
         """Bytes of each member; None if they differ."""
@@ -129,5 +129,5 @@ class ListedBytes:
         return np.frombuffer(joined, np.uint8).reshape(len(self._members), -1)
 
 
-Members: TypeAlias = MemberBytes | ListedBytes
+FieldMembers: TypeAlias = MemberBytes | ListedBytes
 """The members of one field in a batch."""

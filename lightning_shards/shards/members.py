@@ -314,15 +314,15 @@ class ShardReader:
         """
         return read_at(self._file.fileno(), offset, size)
 
-    def read_into(self, offset: int, room: memoryview) -> int:
-        """Fill `room` with the bytes of the tar at this place; how many there were.
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """Fill `into` with the bytes of the tar at this place; how many there were.
 
         Raises:
             OSError: They could not be read.
         """
         file, read = self._file.fileno(), 0
-        while read < len(room):
-            more = os.preadv(file, [room[read:]], offset + read)
+        while read < len(into):
+            more = os.preadv(file, [into[read:]], offset + read)
             if not more:
                 break
             read += more

@@ -25,7 +25,7 @@ from lightning_shards.tools.console import run_tool
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from lightning_shards.profiling.measuring import Fit, OneBatch, Window
+    from lightning_shards.profiling.measuring import Fit, Measurement, OneBatch
 
 _EPILOG: Final = """\
 Three things are measured, in turn for each setting of the workers, and that several times over:
@@ -200,12 +200,12 @@ def _leave_workers_out(data: "pl.LightningDataModule") -> None:
 
 def _measure(
     subject: _Subject, batch: "OneBatch", rows: Sequence[Runs], options: Namespace
-) -> "list[Window]":
+) -> "list[Measurement]":
     """Fill the rows, one run of each after the other; the runs of the trainer alone."""
     from lightning_shards.profiling import measuring  # noqa: PLC0415 --help needs no torch
 
-    span, fit = measuring.Span.of(options.seconds), subject.fit
-    trainer: list[Window] = []
+    span, fit = measuring.Timing.of(options.seconds), subject.fit
+    trainer: list[Measurement] = []
     tasks = options.repeats * (len(rows) * (2 if fit else 1) + (1 if fit else 0))
     with progress_bar(tasks) as begin:
         for _ in range(options.repeats):
@@ -226,8 +226,8 @@ def _measure(
 def _add_run(
     data: "pl.LightningDataModule",
     runs: Runs,
-    windows: "list[Window]",
-    measure: "Callable[[], Window]",
+    windows: "list[Measurement]",
+    measure: "Callable[[], Measurement]",
 ) -> None:
     """Measure with this setting, or keep why it cannot be."""
     from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
@@ -244,7 +244,7 @@ def _add_run(
         runs.refused = " ".join(str(error).split())
 
 
-def _fitted(measure: "Callable[[], Window]") -> "Window":
+def _fitted(measure: "Callable[[], Measurement]") -> "Measurement":
     """A fit that Ctrl-C ends: Lightning leaves by SystemExit."""
     try:
         return measure()

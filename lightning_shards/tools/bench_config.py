@@ -20,7 +20,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.parsing import plain_message
 from lightning_shards.profiling.measuring import Fit
 from lightning_shards.readers.stream import read_shard
-from lightning_shards.samples.crops import RandomResizedCrop
+from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
 from lightning_shards.shards.urls import expand_urls
 
@@ -150,7 +150,7 @@ def module_of_shards(options: Namespace) -> ShardDataModule:
         if kinds & IMAGE_DECODERS:
             decode[name] = "raw"
             if options.image_size:
-                transforms[name] = RandomResizedCrop(size=options.image_size)
+                transforms[name] = DecodeRandomResizedCrop(size=options.image_size)
         elif kinds & UNSAFE_DECODERS:
             decode[name] = "raw"
     size = _NOMINAL_SIZE if options.sampling == "resampled" else None

@@ -11,7 +11,7 @@ from lightning_shards.profiling.rates import Throughput
 from lightning_shards.tools.console import table
 
 if TYPE_CHECKING:
-    from lightning_shards.profiling.measuring import Window
+    from lightning_shards.profiling.measuring import Measurement
     from lightning_shards.tools.bench_settings import Setting
 
 GOOD_ENOUGH = 0.95
@@ -47,8 +47,8 @@ class Runs:
 
     setting: "Setting"
     is_configured: bool = False
-    loader: list["Window"] = field(default_factory=list["Window"])
-    both: list["Window"] = field(default_factory=list["Window"])
+    loader: list["Measurement"] = field(default_factory=list["Measurement"])
+    both: list["Measurement"] = field(default_factory=list["Measurement"])
     refused: str | None = None
 
     @property
@@ -71,7 +71,7 @@ class Runs:
 
         What is left of the seconds, bookkeeping and a stream's own stages, is the `rest`.
         """
-        total = sum(window.measured.produce_s for window in self.loader)
+        total = sum(window.totals.produce_s for window in self.loader)
         if not total:
             return {}
         shares = {
@@ -89,13 +89,13 @@ class Advice(NamedTuple):
     sentence: str
 
 
-def spread_of(windows: Sequence["Window"]) -> Spread:
+def spread_of(windows: Sequence["Measurement"]) -> Spread:
     """Median, least and most of the rates of these runs."""
     rates = [_throughput(window).trained for window in windows]
     return Spread(statistics.median(rates), min(rates), max(rates))
 
 
-def advise(rows: Sequence[Runs], trainer: Sequence["Window"]) -> Advice:
+def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> Advice:
     """The cheapest setting within 5 % of the best, and what limits it.
 
     Args:
@@ -150,7 +150,7 @@ def command_line(setting: "Setting") -> str:
     return f"{pool} --data.loader.threads_per_worker={setting.threads_per_worker}"
 
 
-def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Window"]) -> str:
+def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> str:
     """The table; what was refused stands below it, with the reason."""
     allowed = [runs for runs in rows if runs.refused is None]
     stages = list(allowed[0].stage_shares()) if allowed else []
@@ -165,16 +165,16 @@ def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Window"]) -> 
         lines.append(f"trainer alone: {spread_of(trainer)} samples/s")
     lines += ["", table(cells)]
     lines += [f"{runs.name}: refused: {runs.refused}" for runs in rows if runs.refused is not None]
-    advice = advise(rows, trainer)
+    advice = advise_settings(rows, trainer)
     lines += ["", advice.sentence, f"to set it: {command_line(advice.runs.setting)}"]
     return "\n".join(lines)
 
 
 def as_document(
-    about: Mapping[str, Any], rows: Sequence[Runs], trainer: Sequence["Window"]
+    about: Mapping[str, Any], rows: Sequence[Runs], trainer: Sequence["Measurement"]
 ) -> dict[str, Any]:
     """The same for programs; rates are samples per second."""
-    advice = advise(rows, trainer)
+    advice = advise_settings(rows, trainer)
     return {
         **about,
         "trainer": _rates(trainer),
@@ -188,7 +188,7 @@ def as_document(
 
 
 def save_bench_plot(
-    path: str, heading: str, rows: Sequence[Runs], trainer: Sequence["Window"]
+    path: str, heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]
 ) -> None:
     """Draw the rates of all settings, with least and most as bars, and the trainer as a band."""
     from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
@@ -215,11 +215,11 @@ def save_bench_plot(
     save_figure(figure, path)
 
 
-def _throughput(window: "Window") -> Throughput:
-    return Throughput(window.measured, num_workers=1, world_size=1)
+def _throughput(window: "Measurement") -> Throughput:
+    return Throughput(window.totals, num_workers=1, world_size=1)
 
 
-def _rates(windows: Sequence["Window"]) -> dict[str, Any] | None:
+def _rates(windows: Sequence["Measurement"]) -> dict[str, Any] | None:
     if not windows:
         return None
     runs = [_throughput(window).trained for window in windows]

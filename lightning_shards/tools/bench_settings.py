@@ -45,8 +45,8 @@ class Setting:
     @property
     def cost(self) -> tuple[int, int, int]:
         """Grows with what it takes of the machine: what works first, then what holds it."""
-        lanes = self.num_workers * self.threads_per_worker
-        return lanes, _POOLS_BY_COST.index(self.pool), self.num_workers
+        slots = self.num_workers * self.threads_per_worker
+        return slots, _POOLS_BY_COST.index(self.pool), self.num_workers
 
 
 def current_setting(data: pl.LightningDataModule) -> Setting:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
 shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
-from the first samples as the transforms leave them: (prefetch + 2) messages a worker, of several
-batches if they are small; what is below half a MiB travels without it.
+from the first samples as the transforms leave them: (prefetch_factor + 2) messages a worker, of
+several batches if they are small; what is below half a MiB travels without it.
 With --index, counts and sizes come from that file and no shard is looked at."""
 
 _SAMPLES_TRIED = 4
@@ -231,7 +231,7 @@ def _workers(module: "ShardDataModule", ranks: int) -> "Workers":
     """Of one node."""
     config = module.loader_config
     per_rank = 0 if config.pool == "inline" else module.num_workers
-    return Workers(ranks, per_rank, config.prefetch)
+    return Workers(ranks, per_rank, config.prefetch_factor)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:
@@ -305,7 +305,7 @@ def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         return []
     note = (
         f"note: /dev/shm of this machine has {human(free)} free, and batches take {human(most)}; "
-        "lower num_workers or prefetch, or make it larger (docker: --shm-size)"
+        "lower num_workers or prefetch_factor, or make it larger (docker: --shm-size)"
     )
     return [note]
 

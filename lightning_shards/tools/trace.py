@@ -94,7 +94,7 @@ def _trace(options: Namespace) -> int:
             Place(rank, world_size),
             options.epoch,
             steps,
-            num_workers=loader.pool.lanes,
+            num_workers=loader.pool.slots,
         )
         for rank in range(world_size)
     ]

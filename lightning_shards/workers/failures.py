@@ -9,8 +9,8 @@ from torch._utils import ExceptionWrapper
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.messages import MessageMaker, PickledMessage, require_picklable
-from lightning_shards.workers.pool import Produced
 
 
 class _Ours(NamedTuple):
@@ -58,25 +58,25 @@ def raise_failure(failure: Failure) -> NoReturn:
 
 
 def last_message(
-    maker: MessageMaker, ready: Sequence[Produced], failure: Failure, worker: int
+    maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure, worker: int
 ) -> PickledMessage:
     """The batches before a failure, and why there are no others.
 
     A batch that cannot travel is the failure, if it comes before the other.
     """
-    sent: list[Produced] = []
-    for produced in ready:
+    sent: list[LoadedBatch] = []
+    for loaded in ready:
         try:
-            require_picklable(produced.made.batch)
+            require_picklable(loaded.batch)
         except SampleError as error:
             failure = failure_of(error, worker)
             break
-        sent.append(produced)
+        sent.append(loaded)
     try:
         return maker.message(sent, failure).pickled()
     except Exception as error:  # noqa: BLE001 no memory to share, no more files
         lost = WorkerError(
             f"batches cannot be sent to the trainer ({type(error).__name__}: {error}); lower "
-            "prefetch or num_workers, raise `ulimit -n`, or take pool='threads'"
+            "prefetch_factor or num_workers, raise `ulimit -n`, or take pool='threads'"
         )
         return maker.message([], failure_of(lost, worker)).pickled()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
-from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.workers.pool import BatchStream, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 
@@ -22,7 +23,7 @@ class InlinePool:
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """One: the caller itself."""
         return 1
 
@@ -33,12 +34,12 @@ class InlinePool:
 
 
 class _InlineStream:
-    def __init__(self, batches: Iterator[Produced], timeout_s: float) -> None:
-        self._batches: Iterator[Produced] | None = batches
+    def __init__(self, batches: Iterator[LoadedBatch], timeout_s: float) -> None:
+        self._batches: Iterator[LoadedBatch] | None = batches
         self._watchdog = Watchdog(timeout_s, _warn_of_waiter)
         self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
 
-    def __next__(self) -> Produced:
+    def __next__(self) -> LoadedBatch:
         if self._batches is None:
             raise StopIteration
         with self._watchdog:

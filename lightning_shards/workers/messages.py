@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.arena import Room, aligned, making_in
-from lightning_shards.samples.collate import Batch
-from lightning_shards.workers.blocks import Block, Lease, SharedBlocks
-from lightning_shards.workers.pool import Produced
+from lightning_shards.samples.arena import Arena, aligned, allocating_in
+from lightning_shards.samples.collate import Batch, LoadedBatch
+from lightning_shards.workers.shared_buffers import Lease, SharedBuffer, SharedBuffers
 
 _INLINE_BYTES = 2**20
 """Bytes of a message itself."""
@@ -84,7 +83,7 @@ def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors of a column, and what is left of it: nothing of a tensor itself."""
     if isinstance(column, torch.Tensor):
         return column.nbytes, None
-    layout = _Layout()  # of tensors in a list: each is one of a sample
+    layout = _TensorLayout()  # of tensors in a list: each is one of a sample
     rest = _mapped(column, layout.place)
     return layout.size, rest
 
@@ -138,8 +137,8 @@ def most_batches(batch: BatchBytes) -> int:
 
 def shared_bytes(batch: BatchBytes) -> int:
     """Bytes of a message in shared memory."""
-    block = most_batches(batch) * batch.shared
-    return block if block >= SHARED_BYTES else 0
+    buffer = most_batches(batch) * batch.shared
+    return buffer if buffer >= SHARED_BYTES else 0
 
 
 def message_sizes(batch: BatchBytes) -> Iterator[int]:
@@ -159,7 +158,7 @@ class _Placed(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Layout:
+class _TensorLayout:
     """The tensors of a message, as bytes: numpy has not all of torch's types.
 
     Attributes:
@@ -180,17 +179,17 @@ class _Layout:
         self.size += aligned(len(values))
         return _Placed(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
 
-    def complete(self, room: Room) -> list[int] | None:
-        """Copy to a room what was not made in it.
+    def complete(self, arena: Arena) -> list[int] | None:
+        """Copy to an arena what was not made in it.
 
         Returns:
             where each begins; None if they do not fit.
         """
         starts: list[int] = []
         for values in self._values:
-            start = room.start_of(values)
+            start = arena.start_of(values)
             if start is None:
-                start, copy = room.claimed, room.new(len(values))
+                start, copy = arena.claimed, arena.new(len(values))
                 if copy is None:
                     return None
                 copy[:] = values
@@ -199,7 +198,7 @@ class _Layout:
 
     def copied(self, memory: NDArray[np.uint8]) -> list[int]:
         """Copy all to other memory, and say where each begins."""
-        starts = self.complete(Room(memory))
+        starts = self.complete(Arena(memory))
         assert starts is not None  # noqa: S101 it has room for them
         return starts
 
@@ -213,16 +212,20 @@ class Message:
     """
 
     def __init__(
-        self, produced: list[Produced], block: Block | bytearray, starts: list[int], failure: Any
+        self,
+        loaded: list[LoadedBatch],
+        buffer: SharedBuffer | bytearray,
+        starts: list[int],
+        failure: Any,
     ) -> None:
-        self._produced, self._starts = produced, starts
-        self.block, self.failure = block, failure
+        self._loaded, self._starts = loaded, starts
+        self.buffer, self.failure = buffer, failure
 
     def lease(self) -> Lease | None:
         """Of its shared memory; None if it has none."""
-        return Lease(self.block) if isinstance(self.block, Block) else None
+        return Lease(self.buffer) if isinstance(self.buffer, SharedBuffer) else None
 
-    def unpack(self, lease: Lease | None, *, copy: bool = True) -> Iterator[Produced]:
+    def unpack(self, lease: Lease | None, *, copy: bool = True) -> Iterator[LoadedBatch]:
         """The batches, each when it is asked for.
 
         Args:
@@ -232,7 +235,7 @@ class Message:
         """
         memory = self._memory(lease)
         limit = None if copy or lease is None else _KEPT_BYTES
-        for each in self._produced:
+        for each in self._loaded:
             yield _with_columns(each, lambda x: self._unpacked(memory, x, limit))
 
     def pickled(self) -> "PickledMessage":
@@ -244,11 +247,11 @@ class Message:
     def pin_memory(self) -> "Message":
         """The same, with tensors in page-locked memory."""
         memory = self._memory(self.lease())
-        self._produced = [
+        self._loaded = [
             _with_columns(each, lambda x: self._unpacked(memory, x, 0).pin_memory())
-            for each in self._produced
+            for each in self._loaded
         ]
-        self.block = bytearray()
+        self.buffer = bytearray()
         return self
 
     def _unpacked(self, memory: NDArray[np.uint8], column: Any, kept_bytes: int | None) -> Any:
@@ -267,7 +270,7 @@ class Message:
     def _memory(self, lease: Lease | None) -> NDArray[np.uint8]:
         if lease is not None:
             return np.asarray(lease)
-        return np.frombuffer(cast("bytearray", self.block), np.uint8)
+        return np.frombuffer(cast("bytearray", self.buffer), np.uint8)
 
 
 class PickledMessage:
@@ -293,56 +296,56 @@ class MessageMaker:
     """Makes the messages of one worker, and lets their batches be made where they will lie.
 
     Args:
-        num_blocks: blocks of shared memory.
+        num_blocks: buffers of shared memory.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._blocks = SharedBlocks(num_blocks)
+    def __init__(self, num_buffers: int) -> None:
+        self._buffers = SharedBuffers(num_buffers)
         self._batch_bytes = 0
-        self._block: Block | None = None
-        self._room = _no_room()
+        self._buffer: SharedBuffer | None = None
+        self._arena = _no_arena()
 
     def making(self, batches: int) -> AbstractContextManager[None]:
         """Within it the next so many batches are to be made; then comes `message`."""
         size = batches * self._batch_bytes
         if size >= SHARED_BYTES:
-            self._block = self._blocks.take(size)
-            self._room = Room(self._block.content)
-        return making_in(self._room)
+            self._buffer = self._buffers.take(size)
+            self._arena = Arena(self._buffer.content)
+        return allocating_in(self._arena)
 
-    def message(self, produced: list[Produced], failure: Any = None) -> Message:
+    def message(self, loaded: list[LoadedBatch], failure: Any = None) -> Message:
         """The message of these batches."""
-        layout = _Layout()
-        placed = [_with_columns(each, layout.place) for each in produced]
+        layout = _TensorLayout()
+        placed = [_with_columns(each, layout.place) for each in loaded]
         message = Message(placed, *self._filled(layout), failure)
-        self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(produced), 1)))
-        self._block, self._room = None, _no_room()
+        self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(loaded), 1)))
+        self._buffer, self._arena = None, _no_arena()
         return message
 
-    def _filled(self, layout: _Layout) -> tuple[Block | bytearray, list[int]]:
+    def _filled(self, layout: _TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
         """Where the tensors of a message lie: the block, and the start of each in it."""
-        if self._block and layout.size >= SHARED_BYTES:
-            starts = layout.complete(self._room)
+        if self._buffer and layout.size >= SHARED_BYTES:
+            starts = layout.complete(self._arena)
             if starts is not None:
-                return self._block, starts
+                return self._buffer, starts
         if layout.size < SHARED_BYTES:
-            block = bytearray(layout.size)
-            starts = layout.copied(np.frombuffer(block, np.uint8))
+            buffer = bytearray(layout.size)
+            starts = layout.copied(np.frombuffer(buffer, np.uint8))
         else:
-            block = self._blocks.take(layout.size)
-            starts = layout.copied(block.content)
-        if self._block:
-            self._block.is_in_use = False  # not before: it would have been taken
-        return block, starts
+            buffer = self._buffers.take(layout.size)
+            starts = layout.copied(buffer.content)
+        if self._buffer:
+            self._buffer.is_in_use = False  # not before: it would have been taken
+        return buffer, starts
 
 
-def _no_room() -> Room:
-    return Room(np.empty(0, np.uint8))
+def _no_arena() -> Arena:
+    return Arena(np.empty(0, np.uint8))
 
 
-def _with_columns(produced: Produced, change: Callable[[Any], Any]) -> Produced:
-    batch = cast("Batch", _mapped(produced.made.batch, change))
-    return produced._replace(made=produced.made._replace(batch=batch))
+def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
+    batch = cast("Batch", _mapped(loaded.batch, change))
+    return loaded._replace(batch=batch)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -6,25 +6,18 @@ elsewhere, as a source holds no progress.
 
 import time
 from collections.abc import Generator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import Made
-
-
-class Produced(NamedTuple):
-    """A batch and what it cost: the seconds that its worker spent to make it."""
-
-    made: Made
-    seconds: float
+from lightning_shards.samples.collate import LoadedBatch
 
 
 class BatchStream(Protocol):
     """The batches of one rank in step order, without end, until it is closed."""
 
-    def __next__(self) -> Produced:
+    def __next__(self) -> LoadedBatch:
         """Wait for the next batch."""
         ...
 
@@ -37,7 +30,7 @@ class Pool(Protocol):
     """Runs a source in workers."""
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """Batches that are made side by side; 1 in the trainer's own thread."""
         ...
 
@@ -46,10 +39,10 @@ class Pool(Protocol):
         ...
 
 
-def produce(source: Source, place: Place, cursor: Cursor) -> Generator[Produced]:
+def produce(source: Source, place: Place, cursor: Cursor) -> Generator[LoadedBatch]:
     """The batches of one worker, each with the seconds it took."""
     batches = source.batches(place, cursor)
     while True:
         begin = time.perf_counter()
-        made = next(batches)
-        yield Produced(made, time.perf_counter() - begin)
+        batch = next(batches)
+        yield batch._replace(seconds=time.perf_counter() - begin)

@@ -24,11 +24,11 @@ from torch.utils.data._utils import signal_handling
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.guard import GuardedName
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.footprint import SPARE_BLOCKS, blocks_per_worker
+from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import publish_stages_in
-from lightning_shards.workers.blocks import Lease, forget_blocks
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
@@ -40,7 +40,8 @@ from lightning_shards.workers.messages import (
     message_sizes,
     shared_bytes,
 )
-from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.workers.pool import BatchStream, produce
+from lightning_shards.workers.shared_buffers import Lease, forget_buffers
 from lightning_shards.workers.threads import start_threads
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 
@@ -66,7 +67,8 @@ class ProcessPool:
 
     Attributes:
         num_workers: processes per rank.
-        prefetch: messages that each of them keeps ready; one of several batches if they are small.
+        prefetch_factor: messages that each of them keeps ready; one is of several batches if they
+            are small.
         start_method: `forkserver` by default: a fork of a rank that has gloo and autograd threads
             can deadlock.
         pin_memory: whether a thread copies batches into page-locked memory.
@@ -78,7 +80,7 @@ class ProcessPool:
     """
 
     num_workers: int
-    prefetch: int = 2
+    prefetch_factor: int = 2
     start_method: StartMethod = "forkserver"
     pin_memory: bool = False
     threads: int = 1
@@ -93,7 +95,7 @@ class ProcessPool:
             ConfigError: a number is below 1, or shared memory cannot hold the batches.
             WorkerError: the script would be run again by each worker.
         """
-        for name in ("num_workers", "prefetch", "threads"):
+        for name in ("num_workers", "prefetch_factor", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} must be at least 1 for worker processes, got {getattr(self, name)}"
@@ -103,7 +105,7 @@ class ProcessPool:
             require_main_guard()
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """Batches that are made side by side."""
         return self.num_workers * self.threads
 
@@ -119,7 +121,7 @@ class ProcessPool:
             batch_size=None,
             num_workers=self.num_workers,
             collate_fn=_identity,  # the default would turn tuples into lists
-            prefetch_factor=self.prefetch,
+            prefetch_factor=self.prefetch_factor,
             worker_init_fn=_begin_guard,
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
@@ -143,8 +145,8 @@ class _WorkerShare(IterableDataset[Any]):
         assert info is not None  # noqa: S101 only worker processes iterate over it
         publish_stages_in(np.frombuffer(self._stages, np.uint8).data[info.id : info.id + 1])
         place = self._place.with_worker(info.id, info.num_workers)
-        ready: list[Produced] = []
-        maker = MessageMaker(blocks_per_worker(self._pool.prefetch))
+        ready: list[LoadedBatch] = []
+        maker = MessageMaker(buffers_per_worker(self._pool.prefetch_factor))
         failure: Any = None
         try:
             batches = self._batches(place)
@@ -160,11 +162,11 @@ class _WorkerShare(IterableDataset[Any]):
             yield last_message(maker, ready, failure, info.id)
             ready = []
 
-    def _batches(self, place: Place) -> BatchStream | Iterator[Produced]:
+    def _batches(self, place: Place) -> BatchStream | Iterator[LoadedBatch]:
         if self._pool.threads == 1:
             return produce(self._source, place, self._cursor)
         return start_threads(
-            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch, 0.0
+            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch_factor, 0.0
         )
 
 
@@ -200,7 +202,7 @@ class _ProcessStream:
     def __init__(self, iterator: Any, stages: Any, timeout_s: float) -> None:
         self._iterator: Any = iterator
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
-        self._ready: list[Iterator[Produced]] = [iter(()) for _ in self._workers]
+        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
         self._turn = 0
         self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
@@ -217,27 +219,27 @@ class _ProcessStream:
         self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
         self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
 
-    def __next__(self) -> Produced:
+    def __next__(self) -> LoadedBatch:
         if self._iterator is None:
             raise StopIteration
         worker = self._turn % len(self._ready)
-        produced = next(self._ready[worker], None)
-        if produced is None and not self._failures[worker]:  # the next message is of this worker
+        loaded = next(self._ready[worker], None)
+        if loaded is None and not self._failures[worker]:  # the next message is of this worker
             self._watch.turn = worker
             message = self._receive()
             self._ready[worker] = self._unpacked(worker, message)
             self._failures[worker] = message.failure
-            produced = next(self._ready[worker], None)
-        if produced is None:
+            loaded = next(self._ready[worker], None)
+        if loaded is None:
             self.close()
             raise_failure(self._failures[worker])
         self._turn += 1
-        return produced
+        return loaded
 
-    def _unpacked(self, worker: int, message: Message) -> Iterator[Produced]:
+    def _unpacked(self, worker: int, message: Message) -> Iterator[LoadedBatch]:
         """The batches of a message; copied if the user keeps some that came before."""
         lease, leases = message.lease(), self._leases[worker]
-        is_kept = len(leases) >= SPARE_BLOCKS
+        is_kept = len(leases) >= SPARE_BUFFERS
         if lease is not None:
             leases.add(lease)
         return message.unpack(lease, copy=is_kept)
@@ -268,7 +270,7 @@ class _ProcessStream:
                 worker.kill()
             worker.join(_END_S)  # one that waits for a dead disk stays until that answers
         self._ready = []
-        forget_blocks(worker.pid for worker in self._workers)
+        forget_buffers(worker.pid for worker in self._workers)
 
 
 def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
@@ -279,8 +281,8 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
     """
     if not Path(folder).is_dir():
         return  # no Linux: shared memory has no limit of its own there
-    blocks = blocks_per_worker(pool.prefetch)
-    messages = pool.ranks * pool.num_workers * blocks
+    buffers = buffers_per_worker(pool.prefetch_factor)
+    messages = pool.ranks * pool.num_workers * buffers
     size = shared_bytes(pool.batch)
     needed, free = messages * size, shutil.disk_usage(folder).free
     if needed > free:
@@ -288,8 +290,8 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
         raise ConfigError(
             f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
             f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x {pool.num_workers} workers x "
-            f"{blocks} messages of {size / mib:,.1f} MiB. Enlarge it "
-            "(docker run --shm-size), or lower prefetch, num_workers or batch_size; "
+            f"{buffers} messages of {size / mib:,.1f} MiB. Enlarge it "
+            "(docker run --shm-size), or lower prefetch_factor, num_workers or batch_size; "
             "pool='threads' needs none"
         )
 

@@ -18,7 +18,8 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
 from lightning_shards.readers.source import Source
-from lightning_shards.workers.pool import BatchStream, Produced, produce
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.workers.pool import BatchStream, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 _END_S = 10.0
@@ -31,27 +32,30 @@ class ThreadPool:
 
     Attributes:
         num_workers: threads per rank.
-        prefetch: batches that each of them keeps ready.
+        prefetch_factor: batches that each of them keeps ready.
         worker_timeout_s: seconds that the trainer waits for a batch before a warning shows where
             the threads are; 0: never.
     """
 
     num_workers: int
-    prefetch: int = 2
+    prefetch_factor: int = 2
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Refuse what cannot run.
 
         Raises:
-            ConfigError: `num_workers` or `prefetch` is below 1.
+            ConfigError: `num_workers` or `prefetch_factor` is below 1.
         """
-        for name, value in (("num_workers", self.num_workers), ("prefetch", self.prefetch)):
+        for name, value in (
+            ("num_workers", self.num_workers),
+            ("prefetch_factor", self.prefetch_factor),
+        ):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
 
     @property
-    def lanes(self) -> int:
+    def slots(self) -> int:
         """Batches that are made side by side."""
         return self.num_workers
 
@@ -63,7 +67,7 @@ class ThreadPool:
         """
         place = place.with_worker(0, 1)
         return start_threads(
-            source, place, cursor, self.num_workers, self.prefetch, self.worker_timeout_s
+            source, place, cursor, self.num_workers, self.prefetch_factor, self.worker_timeout_s
         )
 
 
@@ -72,7 +76,7 @@ def start_threads(
     place: Place,
     cursor: Cursor,
     num_threads: int,
-    prefetch: int,
+    prefetch_factor: int,
     worker_timeout_s: float,
 ) -> "ThreadStream":
     """The batches of one worker, made by several threads, in step order.
@@ -91,7 +95,7 @@ def start_threads(
         for thread in range(num_threads)
     ]
     batches = [produce(source, each, cursor) for each in places]
-    return ThreadStream(batches, prefetch, worker_timeout_s)
+    return ThreadStream(batches, prefetch_factor, worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -115,23 +119,23 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
-class _Lane:
+class _Slot:
     """One thread and the batches that it has ready."""
 
-    def __init__(self, batches: Generator[Produced], prefetch: int) -> None:
-        self._ready: SimpleQueue[Produced | _Failed] = SimpleQueue()
-        self._room = threading.Semaphore(prefetch)
+    def __init__(self, batches: Generator[LoadedBatch], prefetch_factor: int) -> None:
+        self._ready: SimpleQueue[LoadedBatch | _Failed] = SimpleQueue()
+        self._room = threading.Semaphore(prefetch_factor)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._fill, args=(batches,), daemon=True)
         self._thread.start()
 
-    def take(self) -> Produced:
+    def take(self) -> LoadedBatch:
         """Wait for the next batch."""
-        produced = self._ready.get()
-        if isinstance(produced, _Failed):
-            raise produced.error
+        loaded = self._ready.get()
+        if isinstance(loaded, _Failed):
+            raise loaded.error
         self._room.release()
-        return produced
+        return loaded
 
     def stop(self) -> None:
         """Let the thread end after the batch that it makes."""
@@ -146,7 +150,7 @@ class _Lane:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def _fill(self, batches: Generator[Produced]) -> None:
+    def _fill(self, batches: Generator[LoadedBatch]) -> None:
         try:
             while self._room.acquire() and not self._is_stopped:
                 self._ready.put(next(batches))
@@ -160,25 +164,28 @@ class ThreadStream:
     """The batches of some lanes in turn, without end, until it is closed."""
 
     def __init__(
-        self, sources: Sequence[Generator[Produced]], prefetch: int, worker_timeout_s: float
+        self,
+        sources: Sequence[Generator[LoadedBatch]],
+        prefetch_factor: int,
+        worker_timeout_s: float,
     ) -> None:
-        self._lanes = [_Lane(batches, prefetch) for batches in sources]
-        threads = [lane.ident for lane in self._lanes]
+        self._slots = [_Slot(batches, prefetch_factor) for batches in sources]
+        threads = [slot.ident for slot in self._slots]
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
         )
         self._turn = 0
         # a stream that is dropped, or still there at the end of the program, ends its threads, too
-        self._end = weakref.finalize(self, _end_lanes, self._lanes, self._watchdog)
+        self._end = weakref.finalize(self, _end_slots, self._slots, self._watchdog)
 
-    def __next__(self) -> Produced:
-        if not self._lanes:
+    def __next__(self) -> LoadedBatch:
+        if not self._slots:
             raise StopIteration
-        lane = self._lanes[self._turn % len(self._lanes)]
+        slot = self._slots[self._turn % len(self._slots)]
         self._turn += 1
         try:
             with self._watchdog:
-                return lane.take()
+                return slot.take()
         except BaseException:
             self.close()
             raise
@@ -186,13 +193,13 @@ class ThreadStream:
     def close(self) -> None:
         """End the threads; they are gone when this returns, unless they wait for a server."""
         self._end()
-        self._lanes = []
+        self._slots = []
 
 
-def _end_lanes(lanes: Sequence[_Lane], watchdog: Watchdog) -> None:
+def _end_slots(slots: Sequence[_Slot], watchdog: Watchdog) -> None:
     watchdog.stop()
-    for lane in lanes:
-        lane.stop()
+    for slot in slots:
+        slot.stop()
     end = time.perf_counter() + _END_S
-    for lane in lanes:
-        lane.join(max(0.0, end - time.perf_counter()))
+    for slot in slots:
+        slot.join(max(0.0, end - time.perf_counter()))

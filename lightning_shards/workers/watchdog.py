@@ -158,7 +158,7 @@ class ProcessWatch:
         ended = ", ".join(f"pid {worker.pid}: {_end(worker.exitcode)}" for worker in self._ended)
         return WorkerError(
             f"a worker process ended without being asked to ({ended}). Likely causes: out of "
-            "memory (SIGKILL: fewer workers, a smaller prefetch), a crash in a decoder "
+            "memory (SIGKILL: fewer workers, a smaller prefetch_factor), a crash in a decoder "
             "(SIGSEGV), or a file that was cut while it was read through a map (SIGBUS); "
             "num_workers=0 shows the crash itself"
         )

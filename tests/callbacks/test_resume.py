@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 
 from lightning_shards import plan_epoch
-from lightning_shards.callbacks.resume import stand
+from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -266,12 +266,12 @@ def test_the_batches_that_are_left_are_those_of_the_rest_of_the_plan(data: st.Da
     state: dict[str, int | str] = {
         "epoch": 3, "samples": done, "ended": 3, "batches": 7, "validation": "none",
     }  # fmt: skip
-    standing = stand(state, Epochs(samples, batch_size, remainder), world_size, end)
+    position = position_after(state, EpochSchedule(samples, batch_size, remainder), world_size, end)
     left = plan_epoch(samples, batch_size, world_size, remainder, done).steps
-    assert standing.batches == min(end, plan.steps - left)
-    assert standing.is_over == (standing.batches == end)
-    assert standing.validation_due == standing.is_over
-    assert (standing.epoch, standing.total) == (3, 7)
+    assert position.batches == min(end, plan.steps - left)
+    assert position.is_over == (position.batches == end)
+    assert position.validation_due == position.is_over
+    assert (position.epoch, position.total) == (3, 7)
 
 
 def test_an_epoch_that_was_trained_to_its_last_batch_is_over_for_every_batch_size() -> None:
@@ -279,6 +279,6 @@ def test_an_epoch_that_was_trained_to_its_last_batch_is_over_for_every_batch_siz
     state: dict[str, int | str] = {
         "epoch": 1, "samples": 0, "ended": 0, "batches": 9, "validation": "done",
     }  # fmt: skip
-    standing = stand(state, Epochs(48, 2, "drop"), world_size=1, end=24)
-    assert (standing.epoch, standing.batches, standing.is_over) == (0, 24, True)
-    assert not standing.validation_due
+    position = position_after(state, EpochSchedule(48, 2, "drop"), world_size=1, end=24)
+    assert (position.epoch, position.batches, position.is_over) == (0, 24, True)
+    assert not position.validation_due

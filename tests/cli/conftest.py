@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
         "fields": {"image": "jpg;png", "label": "cls"},
         "decode": {"image": "gray"},
         "num_workers": 0,
-        "loader": {"prefetch": 4},
+        "loader": {"prefetch_factor": 4},
     },
 }
 TRANSFORMS = '''

@@ -35,7 +35,7 @@ def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli: Callable[..., S
     assert data.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=8)
     assert data.splits["val"] == SplitConfig(["val-0.tar", "val-1.tar"], sampling="sequential")
     assert data.splits["test"] is None
-    assert data.loader_config == LoaderConfig(prefetch=4)
+    assert data.loader_config == LoaderConfig(prefetch_factor=4)
     assert data.fields == {"image": "jpg;png", "label": "cls"}
 
 
@@ -43,7 +43,7 @@ def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
     data = make_cli(
         "--data.train.urls=other-0.tar::other-1.tar",
         "--data.train.batch_size=3",
-        "--data.loader.prefetch=1",
+        "--data.loader.prefetch_factor=1",
         "--data.seed=7",
         "--data.val=null",
         "--data.batch_size",
@@ -51,7 +51,11 @@ def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
     ).datamodule
     assert data.splits["train"] == SplitConfig("other-0.tar::other-1.tar", batch_size=3)
     assert data.splits["val"] is None
-    assert (data.loader_config, data.seed, data.batch_size) == (LoaderConfig(prefetch=1), 7, 16)
+    assert (data.loader_config, data.seed, data.batch_size) == (
+        LoaderConfig(prefetch_factor=1),
+        7,
+        16,
+    )
 
 
 def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(

@@ -54,7 +54,7 @@ def test_a_misspelt_key_in_the_yaml_is_refused(
                 "or None, got often"
             ),
         ),
-        ("--data.loader.prefetch=x", "data.loader.prefetch: expected int, got x"),
+        ("--data.loader.prefetch_factor=x", "data.loader.prefetch_factor: expected int, got x"),
         ("--data.decode=[1]", "data.decode: expected dict[str, str] or None, got [1]"),
         ("--data.train.batchsize=3", "data.train: Option 'batchsize' is not accepted"),
         ("--data.test.batch_size=3", "data.test: the following arguments are required: urls"),
@@ -75,7 +75,10 @@ def test_a_value_of_another_type_is_told_with_its_whole_key_and_what_is_expected
         ("--data.val.max_bad=-3", "data.val: max_bad"),
         ("--data.val.max_bad=3", "data.val: max_bad=3 has no effect with on_bad_sample='raise'"),
         ("--data.val.urls=", "data.val: urls is empty; give a path, a pattern like data/{000.."),
-        ("--data.loader.prefetch=0", "data: prefetch must be a whole number of at least 1, got 0"),
+        (
+            "--data.loader.prefetch_factor=0",
+            "data: prefetch_factor must be a whole number of at least 1, got 0",
+        ),
         ("--data.allow_unsafe=[x]", "data: allow_unsafe must be one of ['pipe', 'pickle', 'pth']"),
         ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', wh"),
         (

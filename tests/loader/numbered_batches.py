@@ -7,8 +7,8 @@ from lightning_shards import ShardLoader
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
-from lightning_shards.samples.collate import Made
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.pool import produce
 
 
@@ -44,18 +44,18 @@ class RoundRobinStream:
 class NumberedSource:
     """Batches that say which they are: (epoch, samples trained before it)."""
 
-    epochs: Epochs
+    epochs: EpochSchedule
     fails_in: int | None = None
 
     def with_epochs(self, epochs):
         return replace(self, epochs=epochs)
 
     def batches(self, place, cursor):
-        for turn in self.epochs.turns(place, cursor):
+        for turn in self.epochs.worker_epochs(place, cursor):
             if turn.epoch == self.fails_in:
                 raise ConfigError("this epoch fails")
             for step in turn.own_steps():
-                yield Made((turn.epoch, turn.plan.trained(step)))
+                yield LoadedBatch((turn.epoch, turn.plan.trained(step)))
 
 
 class FakeProgress:
@@ -73,6 +73,6 @@ class FakeProgress:
 
 def make_loader(pool=None, *, pinned=False, fails_in=None, **settings):
     """A loader of three steps of two samples an epoch."""
-    epochs = Epochs(7, batch_size=2, remainder="drop", pinned=pinned)
+    epochs = EpochSchedule(7, batch_size=2, remainder="drop", pinned=pinned)
     source = NumberedSource(epochs, fails_in)
     return ShardLoader(source, pool or RoundRobinPool(), Place(), **settings)

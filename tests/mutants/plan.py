@@ -142,9 +142,9 @@ MUTANTS = [
         "plan/test_digest.py",
     ),
     Mutant(
-        "plan.footprint:blocks_per_worker",
-        "prefetch + 1 + SPARE_BLOCKS",
-        "prefetch + SPARE_BLOCKS",
+        "plan.footprint:buffers_per_worker",
+        "prefetch_factor + 1 + SPARE_BUFFERS",
+        "prefetch_factor + SPARE_BUFFERS",
         "workers/test_processes.py workers/test_messages.py",
     ),
 ]

@@ -4,20 +4,20 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "workers.blocks:SharedBlocks.take",
-        "if block is None or not block.is_in_use:",
+        "workers.shared_buffers:SharedBuffers.take",
+        "if buffer is None or not buffer.is_in_use:",
         "if True:",
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
-        "workers.blocks:Lease.__del__",
+        "workers.shared_buffers:Lease.__del__",
         "if os.getpid() == self._pid:",
         "if False:",
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
         "workers.processes:_ProcessStream._unpacked",
-        "is_kept = len(leases) >= SPARE_BLOCKS",
+        "is_kept = len(leases) >= SPARE_BUFFERS",
         "is_kept = False",
         "workers/test_pools.py",
     ),
@@ -29,8 +29,8 @@ MUTANTS = [
     ),
     Mutant(
         "workers.messages:_with_columns",
-        "made=produced.made._replace(batch=batch)",
-        "made=produced.made._replace(batch=batch, digest=0)",
+        "loaded._replace(batch=batch)",
+        "loaded._replace(batch=batch, digest=0)",
         "workers/test_messages.py workers/test_same_bytes.py",
     ),
     Mutant(
@@ -46,7 +46,7 @@ MUTANTS = [
         "workers/test_threads.py workers/test_same_bytes.py",
     ),
     Mutant(
-        "workers.threads:_Lane.take",
+        "workers.threads:_Slot.take",
         "self._room.release()",
         "pass",
         "workers/test_threads.py workers/test_pools.py",
@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant(
         "pools:_prefetch",
         "config.prefetch_bytes // max(num_workers * kept, 1)",
-        "config.prefetch",
+        "config.prefetch_factor",
         "test_pools.py",
     ),
     Mutant(
@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader._stand_at",
-        "(standing.cursor, standing.limit) == (cursor, epochs.limit)",
-        "standing.cursor == cursor",
+        "(opened.cursor, opened.limit) == (cursor, epochs.limit)",
+        "opened.cursor == cursor",
         "loader/test_epochs.py loader/test_state.py",
     ),
     Mutant(
@@ -94,9 +94,9 @@ MUTANTS = [
         "loader/test_epochs.py",
     ),
     Mutant(
-        "loader:ShardLoader._next_made",
-        "_Standing(self._standing.stream, following, self._standing.limit)",
-        "self._standing",
+        "loader:ShardLoader._next_batch",
+        "_OpenStream(self._open.stream, following, self._open.limit)",
+        "self._open",
         "loader/test_epochs.py",
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = [
         "loader/test_state.py",
     ),
     Mutant(
-        "progress:TrainProgress.standing",
+        "progress:TrainProgress.position",
         "batches - batches % self._trainer.accumulate_grad_batches",
         "batches",
         "resume/test_same_ranks.py trainer/test_resumed_fits.py",
@@ -125,12 +125,12 @@ MUTANTS = [
     ),
     Mutant(
         "callbacks.resume_counters:write_counters",
-        "standing.batches - is_within",
-        "standing.batches",
+        "position.batches - is_within",
+        "position.batches",
         "resume/test_same_ranks.py resume/test_elastic.py",
     ),
     Mutant(
-        "callbacks.resume_counters:Overrides.end",
+        "callbacks.resume_counters:TrainerOverrides.end",
         "self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps",
         "pass",
         "callbacks/test_resume.py resume/test_same_ranks.py",
@@ -142,14 +142,14 @@ MUTANTS = [
         "callbacks/test_digest.py",
     ),
     Mutant(
-        "callbacks.resume:stand",
+        "callbacks.resume:position_after",
         'is_due or (is_over and state["validation"] != "done")',
         "is_due",
         "callbacks/test_resume.py resume/test_elastic.py",
     ),
     Mutant(
         "callbacks.resume:_checked",
-        'require_same({"version": STATE_VERSION, **identity}, state)',
+        'require_same({"version": CHECKPOINT_VERSION, **identity}, state)',
         "pass",
         "callbacks/test_resume.py",
     ),
@@ -167,8 +167,8 @@ MUTANTS = [
     ),
     Mutant(
         "profiling.rates:Throughput.trainer",
-        "self.measured.wall_s - self.measured.starved_s",
-        "self.measured.wall_s",
+        "self.totals.wall_s - self.totals.starved_s",
+        "self.totals.wall_s",
         "profiling/test_rates.py",
     ),
     Mutant(
@@ -238,7 +238,7 @@ MUTANTS = [
         "workers/test_watchdog.py workers/test_processes.py workers/test_stowaways.py",
     ),
     Mutant(
-        "workers.blocks:Block.new",
+        "workers.shared_buffers:SharedBuffer.new",
         "os.posix_fallocate(file.fileno(), 0, _HEADER + size)",
         "file.truncate(_HEADER + size)",
         "workers/test_stowaways.py",

@@ -21,7 +21,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 
 REMAINDERS = ("drop", "pad", "balanced")
 SAMPLINGS = ("shuffled", "sequential", "resampled")
@@ -52,7 +52,7 @@ def turns_of_rank(epochs, world_size, num_workers, cursor, rank):
     for worker in range(num_workers):
         place = Place(rank, world_size, worker, num_workers)
         try:
-            turn = next(epochs.turns(place, cursor))
+            turn = next(epochs.worker_epochs(place, cursor))
         except PlanError:  # the whole epoch has fewer samples than one step of this job
             return
         if turn.epoch == cursor.epoch:
@@ -90,7 +90,7 @@ def check_chain(order, remainder, epoch, chain):
     """Let the jobs of a chain serve an epoch, and look at what they served."""
     served, done = [], 0
     for number, job in enumerate(chain):
-        epochs = Epochs(order.samples, job.batch_size, remainder)
+        epochs = EpochSchedule(order.samples, job.batch_size, remainder)
         steps = parts_of_steps(epochs, job.world_size, job.num_workers, Cursor(epoch, done))
         plan = plan_epoch(order.samples, job.batch_size, job.world_size, remainder, done)
         assert len(steps) == plan.steps
@@ -183,7 +183,7 @@ def positions_left(samples, remainder, shape, done):
     Cached, as a job knows nothing of the chain but its cursor.
     """
     batch_size, world_size = shape
-    epochs = Epochs(samples, batch_size, remainder)
+    epochs = EpochSchedule(samples, batch_size, remainder)
     one, two, three = (
         parts_of_steps(epochs, world_size, num_workers, Cursor(0, done))
         for num_workers in (1, 2, 3)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from lightning_shards.errors import PlanError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 
 
 @st.composite
 def streams(draw):
     """Epochs, and a cursor at a step of one of them that is not their end."""
-    epochs = Epochs(
+    epochs = EpochSchedule(
         samples=draw(st.integers(1, 30)),
         batch_size=draw(st.integers(1, 4)),
         remainder=draw(st.sampled_from(["drop", "pad", "balanced"])),
@@ -40,7 +40,7 @@ def expected_steps(epochs, cursor, num_steps):
 
 def steps_of(epochs, place, cursor):
     """The steps of one worker, without end."""
-    for turn in epochs.turns(place, cursor):
+    for turn in epochs.worker_epochs(place, cursor):
         for step in turn.own_steps():
             yield turn.epoch, turn.plan.trained(step)
 
@@ -63,4 +63,4 @@ def test_a_limit_cuts_an_epoch_wherever_it_is_resumed(stream):
 
 def test_an_epoch_without_a_step_is_an_error_and_no_endless_loop():
     with pytest.raises(PlanError, match="an epoch of no steps would never end"):
-        next(Epochs(3, 2, "drop").turns(Place(0, 2), Cursor()))
+        next(EpochSchedule(3, 2, "drop").worker_epochs(Place(0, 2), Cursor()))

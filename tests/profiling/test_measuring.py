@@ -12,15 +12,15 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.loader import LoaderTimes
 from lightning_shards.profiling.measuring import (
     OneBatch,
-    Span,
     TimedLoader,
+    Timing,
     _Meter,
     measure_loader,
     take_batch,
 )
 from lightning_shards.workers.threads import ThreadPool
 
-AT_ONCE = Span(0.0, 0.0, 1e9)
+AT_ONCE = Timing(0.0, 0.0, 1e9)
 """Ends with the first batch after the warm-up."""
 
 
@@ -42,9 +42,9 @@ def batches_until_the_end(loader, span):
         loader.times.batches += 1
         loader.times.samples += 5
         if meter.ends_with_this():
-            measured = meter.window().measured
-            assert measured.samples == 5 * measured.batches
-            return measured.batches, loader.times.batches
+            totals = meter.window().totals
+            assert totals.samples == 5 * totals.batches
+            return totals.batches, loader.times.batches
     raise AssertionError("it does not end")
 
 
@@ -53,17 +53,17 @@ def test_a_measurement_begins_after_the_first_batch():
 
 
 def test_what_workers_had_kept_ready_is_left_out():
-    loader = SimpleNamespace(times=LoaderTimes(), pool=ThreadPool(3, prefetch=4))
+    loader = SimpleNamespace(times=LoaderTimes(), pool=ThreadPool(3, prefetch_factor=4))
     assert batches_until_the_end(loader, AT_ONCE) == (1, 14)
 
 
 def test_a_warm_up_has_a_limit_however_much_was_kept_ready():
-    loader = SimpleNamespace(times=LoaderTimes(), pool=ThreadPool(3, prefetch=400))
-    assert batches_until_the_end(loader, Span(0.0, 0.0, 0.0)) == (1, 2)
+    loader = SimpleNamespace(times=LoaderTimes(), pool=ThreadPool(3, prefetch_factor=400))
+    assert batches_until_the_end(loader, Timing(0.0, 0.0, 0.0)) == (1, 2)
 
 
 def test_nothing_counts_before_a_batch_has_come():
-    assert not _Meter(SimpleNamespace(times=LoaderTimes()), Span(0.0, 0.0, 0.0)).ends_with_this()
+    assert not _Meter(SimpleNamespace(times=LoaderTimes()), Timing(0.0, 0.0, 0.0)).ends_with_this()
 
 
 def test_the_device_is_waited_for_where_the_measurement_begins_and_ends():
@@ -80,11 +80,11 @@ def test_a_loader_is_measured_over_the_ends_of_epochs_and_closed(module, monkeyp
     closed = []
     monkeypatch.setattr(module, "loader", lambda _: loader)
     monkeypatch.setattr(loader, "close", lambda: closed.append(loader.times.batches))
-    window = measure_loader(module, Span.of(0.05))
-    assert window.measured.batches > len(loader)
-    assert window.measured.wall_s >= 0.05
-    assert window.stages["decode"] <= window.measured.produce_s
-    assert window.measured.samples == 2 * window.measured.batches
+    window = measure_loader(module, Timing.of(0.05))
+    assert window.totals.batches > len(loader)
+    assert window.totals.wall_s >= 0.05
+    assert window.stages["decode"] <= window.totals.produce_s
+    assert window.totals.samples == 2 * window.totals.batches
     assert closed[-1:] == [loader.times.batches]
 
 

@@ -13,11 +13,11 @@ from PIL import Image
 from lightning_shards import DataThroughputMonitor
 from lightning_shards.errors import ConfigError
 from lightning_shards.profiling.plot import History, save_plot
-from lightning_shards.profiling.rates import Measured
+from lightning_shards.profiling.rates import TimeTotals
 
 
-def window(number: int) -> Measured:
-    return Measured(batches=2, samples=number, wall_s=1, wait_s=0.5)
+def window(number: int) -> TimeTotals:
+    return TimeTotals(batches=2, samples=number, wall_s=1, wait_s=0.5)
 
 
 @pytest.mark.parametrize("added", [0, 1, 7, 8, 9, 15, 16, 17, 1000, 12_345])
@@ -68,7 +68,7 @@ def test_a_plot_shows_steps_and_waits_in_milliseconds(
         return stairs(axes, values, edges, **options)
 
     monkeypatch.setattr(Axes, "stairs", noted)
-    windows = [Measured(4, 8, 2.0, 1.0), Measured(1, 2, 0.1, 0.02)]
+    windows = [TimeTotals(4, 8, 2.0, 1.0), TimeTotals(1, 2, 0.1, 0.02)]
     save_plot(str(tmp_path / "wait.png"), windows)
     assert drawn == {
         "step": (pytest.approx([500, 100]), [0, 4, 5]),
@@ -79,7 +79,7 @@ def test_a_plot_shows_steps_and_waits_in_milliseconds(
 def test_more_waiting_makes_another_picture(tmp_path: Path) -> None:
     pictures = []
     for wait_s in (0.1, 0.9):
-        save_plot(str(tmp_path / "wait.png"), [Measured(4, 8, 2.0, wait_s)])
+        save_plot(str(tmp_path / "wait.png"), [TimeTotals(4, 8, 2.0, wait_s)])
         pictures.append(np.asarray(Image.open(tmp_path / "wait.png").convert("L")))
     assert pictures[0].shape == pictures[1].shape
     assert (pictures[0] != pictures[1]).mean() > 0.05

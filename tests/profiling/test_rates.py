@@ -5,31 +5,31 @@ import math
 import pytest
 
 from lightning_shards.profiling.rates import (
-    Measured,
     SlowRank,
     Throughput,
+    TimeTotals,
     find_slow_rank,
     in_lockstep,
 )
 
 
-def measured(
+def totals(
     samples: float = 100, wall_s: float = 10, wait_s: float = 0, produce_s: float = 5
-) -> Measured:
+) -> TimeTotals:
     """Of a CPU: all waiting is lost."""
-    return Measured(10, samples, wall_s, wait_s, starved_s=wait_s, produce_s=produce_s)
+    return TimeTotals(10, samples, wall_s, wait_s, starved_s=wait_s, produce_s=produce_s)
 
 
 def test_what_was_added_since_an_earlier_measurement_is_the_difference() -> None:
-    earlier, now = Measured(1, 10, 1, 0.5, 0.25, 2, 3), Measured(3, 30, 4, 1, 0.5, 9, 4)
-    assert now.since(earlier) == Measured(2, 20, 3, 0.5, 0.25, 7, 1)
-    assert now.since(now) == Measured()
+    earlier, now = TimeTotals(1, 10, 1, 0.5, 0.25, 2, 3), TimeTotals(3, 30, 4, 1, 0.5, 9, 4)
+    assert now.since(earlier) == TimeTotals(2, 20, 3, 0.5, 0.25, 7, 1)
+    assert now.since(now) == TimeTotals()
     assert now.since(earlier).plus(earlier) == now
 
 
 def test_rates_are_of_the_whole_job() -> None:
     """100 samples in 10 s of which 4 s were waited, 20 s of workers; 3 ranks of 2 workers."""
-    rates = Throughput(measured(wait_s=4, produce_s=20), num_workers=2, world_size=3)
+    rates = Throughput(totals(wait_s=4, produce_s=20), num_workers=2, world_size=3)
     assert rates.trained == 30
     assert rates.trainer == 50
     assert rates.loader == 30
@@ -51,7 +51,7 @@ def test_rates_are_of_the_whole_job() -> None:
 
 
 def test_the_time_of_the_workers_is_shared_out_among_stages() -> None:
-    spent = Measured(
+    spent = TimeTotals(
         10, 100, 10, 4, 4, 20, transfer_s=2, open_s=1, read_s=2, decode_s=10, collate_s=3
     )
     metrics = Throughput(spent, num_workers=2, world_size=3).metrics()
@@ -68,13 +68,13 @@ def test_the_time_of_the_workers_is_shared_out_among_stages() -> None:
 
 def test_a_wait_that_the_device_did_not_notice_does_not_make_the_trainer_faster() -> None:
     """8 of 10 s waited, in all but 5 of which the device had work."""
-    rates = Throughput(Measured(10, 100, 10, 8, starved_s=5, produce_s=1), 1, 1)
+    rates = Throughput(TimeTotals(10, 100, 10, 8, starved_s=5, produce_s=1), 1, 1)
     assert rates.trainer == 20
     assert (rates.wait_fraction, rates.starved_fraction) == (0.8, 0.5)
 
 
 def test_a_loader_that_gives_less_than_the_trainer_takes_is_named() -> None:
-    rates = Throughput(measured(wait_s=8, produce_s=20), num_workers=2, world_size=1)
+    rates = Throughput(totals(wait_s=8, produce_s=20), num_workers=2, world_size=1)
     assert (rates.side, rates.headroom) == ("loader-bound", pytest.approx(5))
     assert rates.verdict() == (
         "data throughput: loader-bound: the trainer could take 5.0x what the loader gives "
@@ -84,7 +84,7 @@ def test_a_loader_that_gives_less_than_the_trainer_takes_is_named() -> None:
 
 
 def test_a_trainer_that_takes_less_than_the_loader_gives_is_named() -> None:
-    rates = Throughput(measured(produce_s=5), num_workers=2, world_size=1)
+    rates = Throughput(totals(produce_s=5), num_workers=2, world_size=1)
     assert (rates.side, rates.headroom) == ("trainer-bound", 4)
     assert rates.verdict() == (
         "data throughput: trainer-bound: the loader could give 4.0x what the trainer takes "
@@ -95,7 +95,7 @@ def test_a_trainer_that_takes_less_than_the_loader_gives_is_named() -> None:
 
 @pytest.mark.parametrize("produce_s", [10 / 1.09, 10.0, 10 * 1.09])
 def test_sides_within_ten_percent_of_each_other_are_balanced(produce_s: float) -> None:
-    rates = Throughput(measured(produce_s=produce_s), num_workers=1, world_size=1)
+    rates = Throughput(totals(produce_s=produce_s), num_workers=1, world_size=1)
     assert rates.verdict().startswith(
         "data throughput: balanced: loader and trainer are within 10% of each other (trained 10 "
     )
@@ -106,21 +106,21 @@ def test_sides_within_ten_percent_of_each_other_are_balanced(produce_s: float) -
     ("produce_s", "side"), [(10 / 1.11, "trainer-bound"), (10 * 1.11, "loader-bound")]
 )
 def test_sides_further_apart_are_not_balanced(produce_s: float, side: str) -> None:
-    assert Throughput(measured(produce_s=produce_s), num_workers=1, world_size=1).side == side
+    assert Throughput(totals(produce_s=produce_s), num_workers=1, world_size=1).side == side
 
 
 @pytest.mark.parametrize(
     "sums",
     [
-        Measured(),
-        Measured(wall_s=3, wait_s=3, starved_s=3),
-        Measured(samples=8),
-        measured(8, 1, 1, 1),
-        measured(8, 1, 0, 0),
+        TimeTotals(),
+        TimeTotals(wall_s=3, wait_s=3, starved_s=3),
+        TimeTotals(samples=8),
+        totals(8, 1, 1, 1),
+        totals(8, 1, 0, 0),
     ],
     ids=["nothing", "only time", "no time", "all time waited", "no work"],
 )
-def test_zeros_give_finite_rates_and_a_verdict(sums: Measured) -> None:
+def test_zeros_give_finite_rates_and_a_verdict(sums: TimeTotals) -> None:
     rates = Throughput(sums, num_workers=2, world_size=2)
     assert all(math.isfinite(value) and value >= 0 for value in rates.metrics().values())
     assert math.isfinite(rates.headroom)
@@ -132,9 +132,9 @@ def test_zeros_give_finite_rates_and_a_verdict(sums: Measured) -> None:
 
 def test_ranks_in_lockstep_go_at_the_pace_of_the_slowest_loader_and_the_longest_wait() -> None:
     """Rank 0 computes for 9 s and is held for 3 more by rank 1, which came so much later."""
-    ranks = [measured(10, 12, 0, 4), measured(8, 12, 3, 6)]
+    ranks = [totals(10, 12, 0, 4), totals(8, 12, 3, 6)]
     job = Throughput(in_lockstep(ranks), num_workers=1, world_size=2)
-    assert job.measured == Measured(10, 9, 12, 3, 3, 6, 0)
+    assert job.totals == TimeTotals(10, 9, 12, 3, 3, 6, 0)
     assert job.trained == 1.5  # 18 samples in 12 s
     assert job.trainer == 2  # in 9 s
     assert job.loader == 3
@@ -144,8 +144,8 @@ def test_ranks_in_lockstep_go_at_the_pace_of_the_slowest_loader_and_the_longest_
 # --- which rank -----------------------------------------------------------------------------------
 
 
-def waits(*seconds: float) -> list[Measured]:
-    return [measured(wall_s=100, wait_s=wait_s) for wait_s in seconds]
+def waits(*seconds: float) -> list[TimeTotals]:
+    return [totals(wall_s=100, wait_s=wait_s) for wait_s in seconds]
 
 
 def test_the_rank_that_waits_longest_for_its_loader_holds_the_others() -> None:
@@ -164,21 +164,21 @@ def test_a_rank_that_costs_five_percent_or_less_is_not_named() -> None:
 
 
 def test_a_wait_that_no_device_noticed_names_none() -> None:
-    assert find_slow_rank([Measured(1, 1, 10, wait_s) for wait_s in (0, 9, 0)]) is None
+    assert find_slow_rank([TimeTotals(1, 1, 10, wait_s) for wait_s in (0, 9, 0)]) is None
 
 
 def test_where_no_loader_stands_out_the_slowest_forward_pass_is_named() -> None:
-    ranks = [Measured(1, 1, 10, forward_s=forward_s) for forward_s in (2, 6, 2, 3)]
+    ranks = [TimeTotals(1, 1, 10, forward_s=forward_s) for forward_s in (2, 6, 2, 3)]
     assert find_slow_rank(ranks) == SlowRank(1, "forward pass", 0.6, 0.2)
 
 
 def test_a_loader_is_named_before_a_forward_pass() -> None:
     """The others' forward passes may contain a wait for the buffers of the late rank 0."""
-    late = Measured(1, 1, 10, 3, 3, forward_s=1)
-    assert find_slow_rank([late, Measured(1, 1, 10, forward_s=4.1)]) == SlowRank(
+    late = TimeTotals(1, 1, 10, 3, 3, forward_s=1)
+    assert find_slow_rank([late, TimeTotals(1, 1, 10, forward_s=4.1)]) == SlowRank(
         0, "loader", 0.3, 0.0
     )
 
 
 def test_ranks_that_measured_nothing_name_none() -> None:
-    assert find_slow_rank([Measured(), Measured()]) is None
+    assert find_slow_rank([TimeTotals(), TimeTotals()]) is None

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from lightning_shards.profiling.rates import Measured, SlowRank, Throughput, find_slow_rank
-from lightning_shards.profiling.report import Circumstances, advise, write_report
+from lightning_shards.profiling.rates import SlowRank, Throughput, TimeTotals, find_slow_rank
+from lightning_shards.profiling.report import RunContext, advise_change, write_report
 
 
-def around(num_workers: int = 2, **options: Any) -> Circumstances:
-    return Circumstances(
+def around(num_workers: int = 2, **options: Any) -> RunContext:
+    return RunContext(
         **{"num_workers": num_workers, "cores": 8, "world_size": 1, "device": "cpu"} | options
     )
 
 
-def rank(wait_s: float, produce_s: float, forward_s: float = 0) -> Measured:
+def rank(wait_s: float, produce_s: float, forward_s: float = 0) -> TimeTotals:
     """1000 samples in 100 steps and 10 s."""
-    return Measured(100, 1000, 10, wait_s, wait_s, produce_s, forward_s)
+    return TimeTotals(100, 1000, 10, wait_s, wait_s, produce_s, forward_s)
 
 
-def advice(ranks: list[Measured], situation: Circumstances) -> str:
+def advice(ranks: list[TimeTotals], situation: RunContext) -> str:
     report = write_report({"whole run": ranks}, situation)
     last = report.splitlines()[-1]
     assert last.startswith("to change: ")
@@ -28,7 +28,7 @@ def advice(ranks: list[Measured], situation: Circumstances) -> str:
 
 
 def test_the_report_is_a_verdict_a_table_and_one_change() -> None:
-    spans = {"whole run": [rank(4, 20)], "last epoch": [Measured(10, 100, 2, 1, 1, 4)]}
+    spans = {"whole run": [rank(4, 20)], "last epoch": [TimeTotals(10, 100, 2, 1, 1, 4)]}
     assert write_report(spans, around(2)).splitlines() == [
         around(2).throughput(rank(4, 20)).verdict(),
         "                              whole run   last epoch",
@@ -85,7 +85,10 @@ def test_a_slow_forward_pass_is_told_from_a_slow_loader() -> None:
 
 def test_the_larger_loss_is_what_to_change() -> None:
     """A rank's model that costs 50 % of the time, and a wait of 20 % or of 60 %."""
-    for wait_s, said in ((2, "find out what slows the model on rank 2"), (6, "raise prefetch")):
+    for wait_s, said in (
+        (2, "find out what slows the model on rank 2"),
+        (6, "raise prefetch_factor"),
+    ):
         ranks = [rank(wait_s, 2, 1), rank(wait_s, 2, 1), rank(wait_s, 2, 6)]
         assert advice(ranks, around(world_size=3)).startswith(said)
 
@@ -105,7 +108,7 @@ def test_one_rank_of_several_says_that_it_speaks_for_itself() -> None:
     ],
 )
 def test_the_wait_is_called_what_it_is_beside_each_device(device: str, rows: list[str]) -> None:
-    sums = Measured(100, 1000, 10, wait_s=4, starved_s=1, produce_s=20)
+    sums = TimeTotals(100, 1000, 10, wait_s=4, starved_s=1, produce_s=20)
     report = write_report({"whole run": [sums]}, around(device=device))
     said = [" ".join(line.split()) for line in report.splitlines()[1:]]
     for row in rows:
@@ -115,7 +118,7 @@ def test_the_wait_is_called_what_it_is_beside_each_device(device: str, rows: lis
 
 
 def test_nothing_trained_is_all_there_is_to_say() -> None:
-    assert write_report({"whole run": [Measured()]}, around()) == (
+    assert write_report({"whole run": [TimeTotals()]}, around()) == (
         "data throughput: nothing was trained"
     )
 
@@ -149,7 +152,7 @@ def test_batches_of_the_trainers_own_thread_are_given_to_workers() -> None:
 
 
 def test_workers_that_are_fast_enough_but_waited_for_need_larger_buffers() -> None:
-    assert advice([rank(2, 5)], around(2)).startswith("raise prefetch: ")
+    assert advice([rank(2, 5)], around(2)).startswith("raise prefetch_factor: ")
 
 
 def test_a_slow_model_needs_no_change_of_the_loader() -> None:
@@ -170,6 +173,6 @@ def test_a_loader_that_is_slow_everywhere_wants_workers_though_one_rank_is_slowe
 
 
 def test_waiting_that_the_device_did_not_notice_changes_nothing() -> None:
-    sums = Measured(100, 1000, 10, wait_s=9, starved_s=0.5, produce_s=5)
-    said = advise(Throughput(sums, 2, 1), None, around(2, device="cuda"))
+    sums = TimeTotals(100, 1000, 10, wait_s=9, starved_s=0.5, produce_s=5)
+    said = advise_change(Throughput(sums, 2, 1), None, around(2, device="cuda"))
     assert said.startswith("nothing in the loader")

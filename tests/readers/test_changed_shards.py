@@ -11,8 +11,8 @@ import pytest
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import Epochs
-from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.columns import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.fields import Field, SampleTransforms
@@ -62,13 +62,13 @@ def index_of(*paths, with_crc32=False):
 
 def columns(shards, ids, spans, transforms=None):
     seeds = SampleTransforms(transforms or {}, SampleSeeds(0, 0))
-    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
+    return BatchReader(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
 
 
 def source_of(path, **settings):
     return IndexedSource(
         index=index_of(path),
-        epochs=Epochs(SAMPLES, 2, "drop"),
+        epochs=EpochSchedule(SAMPLES, 2, "drop"),
         sampling="sequential",
         seed=0,
         fields=FIELDS,

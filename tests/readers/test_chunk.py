@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers import chunk as chunk_module
-from lightning_shards.readers.chunk import Chunk
-from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.readers.chunk import MemberBatches
+from lightning_shards.readers.columns import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.fields import Field, SampleTransforms
 from lightning_shards.samples.seeds import SampleSeeds
@@ -69,7 +69,7 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     with pytest.MonkeyPatch.context() as patch, open_shards(urls, folder, limit=2) as shards:
         patch.setattr(chunk_module, "WINDOW_BYTES", window)
         patch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", window)
-        chunk = Chunk(shards, FIELDS, np.array(ids), sorted(cuts))
+        chunk = MemberBatches(shards, FIELDS, np.array(ids), sorted(cuts))
         assert chunk.keys(0, len(ids)) == [f"{shard}-{sample}" for shard, sample in ids]
         start = 0
         for stop in sorted(cuts):
@@ -85,7 +85,7 @@ def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path, monkeypa
     monkeypatch.setattr(chunk_module, "WINDOW_BYTES", 17_000)  # the first four blobs, with texts
     ids = np.array([(0, sample) for sample in range(7)])
     with open_shards(urls, tmp_path) as shards:
-        chunk = Chunk(shards, FIELDS, ids, [1, 2, 4, 5, 6, 7])
+        chunk = MemberBatches(shards, FIELDS, ids, [1, 2, 4, 5, 6, 7])
         windows = []
         for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
             chunk.members(start, stop)
@@ -97,7 +97,7 @@ def test_windows_grow_so_that_the_first_batch_comes_soon(urls, tmp_path, monkeyp
     monkeypatch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", 10_000)
     ids = np.array([(2, sample) for sample in range(40)])  # of 3 kB, headers included
     with open_shards(urls, tmp_path) as shards:
-        chunk = Chunk(shards, FIELDS[1:], ids, range(1, 41))
+        chunk = MemberBatches(shards, FIELDS[1:], ids, range(1, 41))
         chunk.members(0, 1)
         assert chunk._window == range(5)
         chunk.members(5, 6)
@@ -125,10 +125,10 @@ def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp
     reads = count_reads(monkeypatch)
     with open_shards(urls, tmp_path) as shards:
         ids = np.array([(2, sample) for sample in range(40)])[::-1]
-        Chunk(shards, FIELDS, ids, [40]).members(0, 40)
+        MemberBatches(shards, FIELDS, ids, [40]).members(0, 40)
         assert len(reads) == 1
         reads.clear()
-        large = Chunk(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3])
+        large = MemberBatches(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3])
         (blobs,) = large.members(0, 3)
         assert reads == []  # each is read just before it is decoded
         assert list(map(len, blobs)) == [9000, 8192, 30_000]
@@ -137,7 +137,7 @@ def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp
 
 def columns(shards, ids, spans, **transforms):
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
-    return ColumnBatches(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
+    return BatchReader(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
 
 
 def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
@@ -183,7 +183,7 @@ def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch
     reads = count_reads(monkeypatch)
     with open_shards([str(path)], tmp_path) as shards:
         ids = np.array([(0, sample) for sample in range(900)])
-        (texts,) = Chunk(shards, FIELDS[:1], ids, [900]).members(0, 900)
+        (texts,) = MemberBatches(shards, FIELDS[:1], ids, [900]).members(0, 900)
     assert texts.to_list() == [bytes(3)] * 900
     assert len(reads) == 4  # of 3.2 MB
     assert max(reads) <= 2**20 + 4096

@@ -113,8 +113,8 @@ def test_each_stream_begins_at_a_sample_of_its_own(pack_shards, make_source):
     source = make_source(pack_shards(counts), samples=1000, batch_size=1)
     places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
     starts = [ids(source, 1, place, epoch=6)[0] for place in places]
-    lanes = [place.worker * 2 + place.rank for place in places]
-    assert starts == [draw_sample(counts, 0, 6, lane) for lane in lanes]
+    slots = [place.worker * 2 + place.rank for place in places]
+    assert starts == [draw_sample(counts, 0, 6, lane) for lane in slots]
     assert len(set(starts)) > 1
 
 

@@ -13,7 +13,7 @@ import torch
 from rank import ANSWER
 from toy import SAMPLES, Ledger, Snapshots, StopHereError, ToyData, make_trainer, positions_of
 
-from lightning_shards.plan.schedule import Epochs
+from lightning_shards.plan.schedule import EpochSchedule
 
 EPOCHS = 3
 
@@ -146,7 +146,7 @@ class Expectation:
 
     def _total(self, segment: Segment, epoch: int) -> int:
         done = self._open[1] if epoch == self._open[0] else 0
-        epochs = Epochs(SAMPLES, segment.batch_size, self._remainder)
+        epochs = EpochSchedule(SAMPLES, segment.batch_size, self._remainder)
         limit = self._limit
         if isinstance(limit, float):
             limit = int(limit * epochs.steps(segment.world_size))

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
-from lightning_shards.plan.schedule import Epochs
-from lightning_shards.samples.collate import Made
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.samples.collate import LoadedBatch
 
 SAMPLES = 26
 VAL_SAMPLES = 5
@@ -38,7 +38,7 @@ class ToySource:
     """Batches of (epoch, position) pairs, a pure function of place and cursor."""
 
     index: ToyIndex
-    epochs: Epochs
+    epochs: EpochSchedule
     sampling: str = "shuffled"
     seed: int = 0
     transforms: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ToySource:
     def reader(self) -> dict[str, int | str]:
         return {"reader": "toy"}
 
-    def with_epochs(self, epochs: Epochs) -> "ToySource":
+    def with_epochs(self, epochs: EpochSchedule) -> "ToySource":
         return replace(self, epochs=epochs)
 
     @property
@@ -56,14 +56,14 @@ class ToySource:
         return []
 
     def first_sample(self, place: Any) -> Any:
-        return Made({})
+        return LoadedBatch({})
 
     def batches(self, place: Any, cursor: Any) -> Iterator[Any]:
-        for turn in self.epochs.turns(place, cursor):
+        for turn in self.epochs.worker_epochs(place, cursor):
             for step in turn.own_steps():
                 start, stop = turn.plan.rank_span(step, turn.place.rank)
                 pairs = [(turn.epoch, p) for p in range(start, stop) if p < self.epochs.samples]
-                yield Made({"pairs": pairs, "x": torch.ones(stop - start, 1)})
+                yield LoadedBatch({"pairs": pairs, "x": torch.ones(stop - start, 1)})
 
 
 class ToyData(ShardDataModule):
@@ -98,7 +98,7 @@ class ToyData(ShardDataModule):
         is_train = split == "train"
         remainder = self._config(split).remainder or "balanced"
         batch_size = self.batch_size if is_train else 2
-        epochs = Epochs(index.samples, batch_size, remainder, pinned=not is_train)
+        epochs = EpochSchedule(index.samples, batch_size, remainder, pinned=not is_train)
         return ToySource(index, epochs, seed=self.seed)
 
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_image
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples import images
-from lightning_shards.samples.crops import CenterCrop, RandomResizedCrop, Resize
+from lightning_shards.samples.crops import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
 
 BACKENDS = ["pillow", "turbo"]
 WIDTH, HEIGHT = 320, 240
@@ -60,7 +60,7 @@ sides = st.integers(1, 5000)
 
 @given(sides, sides, st.integers(0, 2**32))
 def test_a_random_part_lies_inside_and_keeps_to_its_limits(width, height, seed):
-    crop = RandomResizedCrop(size=8)
+    crop = DecodeRandomResizedCrop(size=8)
     box = crop._box(width, height, generator(seed))
     assert 0 <= box.left <= width - box.width
     assert 0 <= box.top <= height - box.height
@@ -71,7 +71,7 @@ def test_a_random_part_lies_inside_and_keeps_to_its_limits(width, height, seed):
 
 
 def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
-    crop = RandomResizedCrop(size=8, scale=(0.1, 0.4))
+    crop = DecodeRandomResizedCrop(size=8, scale=(0.1, 0.4))
     boxes = np.array([crop._box(1000, 1000, generator(seed)) for seed in range(4000)], dtype=float)
     areas = boxes[:, 2] * boxes[:, 3] / 1e6
     ratios = np.log(boxes[:, 2] / boxes[:, 3]) / np.log(4 / 3)
@@ -87,14 +87,14 @@ def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
     ("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))]
 )
 def test_of_a_strip_that_holds_no_part_the_centre_is_taken(width, height, box):
-    assert RandomResizedCrop(size=8, scale=(0.9, 1.0))._box(width, height, generator()) == box
+    assert DecodeRandomResizedCrop(size=8, scale=(0.9, 1.0))._box(width, height, generator()) == box
 
 
 @pytest.mark.parametrize(
     ("width", "height", "box"), [(640, 480, (110, 30, 420, 420)), (100, 200, (6, 56, 88, 88))]
 )
 def test_the_centre_is_what_resizing_the_shorter_side_and_cropping_leaves(width, height, box):
-    assert CenterCrop(size=224, resize=256)._box(width, height) == box
+    assert DecodeCenterCrop(size=224, resize=256)._box(width, height) == box
 
 
 # --- the pixels -----------------------------------------------------------------------------------
@@ -103,15 +103,15 @@ def test_the_centre_is_what_resizing_the_shorter_side_and_cropping_leaves(width,
 def test_pillow_gives_what_it_gives_by_hand(photo):
     png = encode(photo, "PNG")
     centre = reference(photo, (50, 10, 269, 229), 32)
-    assert (CenterCrop(size=32, resize=35)(png).numpy() == centre).all()
-    assert (Resize(size=40)(png).numpy() == reference(photo, (0, 0, WIDTH, HEIGHT), 40)).all()
+    assert (DecodeCenterCrop(size=32, resize=35)(png).numpy() == centre).all()
+    assert (DecodeResize(size=40)(png).numpy() == reference(photo, (0, 0, WIDTH, HEIGHT), 40)).all()
 
 
 @pytest.mark.parametrize("size", [14, 20, 50, 100, 220, 400])
 def test_both_backends_show_the_same_part(photo, size, backend):
     """At an eighth, a quarter, a half and the whole of the image's size, and enlarged."""
     data = encode(photo, quality=95)
-    shown = CenterCrop(size=size, resize=size, backend=backend)(data)
+    shown = DecodeCenterCrop(size=size, resize=size, backend=backend)(data)
     assert (tuple(shown.shape), shown.dtype.itemsize) == ((3, size, size), 1)
     expected = reference(photo, (40, 0, 280, 240), size)
     limit = 7 if backend == "turbo" else 4
@@ -121,14 +121,14 @@ def test_both_backends_show_the_same_part(photo, size, backend):
 
 
 def test_a_crop_is_a_function_of_bytes_and_generator(photo, backend):
-    data, crop = encode(photo), RandomResizedCrop(size=32, backend=backend)
+    data, crop = encode(photo), DecodeRandomResizedCrop(size=32, backend=backend)
     assert crop(data, generator(3)).equal(crop(data, generator(3)))
     assert not crop(data, generator(3)).equal(crop(data, generator(4)))
 
 
 def test_both_backends_draw_the_same_parts(photo):
     data = encode(photo, quality=95)
-    crops = [RandomResizedCrop(size=48, backend=backend) for backend in BACKENDS]
+    crops = [DecodeRandomResizedCrop(size=48, backend=backend) for backend in BACKENDS]
     for seed in range(20):
         one, other = (crop(data, generator(seed)) for crop in crops)
         assert difference(one, other) < 8
@@ -137,7 +137,7 @@ def test_both_backends_draw_the_same_parts(photo):
 def test_half_of_the_images_are_turned(photo, backend):
     data = encode(photo)
     never, always, half = (
-        RandomResizedCrop(size=16, scale=(1, 1), ratio=(1, 1), flip=flip, backend=backend)
+        DecodeRandomResizedCrop(size=16, scale=(1, 1), ratio=(1, 1), flip=flip, backend=backend)
         for flip in (0, 1, 0.5)
     )
     plain, turned = never(data, generator()), always(data, generator())
@@ -174,7 +174,7 @@ def files(photo):
 @pytest.mark.parametrize("is_gray", [False, True])
 def test_images_of_every_kind_become_what_was_asked_for(photo, backend, is_gray):
     for kind, (data, image) in files(photo).items():
-        crop = CenterCrop(size=60, resize=60, backend=backend, gray=is_gray)
+        crop = DecodeCenterCrop(size=60, resize=60, backend=backend, gray=is_gray)
         shown = crop(data)
         assert tuple(shown.shape) == crop.shape == ((1 if is_gray else 3), 60, 60), kind
         expected = reference(image, (40, 0, 280, 240), 60)
@@ -198,29 +198,29 @@ def test_an_image_is_turned_upright_where_that_is_asked_for(photo, backend, orie
     data = encode(photo, quality=95, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     whole = (0, 0, *upright.size)
-    oriented = Resize(size=40, backend=backend, orient=True)(data)
+    oriented = DecodeResize(size=40, backend=backend, orient=True)(data)
     assert difference(oriented, reference(upright, whole, 40)) < 7
-    stored = Resize(size=40, backend=backend)(data)
+    stored = DecodeResize(size=40, backend=backend)(data)
     assert difference(stored, reference(photo, (0, 0, WIDTH, HEIGHT), 40)) < 7
 
 
 def test_a_pixel_is_an_image(backend):
     dot = encode(Image.new("RGB", (1, 1), (200, 10, 30)), "PNG")
-    shown = RandomResizedCrop(size=5, backend=backend)(dot, generator())
+    shown = DecodeRandomResizedCrop(size=5, backend=backend)(dot, generator())
     assert shown.flatten(1).unique(dim=1).flatten().tolist() == [200, 10, 30]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 30, 700, -200])
 def test_a_cut_file_is_an_error(photo, backend, cut):
     with pytest.raises((OSError, ValueError)):
-        Resize(size=40, backend=backend)(encode(photo)[:cut])
+        DecodeResize(size=40, backend=backend)(encode(photo)[:cut])
 
 
 def test_what_pillow_forgives_turbo_forgives(photo):
     """Bytes that do not belong to the picture, before its end."""
     data = encode(photo)
     odd = data[:-2] + bytes(40) + data[-2:]
-    shown = [Resize(size=40, backend=backend)(odd) for backend in BACKENDS]
+    shown = [DecodeResize(size=40, backend=backend)(odd) for backend in BACKENDS]
     assert difference(*shown) < 7
 
 
@@ -228,7 +228,7 @@ def test_what_pillow_forgives_turbo_forgives(photo):
 def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kind, monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", WIDTH * HEIGHT - 1)
     with pytest.raises(ValueError, match=r"320 x 240 pixels are more than 76799"):
-        Resize(size=40, backend=backend)(encode(photo, kind)[:2000])
+        DecodeResize(size=40, backend=backend)(encode(photo, kind)[:2000])
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -237,12 +237,21 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kin
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Resize(size=0), "size must be at least 1 pixel, got 0"),
-        (lambda: CenterCrop(size=20, resize=19), "resize must be at least size=20, got 19"),
-        (lambda: RandomResizedCrop(size=2, scale=(0, 1)), r"scale must be two growing .*\(0, 1\)"),
-        (lambda: RandomResizedCrop(size=2, ratio=(2, 1)), r"ratio must be two growing .*\(2, 1\)"),
-        (lambda: RandomResizedCrop(size=2, flip=1.5), "flip must be a probability, got 1.5"),
-        (lambda: Resize(size=2, backend="gpu"), r"backend must be one of \['pillow', 'turbo'\]"),
+        (lambda: DecodeResize(size=0), "size must be at least 1 pixel, got 0"),
+        (lambda: DecodeCenterCrop(size=20, resize=19), "resize must be at least size=20, got 19"),
+        (
+            lambda: DecodeRandomResizedCrop(size=2, scale=(0, 1)),
+            r"scale must be two growing .*\(0, 1\)",
+        ),
+        (
+            lambda: DecodeRandomResizedCrop(size=2, ratio=(2, 1)),
+            r"ratio must be two growing .*\(2, 1\)",
+        ),
+        (lambda: DecodeRandomResizedCrop(size=2, flip=1.5), "flip must be a probability, got 1.5"),
+        (
+            lambda: DecodeResize(size=2, backend="gpu"),
+            r"backend must be one of \['pillow', 'turbo'\]",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message):
@@ -260,4 +269,4 @@ def test_a_missing_library_is_named_with_the_remedy(module, backend, package, mo
     with pytest.raises(
         ConfigError, match=rf"needs {package}.*pip install 'lightning-shards\[image\]"
     ):
-        Resize(size=2, backend=backend)
+        DecodeResize(size=2, backend=backend)

@@ -11,10 +11,10 @@ import pytest
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers import chunk as chunk_module
-from lightning_shards.readers.columns import ColumnBatches
+from lightning_shards.readers.columns import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.fields import Field, SampleTransforms
-from lightning_shards.samples.member_bytes import ABSENT, ListedBytes, MemberBytes, NotInChunkError
+from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import load_index
@@ -61,7 +61,7 @@ def served(tmp_path, members, now, **transforms):
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
     ids = np.array([(0, n) for n in range(SAMPLES)])
     with OpenShards(index, tmp_path) as shards:
-        made = ColumnBatches(shards, FIELDS, seeds, ids, SPANS, "dict", StageClock())
+        made = BatchReader(shards, FIELDS, seeds, ids, SPANS, "dict", StageClock())
         return [one(made, number) for number in range(len(SPANS))]
 
 
@@ -153,7 +153,7 @@ def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
     for ids in (samples[:SAMPLES], samples):
         stops = [stop for _, stop in SPANS] + list(range(SAMPLES + 1, len(ids) + 1))
         with OpenShards(index, tmp_path) as shards:
-            chunk = chunk_module.Chunk(shards, FIELDS, np.array(ids), stops)
+            chunk = chunk_module.MemberBatches(shards, FIELDS, np.array(ids), stops)
             for start, stop in pairwise([0, *stops]):
                 for suffix, column in zip(members[0], chunk.members(start, stop), strict=True):
                     own = [members[sample][suffix] for _, sample in ids[start:stop]]
@@ -172,7 +172,7 @@ def test_each_member_whose_crc32_is_known_is_checked(ask):
     parts = [b"xyz", b"abc"]
     assert ask(member_bytes(parts, [ABSENT, ABSENT])) is not None
     assert ask(member_bytes(parts, [ABSENT, good])) is not None
-    with pytest.raises(NotInChunkError):
+    with pytest.raises(ColumnError):
         ask(member_bytes(parts, [ABSENT, wrong]))
 
 
@@ -180,7 +180,7 @@ def test_rows_are_checked_by_the_crc32_of_all_of_them():
     checksums = [zlib.crc32(b"ab"), zlib.crc32(b"cd")]
     whole = member_bytes([b"ab", b"cd"], checksums, joined=zlib.crc32(b"abcd"))
     assert whole.rows().tolist() == [[97, 98], [99, 100]]
-    with pytest.raises(NotInChunkError):
+    with pytest.raises(ColumnError):
         member_bytes([b"cd", b"ab"], checksums, joined=zlib.crc32(b"abcd")).rows()
 
 

@@ -153,7 +153,7 @@ def files_of(folder):
 
 
 @pytest.fixture(scope="module")
-def measured(run, in_folder, tmp_path_factory):
+def totals(run, in_folder, tmp_path_factory):
     """One run with everything, the files around it before and after, and its plot."""
     plot = tmp_path_factory.mktemp("plot") / "new" / "rates.png"
     before = files_of(in_folder)
@@ -170,8 +170,8 @@ def measured(run, in_folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_all_settings_are_measured_and_the_configured_one_among_them(measured):
-    found = measured[0]
+def test_all_settings_are_measured_and_the_configured_one_among_them(totals):
+    found = totals[0]
     names = [(row["pool"], row["num_workers"], row["is_configured"]) for row in found["settings"]]
     assert names == [
         ("processes", 1, True),
@@ -181,8 +181,8 @@ def test_all_settings_are_measured_and_the_configured_one_among_them(measured):
     assert not any(row["refused"] for row in found["settings"])
 
 
-def test_rates_are_medians_of_positive_runs_with_their_extremes(measured):
-    found = measured[0]
+def test_rates_are_medians_of_positive_runs_with_their_extremes(totals):
+    found = totals[0]
     rates = [found["trainer"]]
     rates += [row[part] for row in found["settings"] for part in ("loader", "both")]
     for rate in rates:
@@ -192,16 +192,16 @@ def test_rates_are_medians_of_positive_runs_with_their_extremes(measured):
         assert rate["median"] == pytest.approx(sum(rate["runs"]) / 2)
 
 
-def test_stages_are_shares_of_the_workers_time(measured):
-    for row in measured[0]["settings"]:
+def test_stages_are_shares_of_the_workers_time(totals):
+    for row in totals[0]["settings"]:
         assert {"open", "read", "decode", "collate", "rest"} <= row["stages"].keys()
         assert sum(row["stages"].values()) == pytest.approx(1, abs=0.01)
         assert row["stages"]["decode"] > 0
         assert 0 <= row["wait_fraction"] <= 1
 
 
-def test_one_of_the_settings_is_recommended_with_a_sentence(measured):
-    found = measured[0]
+def test_one_of_the_settings_is_recommended_with_a_sentence(totals):
+    found = totals[0]
     chosen = found["recommended"]
     wanted = ("pool", "num_workers", "threads_per_worker")
     assert [chosen[name] for name in wanted] in [
@@ -211,17 +211,17 @@ def test_one_of_the_settings_is_recommended_with_a_sentence(measured):
     assert "samples/s" in chosen["sentence"]
 
 
-def test_the_users_folders_stay_as_they_were(measured):
-    _, before, after, _, _ = measured
+def test_the_users_folders_stay_as_they_were(totals):
+    _, before, after, _, _ = totals
     assert before == after
 
 
-def test_what_a_model_prints_is_not_in_the_document(measured):
-    assert "a model that prints" in measured[4]  # and json.loads read all of stdout
+def test_what_a_model_prints_is_not_in_the_document(totals):
+    assert "a model that prints" in totals[4]  # and json.loads read all of stdout
 
 
-def test_the_plot_is_a_picture(measured):
-    assert measured[3].read_bytes().startswith(b"\x89PNG")
+def test_the_plot_is_a_picture(totals):
+    assert totals[3].read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_refused_setting_is_a_row_that_says_why(run):
@@ -304,15 +304,15 @@ def test_what_cannot_be_measured_is_one_line(run, arguments, said):
 
 def test_settings_take_turns_so_that_a_busy_minute_meets_all(run, monkeypatch):
     order = []
-    window = measuring.Window(measuring.Measured(1, 4, 1.0), {})
+    window = measuring.Measurement(measuring.TimeTotals(1, 4, 1.0), {})
 
     def measure(name):
-        def measured(what, *others):
+        def totals(what, *others):
             data = what.data if isinstance(what, measuring.Fit) else what
             order.append((name, current_setting(data).name))
             return window
 
-        return measured
+        return totals
 
     for name in ("loader", "trainer", "both"):
         monkeypatch.setattr(measuring, f"measure_{name}", measure(name))

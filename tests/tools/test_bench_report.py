@@ -3,10 +3,10 @@
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.profiling.measuring import Measured, Window
+from lightning_shards.profiling.measuring import TimeTotals, Window
 from lightning_shards.tools.bench_report import (
     Runs,
-    advise,
+    advise_settings,
     as_document,
     as_text,
     command_line,
@@ -23,7 +23,7 @@ def windows(*rates, wait_s=0.0, stages=None):
     """Runs of two seconds."""
     produce_s = 2.0 if stages else 0.0
     return [
-        Window(Measured(9, 2 * rate, 2.0, wait_s, produce_s=produce_s), stages or {})
+        Window(TimeTotals(9, 2 * rate, 2.0, wait_s, produce_s=produce_s), stages or {})
         for rate in rates
     ]
 
@@ -39,7 +39,7 @@ def test_the_spread_is_the_median_between_least_and_most():
 
 def test_the_cheapest_setting_within_5_percent_of_the_best_is_taken():
     rows = [row(PROCESSES, 100), row(PROCESS, 95.5), row(THREAD, 95.1), row(INLINE, 94.9)]
-    advice = advise(rows, [])
+    advice = advise_settings(rows, [])
     assert advice.runs.setting == THREAD
     assert advice.sentence == (
         "1 thread is the cheapest within 5 % of the best: 95 samples/s against 100 with 2 processes"
@@ -47,14 +47,14 @@ def test_the_cheapest_setting_within_5_percent_of_the_best_is_taken():
 
 
 def test_the_best_setting_is_taken_where_nothing_cheaper_comes_near():
-    advice = advise([row(INLINE, 50), row(PROCESSES, 100)], [])
+    advice = advise_settings([row(INLINE, 50), row(PROCESSES, 100)], [])
     assert (advice.runs.setting, advice.limit) == (PROCESSES, "loader")
     assert advice.sentence == "2 processes is the best: 100 samples/s"
 
 
 def test_the_fit_decides_where_there_is_one():
     rows = [row(INLINE, 500, 80), row(PROCESSES, 200, 100)]
-    assert advise(rows, windows(1000)).runs.setting == PROCESSES
+    assert advise_settings(rows, windows(1000)).runs.setting == PROCESSES
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_fit_decides_where_there_is_one():
     ],
 )
 def test_what_limits_the_rate_is_said_with_the_numbers(loader, both, trainer, limit, said):
-    advice = advise([row(THREAD, loader, both)], windows(trainer))
+    advice = advise_settings([row(THREAD, loader, both)], windows(trainer))
     assert advice.limit == limit
     assert said in advice.sentence
 
@@ -77,24 +77,24 @@ def test_a_slow_loader_is_told_its_largest_stage_but_never_the_rest():
     assert runs.stage_shares() == pytest.approx(
         {"open": 0.05, "read": 0.2, "decode": 0.25, "rest": 0.5}
     )
-    assert advise([runs], windows(300)).sentence.endswith("; 25% of its work is decode")
+    assert advise_settings([runs], windows(300)).sentence.endswith("; 25% of its work is decode")
 
 
 def test_no_settings_but_refused_ones_are_an_error():
     with pytest.raises(ConfigError, match="no setting can be run: 1 thread: it draws"):
-        advise([Runs(THREAD, refused="it draws")], windows(3))
+        advise_settings([Runs(THREAD, refused="it draws")], windows(3))
 
 
 def test_the_table_has_a_row_for_each_setting_and_a_line_for_each_refused_one():
     refused = Runs(PROCESS, loader=windows(7), refused="it cannot be pickled")
-    measured = Runs(
+    totals = Runs(
         INLINE,
         is_configured=True,
         loader=windows(10, 30, 20, stages={"read": 0.5, "decode": 1.5}),
         both=windows(8, wait_s=1.0),
     )
     advice = "20 samples/s alone, the trainer could take 40; 0 (inline) is the best: 8 samples/s"
-    assert as_text("shards", [measured, refused], windows(40)).splitlines() == [
+    assert as_text("shards", [totals, refused], windows(40)).splitlines() == [
         "shards",
         "trainer alone: 40 (40 to 40) samples/s",
         "",

@@ -20,7 +20,7 @@ def module(pack_shards, tmp_path):
         fields={"label": "cls"},
         batch_size=2,
         num_workers=3,
-        loader=LoaderConfig(threads_per_worker=2, prefetch=4, cache_dir=str(tmp_path)),
+        loader=LoaderConfig(threads_per_worker=2, prefetch_factor=4, cache_dir=str(tmp_path)),
     )
 
 
@@ -28,7 +28,7 @@ def test_settings_reach_the_loader_and_keep_the_rest_of_it(module):
     assert current_setting(module) == Setting("processes", 3, 2)
     apply_setting(module, Setting("threads", 5))
     assert current_setting(module) == Setting("threads", 5)
-    assert module.loader("train").pool == ThreadPool(5, prefetch=4)
+    assert module.loader("train").pool == ThreadPool(5, prefetch_factor=4)
     apply_setting(module, Setting("inline", 0))
     assert current_setting(module) == Setting("inline", 0)
 

@@ -29,7 +29,7 @@ def config(tmp_path):
             "fields": {"image": "jpg", "label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
-            "loader": {"cache_dir": str(tmp_path / "cache"), "prefetch": 3},
+            "loader": {"cache_dir": str(tmp_path / "cache"), "prefetch_factor": 3},
         }
         path = tmp_path / "config.yaml"
         trainer = {"devices": 2, "num_nodes": 2}

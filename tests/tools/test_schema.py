@@ -72,7 +72,7 @@ def test_choices_and_defaults_are_those_of_the_settings(
     for name in WITH_DEFAULTS:
         assert data["properties"][name]["default"] == parameters[name].default
     loader = data["properties"]["loader"]["properties"]
-    assert loader["prefetch"]["default"] == LoaderConfig().prefetch
+    assert loader["prefetch_factor"]["default"] == LoaderConfig().prefetch_factor
 
 
 @pytest.mark.parametrize(

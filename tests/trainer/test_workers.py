@@ -136,11 +136,11 @@ def test_the_number_of_workers_can_change_between_two_fits(
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:
     data = make_data(ShardDataModule, loader=LoaderConfig(multiprocessing_context="fork"))
-    lanes: list[int] = []
+    slots: list[int] = []
     for num_workers in (0, 2):
         data.num_workers = num_workers
         model = Recorder()
         make_trainer(max_epochs=1).fit(model, data)
         assert len(model.steps) == STEPS
-        lanes.append(data._loaders["train"].pool.lanes)
-    assert lanes == [1, 2]
+        slots.append(data._loaders["train"].pool.slots)
+    assert slots == [1, 2]

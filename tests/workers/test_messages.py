@@ -13,8 +13,7 @@ import torch
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.arena import new_tensor
-from lightning_shards.samples.collate import BadSample, GrowingColumn, Made
-from lightning_shards.workers.blocks import Block, SharedBlocks, forget_blocks
+from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
 from lightning_shards.workers.messages import (
     SHARED_BYTES,
     BatchBytes,
@@ -23,8 +22,8 @@ from lightning_shards.workers.messages import (
     message_sizes,
     tensor_bytes,
 )
-from lightning_shards.workers.pool import Produced
 from lightning_shards.workers.processes import ProcessPool, require_shared_memory
+from lightning_shards.workers.shared_buffers import SharedBuffer, SharedBuffers, forget_buffers
 
 SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
 LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
@@ -32,7 +31,7 @@ BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.n
 
 
 def message_of(*batches, maker=None):
-    return (maker or MessageMaker(1)).message([Produced(Made(batch), 0.0) for batch in batches])
+    return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
 
 
 def unpacked(message, **options):
@@ -42,13 +41,13 @@ def unpacked(message, **options):
 @pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
 def test_a_message_gives_what_was_put_in(batch):
     bad = (BadSample(0, 1, "SampleError"),)
-    sent = [Produced(Made(batch, digest, bad), seconds=digest / 2) for digest in (2**64 - 1, 3)]
+    sent = [LoadedBatch(batch, digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)]
     received = list(unpacked(pickle.loads(ForkingPickler.dumps(MessageMaker(1).message(sent)))))
     assert [each.seconds for each in received] == [each.seconds for each in sent]
     for each, original in zip(received, sent, strict=True):
-        assert each.made[1:] == original.made[1:]
-        assert type(each.made.batch) is type(batch)
-        columns = each.made.batch.values() if type(batch) is dict else each.made.batch
+        assert each[1:] == original[1:]
+        assert type(each.batch) is type(batch)
+        columns = each.batch.values() if type(batch) is dict else each.batch
         keys, small, large, array = columns
         assert keys == ["a", "b"]
         assert small.dtype == SMALL.dtype
@@ -79,13 +78,13 @@ def test_tensors_of_every_type_and_shape_come_back(column):
     assert b"rebuild" not in pickle.dumps(sent)  # torch's own way, which opens a file for each
     (received,) = unpacked(pickle.loads(pickle.dumps(sent)))
     for each in (
-        received.made.batch["x"],
-        received.made.batch["targets"][1]["boxes"],
-        received.made.batch["targets"][0]["tags"][1][0],
+        received.batch["x"],
+        received.batch["targets"][1]["boxes"],
+        received.batch["targets"][0]["tags"][1][0],
     ):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
         assert each.tolist() == column.tolist()
-    assert received.made.batch["targets"][0]["tags"][0] == "a"
+    assert received.batch["targets"][0]["tags"][0] == "a"
 
 
 def test_a_message_is_pinned_as_a_whole(monkeypatch):
@@ -98,7 +97,7 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
     message = sent.pin_memory()
     assert not block.is_in_use  # free for the next message
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
-    assert torch.equal(list(unpacked(message))[1].made.batch["small"], SMALL)
+    assert torch.equal(list(unpacked(message))[1].batch["small"], SMALL)
 
 
 COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
@@ -106,21 +105,21 @@ COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for od
 
 def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked_for():
     sent = message_of(*({"x": column} for column in COLUMNS))
-    assert isinstance(sent.block, Block)
-    received = [each.made.batch["x"] for each in unpacked(sent, copy=True)]
+    assert isinstance(sent.block, SharedBuffer)
+    received = [each.batch["x"] for each in unpacked(sent, copy=True)]
     assert not sent.block.is_in_use  # nothing lies in it any more
     for column, original in zip(received, COLUMNS, strict=True):
         assert torch.equal(column, original)
         assert column.untyped_storage().nbytes() == len(original)
         column.add_(1)
     assert [int(column.max()) for column in received] == list(range(1, 10))
-    assert not isinstance(message_of({"x": COLUMNS[0]}).block, Block)
+    assert not isinstance(message_of({"x": COLUMNS[0]}).block, SharedBuffer)
 
 
 def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
     assert sent.block.is_in_use
-    batches = [each.made.batch for each in unpacked(sent, copy=False)]
+    batches = [each.batch for each in unpacked(sent, copy=False)]
     for batch, original in zip(batches, COLUMNS, strict=True):
         assert torch.equal(batch["x"], original)
         assert batch["ids"].untyped_storage().nbytes() == SMALL.nbytes  # no reason to keep it
@@ -138,12 +137,12 @@ def test_a_forked_process_releases_no_block():
     sent = message_of(BATCH)
     (batch,) = unpacked(sent, copy=False)
     context = multiprocessing.get_context("fork")
-    fork = context.Process(target=batch.made.batch.clear)
+    fork = context.Process(target=batch.batch.clear)
     fork.start()
     fork.join(60)
     assert fork.exitcode == 0
     assert sent.block.is_in_use
-    batch.made.batch.clear()
+    batch.batch.clear()
     assert not sent.block.is_in_use
 
 
@@ -159,7 +158,7 @@ def test_batches_are_made_where_the_trainer_finds_them():
         sent.block.content.ctypes.data + len(sent.block.content),
     )
     assert all(start <= each.data_ptr() < end for each in made)
-    received = [each.made.batch for each in unpacked(sent, copy=False)]
+    received = [each.batch for each in unpacked(sent, copy=False)]
     assert [each["x"].data_ptr() for each in received] == [each.data_ptr() for each in made]
     assert [int(each["x"].max()) for each in received] == [1, 2]
     assert [each["small"].tolist() for each in received] == [[5, 6]] * 2
@@ -172,9 +171,9 @@ def test_batches_of_another_size_than_expected_arrive_whole(size):
     with maker.making(1):
         made = [new_tensor((length,), torch.uint8).fill_(7) for length in (1000, size)]
     sent = message_of({"x": made}, maker=maker)
-    assert isinstance(sent.block, Block) is (size > SHARED_BYTES)
+    assert isinstance(sent.block, SharedBuffer) is (size > SHARED_BYTES)
     (received,) = unpacked(sent)
-    for column, original in zip(received.made.batch["x"], made, strict=True):
+    for column, original in zip(received.batch["x"], made, strict=True):
         assert torch.equal(column, original)
     with maker.making(1):  # the block is free again
         made = new_tensor((SHARED_BYTES,), torch.uint8)
@@ -190,9 +189,9 @@ def test_batches_that_are_made_twice_need_no_larger_blocks():
         sent = message_of(*({"x": each} for each in made), maker=maker)
         assert len(sent.block.content) == 2 * SHARED_BYTES
         for received in unpacked(sent, copy=False):
-            assert torch.equal(received.made.batch["x"], made[0])
+            assert torch.equal(received.batch["x"], made[0])
         del received
-        assert not any(block and block.is_in_use for block in maker._blocks._blocks)
+        assert not any(block and block.is_in_use for block in maker._buffers._buffers)
 
 
 def test_a_message_that_ends_early_brings_what_there_is():
@@ -201,9 +200,9 @@ def test_a_message_that_ends_early_brings_what_there_is():
     with suppress(ZeroDivisionError), maker.making(16):
         made = new_tensor((SHARED_BYTES,), torch.uint8).fill_(7)
         _ = 1 / 0
-    sent = maker.message([Produced(Made({"x": made}), 0.0)], "why")
-    assert (sent.failure, type(sent.block)) == ("why", Block)
-    assert torch.equal(next(unpacked(sent)).made.batch["x"], made)
+    sent = maker.message([LoadedBatch({"x": made})], "why")
+    assert (sent.failure, type(sent.block)) == ("why", SharedBuffer)
+    assert torch.equal(next(unpacked(sent)).batch["x"], made)
     assert list(unpacked(maker.message([], "why"))) == []
     assert new_tensor((9,), torch.uint8).data_ptr() not in range(
         sent.block.content.ctypes.data, sent.block.content.ctypes.data + len(sent.block.content)
@@ -231,7 +230,7 @@ def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
         message_of(later, maker=maker)
     late = ForkingPickler.dumps(early)  # by a thread of torch's, when the pipe has room
     (received,) = unpacked(pickle.loads(late))
-    first, second, third = received.made.batch["x"]
+    first, second, third = received.batch["x"]
     assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
 
 
@@ -251,7 +250,7 @@ def test_shared_blocks_are_used_in_turn_and_grow():
 
 
 def test_a_block_in_use_is_never_taken():
-    blocks = SharedBlocks(2)
+    blocks = SharedBuffers(2)
     first, second = blocks.take(100), blocks.take(100)
     third = blocks.take(100)
     assert len({each.content.ctypes.data for each in (first, second, third)}) == 3
@@ -260,7 +259,7 @@ def test_a_block_in_use_is_never_taken():
 
 
 def test_a_block_is_opened_once():
-    blocks = SharedBlocks(1)
+    blocks = SharedBuffers(1)
     sent = blocks.take(100)
     pickled = [ForkingPickler.dumps(sent) for _ in range(2)]
     received = [pickle.loads(each) for each in pickled]
@@ -272,13 +271,13 @@ def test_a_block_is_opened_once():
     received = [pickle.loads(ForkingPickler.dumps(larger)) for _ in range(2)]
     larger.content[:] = 8
     assert received[1].content.tolist() == [8] * 200
-    forget_blocks([os.getpid()])
+    forget_buffers([os.getpid()])
     with pytest.raises(KeyError):
         pickle.loads(ForkingPickler.dumps(larger))
 
 
 def test_a_block_for_want_of_a_free_one_travels_as_a_whole_each_time():
-    blocks = SharedBlocks(1)
+    blocks = SharedBuffers(1)
     blocks.take(100)
     odd = blocks.take(100)
     received = [pickle.loads(ForkingPickler.dumps(odd)) for _ in range(2)]

@@ -17,8 +17,8 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.samples.arena import new_tensor
-from lightning_shards.samples.collate import Made
-from lightning_shards.workers import blocks
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.workers import shared_buffers
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
@@ -85,13 +85,13 @@ def source(pack_shards, make_source):
 
 
 def take(stream, num_batches):
-    return [next(stream).made.batch for _ in range(num_batches)]
+    return [next(stream).batch for _ in range(num_batches)]
 
 
-def expected_batches(source, lanes, num_batches, cursor=START):
+def expected_batches(source, slots, num_batches, cursor=START):
     """The batches of the workers in turn."""
-    workers = [source.batches(PLACE.with_worker(worker, lanes), cursor) for worker in range(lanes)]
-    return [next(workers[number % lanes]).batch for number in range(num_batches)]
+    workers = [source.batches(PLACE.with_worker(worker, slots), cursor) for worker in range(slots)]
+    return [next(workers[number % slots]).batch for number in range(num_batches)]
 
 
 def plain(batches):
@@ -103,13 +103,13 @@ def processes_of(stream):
 
 
 def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
-    expected = expected_batches(source, pool.lanes, 8)
+    expected = expected_batches(source, pool.slots, 8)
     assert plain(take(start(source), 8)) == plain(expected)
 
 
 def test_a_stream_begins_at_its_cursor(pool, start, source):
     cursor = Cursor(epoch=1, samples=4)
-    expected = expected_batches(source, pool.lanes, 3, cursor)
+    expected = expected_batches(source, pool.slots, 3, cursor)
     assert plain(take(start(source, cursor), 3)) == plain(expected)
 
 
@@ -123,7 +123,7 @@ def test_a_pool_starts_any_number_of_streams(pool, source):
 
 def test_a_tuple_stays_a_tuple(start, pack_shards, make_source):
     source = make_source(pack_shards([9]), batch_format="tuple")
-    batch = next(start(source)).made.batch
+    batch = next(start(source)).batch
     assert type(batch) is tuple
     assert [tuple(field.shape) for field in batch] == [(2,)]
 
@@ -192,7 +192,7 @@ def test_batches_before_an_error_are_delivered_and_no_others(
 ):
     """Whichever worker it happens in, and wherever in a message."""
     settings = {"urls": pack_shards([80]), "sampling": "sequential"}
-    expected = plain(expected_batches(make_source(**settings), pool.lanes, 12, Cursor()))
+    expected = plain(expected_batches(make_source(**settings), pool.slots, 12, Cursor()))
     (key, *_), _ = expected[number]
     stream = start(make_source(**settings, stages=(Raising(key, error),)), Cursor())
     assert plain(take(stream, number)) == expected[:number]
@@ -237,7 +237,7 @@ class LargeBatches:
             if number == self.fails_at:
                 raise SampleError(f"at {number}")
             made = new_tensor((2**20,), torch.uint8).fill_(number % 256)
-            yield Made({"x": made, "number": torch.tensor(number)})
+            yield LoadedBatch({"x": made, "number": torch.tensor(number)})
 
 
 @pytest.mark.ddp
@@ -248,7 +248,7 @@ def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fa
     try:
         for number in range(fails_at):
             time.sleep(0.05)  # so that workers run as far ahead as they may
-            batch = next(stream).made.batch["x"]
+            batch = next(stream).batch["x"]
             assert (int(batch.min()), int(batch.max())) == (number, number)
         with pytest.raises(SampleError, match=f"at {fails_at}"):
             next(stream)
@@ -258,7 +258,10 @@ def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fa
 
 def is_shared(tensor):
     """Whether it lies where its worker put it."""
-    starts = {each.content.ctypes.data: len(each.content) for each in blocks._open_blocks.values()}
+    starts = {
+        each.content.ctypes.data: len(each.content)
+        for each in shared_buffers._open_buffers.values()
+    }
     return any(0 <= tensor.data_ptr() - start < size for start, size in starts.items())
 
 
@@ -274,7 +277,7 @@ def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers
     expected = [torch.full((2**20 - 1,), number, dtype=torch.uint8) for number in range(40)]
     try:
         for number in range(40):
-            made = next(stream).made.batch
+            made = next(stream).batch
             made["x"][0] = 255  # a batch may be written to
             copies += not is_shared(made["x"])
             batches.append(made)
@@ -290,12 +293,12 @@ def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers
 
 @pytest.mark.ddp
 def test_a_stream_that_ends_keeps_no_shared_memory():
-    before = set(blocks._open_blocks)
+    before = set(shared_buffers._open_buffers)
     stream = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**22 + 1)).start(
         LargeBatches(), Place(), START
     )
-    batch = next(stream).made.batch
-    assert set(blocks._open_blocks) > before
+    batch = next(stream).batch
+    assert set(shared_buffers._open_buffers) > before
     stream.close()
-    assert set(blocks._open_blocks) == before
+    assert set(shared_buffers._open_buffers) == before
     assert int(batch["x"].max()) == 0

@@ -37,12 +37,12 @@ pytestmark = [
 def first_batch(pool, source):
     stream = pool.start(source, Place(), Cursor())
     try:
-        return next(stream).made.batch
+        return next(stream).batch
     finally:
         stream.close()
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch", 0)])
+@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch_factor", 0)])
 def test_a_pool_without_a_process_or_a_batch_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{name} must be at least 1.*got {value}"):
         ProcessPool(**{"num_workers": 1, name: value})
@@ -133,7 +133,7 @@ from lightning_shards.workers.processes import ProcessPool
 def main():
     url, start_method, num_workers = sys.argv[1:]
     source = StreamSource(
-        index=ShardIndex((url,), None), epochs=Epochs(100, 2, "drop"), sampling="resampled",
+        index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), sampling="resampled",
         seed=0, fields=(Field("label", ("cls",)),), transforms={},
     )
     pool = ProcessPool(int(num_workers), start_method=start_method)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
-from lightning_shards.samples.collate import Made
-from lightning_shards.workers import blocks
-from lightning_shards.workers.blocks import Block
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.workers import shared_buffers
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import SHARED_BYTES, BatchBytes, batch_bytes
 from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.shared_buffers import SharedBuffer
 from lightning_shards.workers.threads import ThreadPool
 
 IN_ONE_PROCESS = [
@@ -102,11 +102,11 @@ class Odd:
                 "odd": [None, odd],
                 "x": torch.full((self.tensor,), number % 256, dtype=torch.uint8),
             }
-            yield Made(batch if self.batch_format is dict else tuple(batch.values()))
+            yield LoadedBatch(batch if self.batch_format is dict else tuple(batch.values()))
 
 
 def numbers(stream, count):
-    return [int(next(stream).made.batch["x"][0]) for _ in range(count)]
+    return [int(next(stream).batch["x"][0]) for _ in range(count)]
 
 
 @pytest.mark.parametrize("pool", IN_ONE_PROCESS)
@@ -167,7 +167,7 @@ def test_a_tensor_that_cannot_be_shared_is_an_error(start, monkeypatch):
     def no_more_files(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("lightning_shards.workers.blocks.DupFd", no_more_files)
+    monkeypatch.setattr("lightning_shards.workers.shared_buffers.DupFd", no_more_files)
     stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
     with pytest.raises(ShardError, match=r"Too many open files"):
         next(stream)
@@ -186,12 +186,12 @@ def test_the_first_sample_shows_what_the_trainer_cannot_unpickle():
 
 
 def test_memory_that_is_not_there_is_an_error_with_the_numbers_and_leaves_nothing():
-    before = set(blocks.SHARED_FOLDER.iterdir())
+    before = set(shared_buffers.SHARED_FOLDER.iterdir())
     with pytest.raises(
         WorkerError, match=r"no shared memory for a message of [\d,]+\.0 MiB .*MiB f"
     ):
-        Block.new(2**50)
-    assert set(blocks.SHARED_FOLDER.iterdir()) == before
+        SharedBuffer.new(2**50)
+    assert set(shared_buffers.SHARED_FOLDER.iterdir()) == before
 
 
 @pytest.mark.ddp

@@ -42,7 +42,7 @@ def threads_left():
     return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch", 0)])
+@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch_factor", 0)])
 def test_numbers_below_one_are_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{name} must be at least 1 for worker threads, got 0"):
         ThreadPool(**{"num_workers": 1, name: value})
@@ -63,14 +63,14 @@ def test_a_stage_that_may_draw_from_shared_generators_is_refused(pack_shards, ma
 def test_a_transform_that_says_it_draws_nothing_is_run(pack_shards, make_source):
     source = make_source(pack_shards([4]), transforms={"label": Harmless()})
     stream = ThreadPool(1).start(source, Place(), Cursor())
-    assert len(next(stream).made.batch["label"]) == 2
+    assert len(next(stream).batch["label"]) == 2
     stream.close()
 
 
 def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shards, make_source):
     gate = Gate()
     source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
-    stream = ThreadPool(3, prefetch=2).start(source, Place(), Cursor())
+    stream = ThreadPool(3, prefetch_factor=2).start(source, Place(), Cursor())
     for _thread in range(3):
         assert gate.waiting.acquire(timeout=30)  # all are in their first sample at once
     gate.open.set()

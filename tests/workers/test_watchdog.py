@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.samples.collate import Made
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
@@ -38,11 +38,11 @@ class Halts:
             with clock.on("transform"):
                 if number == 3:
                     self.halt()
-            yield Made({"payload": [self.payload], "number": torch.tensor(number)})
+            yield LoadedBatch({"payload": [self.payload], "number": torch.tensor(number)})
 
 
 def numbers(stream, num_batches):
-    return [int(next(stream).made.batch["number"]) for _ in range(num_batches)]
+    return [int(next(stream).batch["number"]) for _ in range(num_batches)]
 
 
 @pytest.mark.parametrize(

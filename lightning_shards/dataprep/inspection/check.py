@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.salvage import (
-    Damage,
+    DamagedRange,
     DecoderOf,
     Salvage,
     decoding_problem,
@@ -201,7 +201,7 @@ def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Find
     before: str | None = None
     with open_tar(path) as data:
         for found in walk_around_damage(data, path):
-            if isinstance(found, Damage):
+            if isinstance(found, DamagedRange):
                 break
             before = found.name
         hit = _changed(data, known) if known is not None else []

@@ -46,7 +46,7 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class TarLayout:
     """Where the headers of a tar are.
 
     Attributes:
@@ -64,7 +64,7 @@ class Layout:
         return np.append(self.headers[table.sample_starts[:-1]], self.end)
 
 
-def lay_out(table: MemberTable, path: str | PathLike[str]) -> Layout:
+def lay_out(table: MemberTable, path: str | PathLike[str]) -> TarLayout:
     """Find the headers of a tar, of which this is the current table."""
     stops = table.offsets
     ends = (table.offsets + table.sizes + (BLOCK - 1)) // BLOCK * BLOCK
@@ -80,7 +80,7 @@ def lay_out(table: MemberTable, path: str | PathLike[str]) -> Layout:
         found = _read_gap(file, last, None)
         passed_over += map(_as_passed_over, found)
     end = _end_of(found[-1]) if found else last
-    return Layout(headers, end, tuple(passed_over))
+    return TarLayout(headers, end, tuple(passed_over))
 
 
 def _is_plain(

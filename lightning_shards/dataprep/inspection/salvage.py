@@ -39,7 +39,7 @@ _LEAST_MATCHING = 0.5
 """Below this share of members with the crc32 of the table, it is that of another shard."""
 
 
-class Damage(NamedTuple):
+class DamagedRange(NamedTuple):
     """A place from which on a tar could not be read."""
 
     offset: int
@@ -61,7 +61,7 @@ class Salvage:
     lost: dict[str, str]
 
 
-def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | Damage]:
+def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRange]:
     """The members before and behind all damages, and the damages, in file order."""
     start: int | None = 0
     while start is not None:
@@ -72,7 +72,7 @@ def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | Damage]:
                 yield member._replace(offset=offset)
                 position = (offset + member.size + BLOCK - 1) // BLOCK * BLOCK
         except DamagedShardError as error:
-            yield Damage(position, str(error))
+            yield DamagedRange(position, str(error))
             start = _next_header(data, position + BLOCK)
         else:
             return
@@ -144,7 +144,7 @@ def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, s
     last: str | None = None
     is_behind = False
     for found in walk_around_damage(data, shard):
-        if isinstance(found, Damage):
+        if isinstance(found, DamagedRange):
             beside |= {last} if last is not None else set()
             is_behind = True
             continue

@@ -30,7 +30,7 @@ _WORDS = 3
 _WORD_BYTES = 8
 
 
-class Source(NamedTuple):
+class InputFile(NamedTuple):
     """A file, as it was when it was listed."""
 
     path: str
@@ -38,11 +38,11 @@ class Source(NamedTuple):
     mtime_ns: int
 
 
-class Extent(NamedTuple):
+class InputExtent(NamedTuple):
     """The bytes of one member: those of a file, or, where there is none, `inline`."""
 
     field: str
-    source: Source | None
+    source: InputFile | None
     offset: int
     size: int
     inline: bytes
@@ -67,7 +67,7 @@ class Catalog:
         splits: the different splits that the input names.
     """
 
-    sources: list[Source]
+    sources: list[InputFile]
     blob: bytes
     keys: bytes
     key_starts: NDArray[np.int64]
@@ -88,7 +88,7 @@ class Catalog:
         start, stop = self.key_starts[sample : sample + 2].tolist()
         return self.keys[start:stop].decode()
 
-    def extents(self, sample: int) -> list[Extent]:
+    def extents(self, sample: int) -> list[InputExtent]:
         """The members of a sample, in file order."""
         start, stop = self.sample_starts[sample : sample + 2].tolist()
         columns = (self.field_ids, self.member_sources, self.offsets, self.sizes)
@@ -156,18 +156,18 @@ class Catalog:
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
-    def _extent(self, field_id: int, source: int, offset: int, size: int) -> Extent:
+    def _extent(self, field_id: int, source: int, offset: int, size: int) -> InputExtent:
         name = self.fields[field_id]
         if source == INLINE:
-            return Extent(name, None, 0, size, self.blob[offset : offset + size])
-        return Extent(name, self.sources[source - 1], offset, size, b"")
+            return InputExtent(name, None, 0, size, self.blob[offset : offset + size])
+        return InputExtent(name, self.sources[source - 1], offset, size, b"")
 
 
 @dataclass(slots=True)
 class CatalogBuilder:
     """Takes samples one by one: `begin` one, then add its members."""
 
-    _sources: list[Source] = field(default_factory=list[Source])
+    _sources: list[InputFile] = field(default_factory=list[InputFile])
     _blob: bytearray = field(default_factory=bytearray)
     _keys: bytearray = field(default_factory=bytearray)
     _key_starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
@@ -183,7 +183,7 @@ class CatalogBuilder:
         Raises:
             ShardNotFoundError: There is no such file.
         """
-        self._sources.append(source_at(path))
+        self._sources.append(input_file_at(path))
         return len(self._sources)
 
     def begin(self, key: str, split: str | None = None) -> None:
@@ -273,14 +273,14 @@ def join_catalogs(catalogs: Sequence[Catalog]) -> Catalog:
     )
 
 
-class SourceFiles:
+class InputFiles:
     """The bytes of extents; the files that were read last stay open."""
 
     def __init__(self, max_open: int = 64) -> None:
         self._max_open = max_open
         self._open: dict[str, int] = {}
 
-    def read(self, extent: Extent) -> bytes:
+    def read(self, extent: InputExtent) -> bytes:
         """The bytes of a member.
 
         Raises:
@@ -305,7 +305,7 @@ class SourceFiles:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _file(self, source: Source) -> int:
+    def _file(self, source: InputFile) -> int:
         file = self._open.pop(source.path, None)
         if file is None:
             if len(self._open) >= self._max_open:
@@ -315,7 +315,7 @@ class SourceFiles:
         return file
 
 
-def source_at(path: str) -> Source:
+def input_file_at(path: str) -> InputFile:
     """A file as it is now.
 
     Raises:
@@ -332,10 +332,10 @@ def source_at(path: str) -> Source:
         ) from error
     if not stat.S_ISREG(status.st_mode):
         raise irregular(path, status.st_mode)
-    return Source(os.path.abspath(path), status.st_size, status.st_mtime_ns)  # noqa: PTH100 - "..", links stay
+    return InputFile(os.path.abspath(path), status.st_size, status.st_mtime_ns)  # noqa: PTH100 - "..", links stay
 
 
-def _opened(source: Source) -> int:
+def _opened(source: InputFile) -> int:
     try:
         file = open_regular(source.path)
     except ShardNotFoundError as error:
@@ -346,7 +346,7 @@ def _opened(source: Source) -> int:
     return file
 
 
-def _changed(source: Source) -> DamagedShardError:
+def _changed(source: InputFile) -> DamagedShardError:
     return DamagedShardError(
         f"{source.path} was changed since it was listed; run the command again into a new folder"
     )

@@ -18,7 +18,7 @@ from lightning_shards.dataprep.writing.catalog import Catalog
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.tar.walk import BLOCK
 
-SampleOrder = Literal["source", "shuffled", "sorted"]
+PackOrder = Literal["source", "shuffled", "sorted"]
 """As they were listed, in a uniform order by the seed, or by the bytes of their keys."""
 
 DEFAULT_MAX_BYTES: Final = 1_000_000_000
@@ -43,7 +43,7 @@ class Packing:
         val_fraction: share of the samples that goes to the split `val`, the others to `train`.
     """
 
-    order: SampleOrder = "source"
+    order: PackOrder = "source"
     seed: int = 0
     max_samples: int | None = None
     max_bytes: int | None = None
@@ -53,8 +53,8 @@ class Packing:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        if self.order not in get_args(SampleOrder):
-            raise ConfigError(f"order must be one of {get_args(SampleOrder)}, got {self.order!r}")
+        if self.order not in get_args(PackOrder):
+            raise ConfigError(f"order must be one of {get_args(PackOrder)}, got {self.order!r}")
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be at least 0 and below 2**64, got {self.seed}")
         for name in ("max_samples", "max_bytes", "num_shards"):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.processes import run_in_processes
-from lightning_shards.dataprep.writing.catalog import Catalog, Extent, SourceFiles
+from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, InputFiles
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
 from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
 from lightning_shards.dataprep.writing.tar_writer import (
@@ -30,14 +30,14 @@ from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 
-Sample = dict[str, Any]
+RawSample = dict[str, Any]
 """`__key__`, and the contents of each member by field."""
 
 _FILTER_CHUNK: Final = 1024
 _NOTHING: Final[Mapping[str, str]] = {}
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
-Listed = tuple[str, list[Extent]]
+Listed = tuple[str, list[InputExtent]]
 """The key of a sample and where its members are."""
 
 
@@ -55,14 +55,14 @@ class Edit:
 
     rename: Mapping[str, str] = field(default_factory=dict[str, str])
     only: tuple[str, ...] = ()
-    transform: Callable[[Sample], Sample] | None = None
-    keeps: Callable[[Sample], bool] | None = None
+    transform: Callable[[RawSample], RawSample] | None = None
+    keeps: Callable[[RawSample], bool] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def __call__(self, sample: Sample) -> Sample:
+    def __call__(self, sample: RawSample) -> RawSample:
         """The sample as it is written."""
         key = sample["__key__"]
-        edited: Sample = {}
+        edited: RawSample = {}
         for name, data in sample.items():
             new = self.rename.get(name, name)
             if new in edited:
@@ -73,7 +73,7 @@ class Edit:
             return edited
         changed = call(self.transform, edited, key)
         if isinstance(changed, dict):
-            given = cast("Sample", changed)
+            given = cast("RawSample", changed)
             if given.get("__key__") == key:
                 return given
         raise SampleError(f"sample {key!r}: the function must give a sample with the same key")
@@ -184,7 +184,7 @@ def _named(
     }
 
 
-def call(function: Callable[[Sample], Any], sample: Sample, key: str) -> Any:
+def call(function: Callable[[RawSample], Any], sample: RawSample, key: str) -> Any:
     """What a user's function gives for a sample.
 
     Raises:
@@ -247,7 +247,7 @@ def _write_missing(
 
 def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShard:
     """Write one shard and the table of its members, which reads it back."""
-    with SourceFiles() as files:
+    with InputFiles() as files:
         shard = write_shard(job.path, _edited(job.samples, files, edit))
     store = TableStore(cache_dir, with_crc32=True)
     store.table_of(job.path, expected_samples=shard.samples)
@@ -255,7 +255,7 @@ def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShar
 
 
 def _edited(
-    samples: list[Listed], files: SourceFiles, edit: Edit
+    samples: list[Listed], files: InputFiles, edit: Edit
 ) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
     """Keys and members as they are written."""
     for key, extents in samples:
@@ -267,7 +267,7 @@ def _edited(
             yield key, ((extent.field, files.read(extent)) for extent in extents)
 
 
-def _read(key: str, extents: list[Extent], files: SourceFiles) -> Sample:
+def _read(key: str, extents: list[InputExtent], files: InputFiles) -> RawSample:
     return {"__key__": key} | {extent.field: files.read(extent) for extent in extents}
 
 
@@ -292,7 +292,7 @@ def _filtered(catalog: Catalog, edit: Edit, output: Output, journal: Journal) ->
 def _keep(job: tuple[int, list[Listed]], *, edit: Edit) -> bytes:
     """One bit for each sample: whether the filter keeps it."""
     keeps = edit.keeps
-    with SourceFiles() as files:
+    with InputFiles() as files:
         kept = [
             keeps is None or bool(call(keeps, _read(key, extents, files), key))
             for key, extents in job[1]

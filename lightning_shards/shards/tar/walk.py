@@ -102,7 +102,7 @@ def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
                     chained, overrides = 0, {}
             position = offset + (size + BLOCK - 1 & -BLOCK)
         _check_end(data, position, chained)
-    except _Damage as damage:
+    except _HeaderDamage as damage:
         raise damaged(str(damage), url, position) from None
 
 
@@ -157,7 +157,7 @@ def damaged(what: str, url: str, position: int) -> DamagedShardError:
     )
 
 
-class _Damage(Exception):  # noqa: N818 - a signal within this module, never seen outside
+class _HeaderDamage(Exception):  # noqa: N818 - a signal within this module, never seen outside
     """What is wrong with the tar at the header that is being read."""
 
 
@@ -185,7 +185,7 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
     if header == _ZERO_BLOCK:
         return None
     if len(header) < BLOCK:
-        raise _Damage(
+        raise _HeaderDamage(
             "is empty"
             if not data
             else _compression(data)
@@ -195,7 +195,7 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
     # exact sum at a twentieth of the price of sum()
     total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - 2
     if total != _expected_sum(header[148:156]) and not _has_signed_sum(header, total):
-        raise _Damage(
+        raise _HeaderDamage(
             (position == 0 and _compression(data))
             or "has a damaged header: its checksum does not match"
         )
@@ -207,7 +207,7 @@ def _expected_sum(field: bytes) -> int:
     """Sum of all bytes of a header with this checksum field (which counts as spaces), or none."""
     try:
         return _number(field) - 256 + sum(field)
-    except _Damage:
+    except _HeaderDamage:
         return _NO_SUM
 
 
@@ -232,7 +232,7 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.partition(b"\0")[0].strip()
     if digits.strip(b"01234567"):
-        raise _Damage(f"has a damaged header: {field!r} is no number")
+        raise _HeaderDamage(f"has a damaged header: {field!r} is no number")
     return int(digits or b"0", 8)
 
 
@@ -247,15 +247,17 @@ def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], availabl
     if flag in _WITHOUT_DATA:
         return 0
     if flag == _SPARSE:
-        raise _Damage("has a sparse member: write the shard without sparse files")
+        raise _HeaderDamage("has a sparse member: write the shard without sparse files")
     if b"size" in overrides and flag not in _EXTENDED:
         size = int(overrides[b"size"])
     else:
         size = _number(header[124:136])
     if flag in _EXTENDED and size > MAX_EXTENDED_BYTES:
-        raise _Damage(f"has an extended header of {size} bytes, more than {MAX_EXTENDED_BYTES}")
+        raise _HeaderDamage(
+            f"has an extended header of {size} bytes, more than {MAX_EXTENDED_BYTES}"
+        )
     if size > available:
-        raise _Damage(f"is cut short or damaged: {size} bytes should follow, {available} do")
+        raise _HeaderDamage(f"is cut short or damaged: {size} bytes should follow, {available} do")
     return size
 
 
@@ -269,10 +271,10 @@ def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int
     if long_name is None:
         return name.decode("utf-8", "surrogateescape"), 0
     if len(long_name) > MAX_NAME_BYTES:
-        raise _Damage(f"has a name of {len(long_name)} bytes, more than {MAX_NAME_BYTES}")
+        raise _HeaderDamage(f"has a name of {len(long_name)} bytes, more than {MAX_NAME_BYTES}")
     compared = compared_bytes(long_name, name)
     if compared is None:
-        raise _Damage(
+        raise _HeaderDamage(
             f"has a damaged name: its extended header says {_shown(long_name)}, the header of the "
             f"member {_shown(name)}"
         )
@@ -288,18 +290,18 @@ def _extend(
 ) -> dict[bytes, bytes]:
     """The overrides for the next member, with those of one more extended header."""
     if chained > MAX_CHAINED:
-        raise _Damage(f"has more than {MAX_CHAINED} extended headers in a row")
+        raise _HeaderDamage(f"has more than {MAX_CHAINED} extended headers in a row")
     if flag == _LONG_LINK:
         return overrides
     if flag == _LONG_NAME:
         name = body.rstrip(b"\0")
         if not name or 0 in name:
-            raise _Damage("has a damaged long name: zeros stand where it should")
+            raise _HeaderDamage("has a damaged long name: zeros stand where it should")
         found = {b"path": name}
     else:
         found = _pax_overrides(body)
         if flag == _GLOBAL and found:
-            raise _Damage("has a global header that gives all members one name or size")
+            raise _HeaderDamage("has a global header that gives all members one name or size")
     # the first header of a chain wins, as in tarfile
     return found | overrides
 
@@ -314,16 +316,18 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
         record = _PAX_RECORD.match(body, position)
         end = position + int(record[1]) if record else 0
         if record is None or not record.end() < end <= len(body) or body[end - 1] != _NEWLINE:
-            raise _Damage("has a damaged PAX header")
+            raise _HeaderDamage("has a damaged PAX header")
         keyword, value = record[2], body[record.end() : end - 1]
         if keyword == b"path":
             found[keyword] = value.rstrip(b"/")
         elif keyword == b"size":
             found[keyword] = _checked_digits(value)
         elif keyword.startswith(b"GNU.sparse."):
-            raise _Damage("has a sparse member: write the shard without sparse files")
+            raise _HeaderDamage("has a sparse member: write the shard without sparse files")
         elif _is_one_bit_off(keyword + b"="):
-            raise _Damage(f"has a damaged PAX header: nobody writes {keyword[:_MAX_DIGITS]!r}")
+            raise _HeaderDamage(
+                f"has a damaged PAX header: nobody writes {keyword[:_MAX_DIGITS]!r}"
+            )
         position = end
     return found
 
@@ -342,15 +346,17 @@ def _is_one_bit_off(record: bytes) -> bool:
 def _checked_digits(value: bytes) -> bytes:
     """The decimal size of a PAX record."""
     if not value.isdigit() or len(value) > _MAX_DIGITS:
-        raise _Damage(f"has a damaged PAX header: {value[:_MAX_DIGITS]!r} is no size")
+        raise _HeaderDamage(f"has a damaged PAX header: {value[:_MAX_DIGITS]!r} is no size")
     return value
 
 
 def _check_end(data: Buffer, position: int, chained: int) -> None:
     """Refuse anything but zeros from the end marker on, and extended headers before it."""
     if chained:
-        raise _Damage("ends after an extended header that belongs to no member")
+        raise _HeaderDamage("ends after an extended header that belongs to no member")
     for start in range(position, len(data), _TAIL_CHUNK):
         chunk = data[start : start + _TAIL_CHUNK]
         if chunk.count(0) != len(chunk):
-            raise _Damage("has data after the end of the archive (two archives glued together?)")
+            raise _HeaderDamage(
+                "has data after the end of the archive (two archives glued together?)"
+            )

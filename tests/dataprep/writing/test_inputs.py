@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lightning_shards.dataprep.writing.catalog import Extent, SourceFiles, source_at
+from lightning_shards.dataprep.writing.catalog import InputExtent, InputFiles, input_file_at
 from lightning_shards.dataprep.writing.listing import list_folder
 from lightning_shards.dataprep.writing.rows import read_rows
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
@@ -33,11 +33,11 @@ def test_fifo_among_the_files_of_a_folder_is_refused(tmp_path):
 def test_file_that_became_a_fifo_is_not_waited_for(tmp_path):
     path = tmp_path / "0.txt"
     path.touch()
-    source = source_at(str(path))
+    source = input_file_at(str(path))
     path.unlink()
     os.mkfifo(path)
-    with SourceFiles() as files, pytest.raises(FileAccessError, match=r"0\.txt is a fifo"):
-        files.read(Extent("txt", source, 0, 1, b""))
+    with InputFiles() as files, pytest.raises(FileAccessError, match=r"0\.txt is a fifo"):
+        files.read(InputExtent("txt", source, 0, 1, b""))
 
 
 def test_ring_of_links_among_the_files_is_told(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.writing.catalog import CatalogBuilder, SourceFiles, join_catalogs
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder, InputFiles, join_catalogs
 from lightning_shards.dataprep.writing.packing import Packing, assign, with_unique_keys
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
 
@@ -187,7 +187,7 @@ def test_joined_catalogs_read_as_each_of_them(tmp_path):
             builder.add_inline("cls", f"{name} {number}".encode())
         catalogs.append(builder.build())
     joined = join_catalogs(catalogs)
-    with SourceFiles(max_open=2) as files:
+    with InputFiles(max_open=2) as files:
         read = [
             (joined.key(number), {e.field: files.read(e) for e in joined.extents(number)})
             for number in range(len(joined))
@@ -214,7 +214,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path):
     catalog = builder.build()
     (tmp_path / "longer").write_bytes(b"xx")
     (tmp_path / "gone").unlink()
-    with SourceFiles() as files:
+    with InputFiles() as files:
         with pytest.raises(OSError, match="changed since it was listed"):
             files.read(catalog.extents(0)[0])
         with pytest.raises(ShardNotFoundError, match="deleted since"):

@@ -29,7 +29,7 @@ _Name: TypeAlias = tuple[int, int]
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
 
 
-class Block:
+class SharedBuffer:
     """A piece of shared memory.
 
     It is pickled as a whole once, and later as its name: to open it costs a millisecond.
@@ -44,7 +44,7 @@ class Block:
         self._bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
 
     @classmethod
-    def new(cls, size: int, name: _Name | None = None) -> "Block":
+    def new(cls, size: int, name: _Name | None = None) -> "SharedBuffer":
         """A block with content of so many bytes. Its file has no name: nothing is ever left of it.
 
         Raises:
@@ -56,14 +56,14 @@ class Block:
             try:
                 # memory that is missing would end the process when it is first written to
                 os.posix_fallocate(file.fileno(), 0, _HEADER + size)
-                block = cls(file.fileno(), name)
+                buffer = cls(file.fileno(), name)
             except BaseException:
                 file.close()
                 raise
         except OSError as error:
             raise WorkerError(_no_memory(size, error)) from error
-        weakref.finalize(block, file.close)
-        return block
+        weakref.finalize(buffer, file.close)
+        return buffer
 
     @property
     def content(self) -> NDArray[np.uint8]:
@@ -90,61 +90,61 @@ def _no_memory(size: int, error: OSError) -> str:
     mib = 2**20
     return (
         f"no shared memory for a message of {size / mib:,.1f} MiB ({error}; {SHARED_FOLDER} has "
-        f"{free / mib:,.1f} MiB free): enlarge it (docker run --shm-size), lower prefetch, "
+        f"{free / mib:,.1f} MiB free): enlarge it (docker run --shm-size), lower prefetch_factor, "
         "num_workers or batch_size, or take pool='threads', which needs none"
     )
 
 
-_open_blocks: dict[_Name, Block] = {}
+_open_buffers: dict[_Name, SharedBuffer] = {}
 """What workers sent to this process."""
 
 
-def _received(file: Any, name: _Name | None) -> Block:
+def _received(file: Any, name: _Name | None) -> SharedBuffer:
     if file is None:
         assert name is not None  # noqa: S101 what has no name is sent as a file
-        return _open_blocks[name]
+        return _open_buffers[name]
     fd = file.detach()
     try:
-        block = Block(fd, name)
+        buffer = SharedBuffer(fd, name)
     finally:
         os.close(fd)  # the map has its own
     if name is not None:
-        _open_blocks[name] = block
-    return block
+        _open_buffers[name] = buffer
+    return buffer
 
 
-def forget_blocks(pids: Iterable[int | None]) -> None:
+def forget_buffers(pids: Iterable[int | None]) -> None:
     """Close what these workers sent; tensors that lie in it keep it."""
     workers = set(pids)
-    for name in list(_open_blocks):  # a copy: torch's thread for pinned memory may add some
+    for name in list(_open_buffers):  # a copy: torch's thread for pinned memory may add some
         if name[0] in workers:
-            del _open_blocks[name]
+            del _open_buffers[name]
 
 
-class SharedBlocks:
+class SharedBuffers:
     """The blocks of the worker that this process is.
 
     Args:
-        count: see `plan.footprint.blocks_per_worker`.
+        count: see `plan.footprint.buffers_per_worker`.
     """
 
     def __init__(self, count: int) -> None:
-        self._blocks: list[Block | None] = [None] * count
+        self._buffers: list[SharedBuffer | None] = [None] * count
         self._turn = 0
 
-    def take(self, size: int) -> Block:
+    def take(self, size: int) -> SharedBuffer:
         """A free block with room for so many bytes, in use from now on."""
-        for _ in self._blocks:
-            self._turn = (self._turn + 1) % len(self._blocks)
-            block = self._blocks[self._turn]
-            if block is None or not block.is_in_use:
+        for _ in self._buffers:
+            self._turn = (self._turn + 1) % len(self._buffers)
+            buffer = self._buffers[self._turn]
+            if buffer is None or not buffer.is_in_use:
                 break
         else:
-            return Block.new(size)
-        if block is None or len(block.content) < size:
-            block = self._blocks[self._turn] = Block.new(size, (os.getpid(), self._turn))
-        block.is_in_use = True
-        return block
+            return SharedBuffer.new(size)
+        if buffer is None or len(buffer.content) < size:
+            buffer = self._buffers[self._turn] = SharedBuffer.new(size, (os.getpid(), self._turn))
+        buffer.is_in_use = True
+        return buffer
 
 
 class Lease:
@@ -154,10 +154,10 @@ class Lease:
     is gone, the block is not in use any more.
     """
 
-    def __init__(self, block: Block) -> None:
-        self._block, self._pid = block, os.getpid()
-        self.__array_interface__ = block.content.__array_interface__
+    def __init__(self, buffer: SharedBuffer) -> None:
+        self._buffer, self._pid = buffer, os.getpid()
+        self.__array_interface__ = buffer.content.__array_interface__
 
     def __del__(self) -> None:
         if os.getpid() == self._pid:  # a fork of the trainer drops it, too
-            self._block.is_in_use = False
+            self._buffer.is_in_use = False
