@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf import DictConfig
 
+from lightning_shards.build import complete, describe, make_loader, make_source, split_fields
 from lightning_shards.collectives import agree
 from lightning_shards.config import (
     LoaderConfig,
@@ -25,7 +26,6 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.parsing import load_callables
 from lightning_shards.plan.place import Place, place_if_given
-from lightning_shards.pools import make_pool
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
@@ -40,7 +40,6 @@ from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.splits import Defaults, describe, make_source, source_identity, split_fields
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -174,9 +173,8 @@ class ShardDataModule(pl.LightningDataModule):
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe:
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
-        for split in self.splits.values():
-            if split is not None:
-                split_fields(split, self._defaults())
+        for split in self._wanted_splits():
+            split_fields(self._config(split), self.allow_unsafe)
 
     def prepare_data(self) -> None:
         """Count the samples of local shards, once per node; the counts are kept in the cache."""
@@ -236,11 +234,12 @@ class ShardDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
-        self._close()
+        for loader in self._loaders.values():
+            loader.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the workers; Lightning calls no teardown after an exception."""
-        self._close()
+        self.teardown("")
 
     def loader(
         self, split: Split, *, rank: int | None = None, world_size: int | None = None
@@ -260,7 +259,23 @@ class ShardDataModule(pl.LightningDataModule):
                 shards cannot be found or counted, or they hold too few samples for one step.
         """
         place = place_if_given(rank, world_size)
-        return self._make_loader(split, self._source(split, self._index(split)), place)
+        return self._make_loader(split, self.source(split), place)
+
+    def source(self, split: Split, index: ShardIndex | None = None) -> StreamSource | IndexedSource:
+        """What makes the batches of a split, from these shards or from its own.
+
+        Raises:
+            ShardError: the split is not configured, or its settings do not go with its shards.
+        """
+        return make_source(
+            split,
+            self._config(split),
+            self._index(split) if index is None else index,
+            seed=self.seed,
+            batch_format=self.batch_format,
+            allow_unsafe=self.allow_unsafe,
+            cache_dir=self.loader_config.cache_dir,
+        )
 
     def _wanted_splits(self, stage: str | None = None) -> list[Split]:
         if stage is None and self.trainer is not None and self.trainer.state.fn is not None:
@@ -296,7 +311,7 @@ class ShardDataModule(pl.LightningDataModule):
     def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, unless what it depends on has changed."""
         place = place_of(trainer)
-        source = self._source(split, self._index(split))
+        source = self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
@@ -316,32 +331,27 @@ class ShardDataModule(pl.LightningDataModule):
         self,
         split: Split,
         source: StreamSource | IndexedSource,
-        given: Place | None,
+        place: Place | None,
         trainer: pl.Trainer | None = None,
         sample: LoadedBatch | None = None,
     ) -> ShardLoader:
-        place = given or Place()
-        steps = source.epochs.plan(place.world_size).require_steps().steps
         progress = None
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
-        on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"
-        pool = make_pool(
-            self.loader_config,
-            self.num_workers,
+        return make_loader(
             source,
             place,
+            self.loader_config,
+            self.num_workers,
+            progress=progress,
             sample=sample,
-            on_cuda=on_cuda,
+            on_cuda=trainer is not None and trainer.strategy.root_device.type == "cuda",
             ranks=trainer.num_devices if trainer else 1,
         )
-        identity = source_identity(source)
-        loader = ShardLoader(source, pool, given, identity=identity, progress=progress)
-        return loader.with_epoch(steps).with_length(steps)
 
     def _prepare(self, split: Split) -> None:
         """Count the samples, and list the members for the indexed reader."""
-        source = self._source(split, self._index(split))
+        source = self.source(split)
         if isinstance(source, IndexedSource):
             build_tables(source.index.urls, TableStore(self.loader_config.cache_dir))
 
@@ -355,6 +365,7 @@ class ShardDataModule(pl.LightningDataModule):
         return self._indexes[split]
 
     def _config(self, split: Split) -> SplitConfig:
+        """The settings of a split, with none left open."""
         config = self.splits.get(split)
         if config is None:
             given = [name for name, each in self.splits.items() if each]
@@ -362,21 +373,13 @@ class ShardDataModule(pl.LightningDataModule):
                 f"there is no {split!r} split; this module was given {given}: add "
                 f"{split}=SplitConfig(urls=...)"
             )
-        return config
-
-    def _source(self, split: Split, index: ShardIndex) -> StreamSource | IndexedSource:
-        return make_source(split, self._config(split), self._defaults(), index)
-
-    def _defaults(self) -> Defaults:
-        return Defaults(
+        return complete(
+            split,
+            config,
             fields=self.fields,
             decode=self.decode,
             transforms=self.transforms,
             batch_size=self.batch_size,
-            seed=self.seed,
-            batch_format=self.batch_format,
-            allow_unsafe=self.allow_unsafe,
-            cache_dir=self.loader_config.cache_dir,
         )
 
     def _check_saved(self, loader: ShardLoader) -> None:
@@ -394,7 +397,3 @@ class ShardDataModule(pl.LightningDataModule):
         self._saved = {}
         if "train" in self._loaders:
             self._loaders["train"].progress = TrainProgress(trainer)
-
-    def _close(self) -> None:
-        for loader in self._loaders.values():
-            loader.close()

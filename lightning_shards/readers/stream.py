@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
@@ -28,7 +28,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
-from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
 from lightning_shards.readers.bad_samples import (
@@ -57,8 +57,6 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
 from lightning_shards.shards.urls import is_local, redact, require_hosts
-
-Sampling: TypeAlias = Literal["resampled", "shuffled", "sequential"]
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """A webdataset-style stage: from an iterator of samples to an iterator of samples."""

@@ -105,33 +105,18 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
     """The split's source, and how large its shards and its batches are."""
     from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes  # noqa: PLC0415
-    from lightning_shards.shards.index import load_index  # noqa: PLC0415
-    from lightning_shards.shards.urls import expand_urls, is_local  # noqa: PLC0415
-    from lightning_shards.splits import Defaults, make_source  # noqa: PLC0415
+    from lightning_shards.shards.urls import is_local  # noqa: PLC0415
 
     config = module.splits.get(options.split)
     if config is None:
         raise ConfigError(f"the config has no split {options.split!r}; name another by --split")
-    cache_dir = module.loader_config.cache_dir
-    if options.index is not None:
-        index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
+    if options.index is None:
+        source = module.source(options.split)
+        size_bytes = shard_bytes(source.index)
     else:
-        urls = expand_urls(config.urls, allow_pipe="pipe" in module.allow_unsafe)
-        wants_total = config.dataset_size is None
-        index = load_index(urls, cache_dir=cache_dir, wants_total=wants_total)
-        size_bytes = shard_bytes(index)
-    defaults = Defaults(
-        fields=module.fields,
-        decode=module.decode,
-        transforms=module.transforms,
-        batch_size=module.batch_size,
-        seed=module.seed,
-        batch_format=module.batch_format,
-        allow_unsafe=module.allow_unsafe,
-        cache_dir=cache_dir,
-    )
-    source = make_source(options.split, config, defaults, index)
-    is_remote = not all(map(is_local, index.urls))
+        index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
+        source = module.source(options.split, index)
+    is_remote = not all(map(is_local, source.index.urls))
     batch_bytes, note = None, "no shard was looked at, so that memory is not known"
     if options.index is None and not is_remote:
         batch_bytes, note = _batch_bytes(source)
@@ -286,7 +271,7 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Where more samples are dropped than nobody would miss."""
-    from lightning_shards.splits import drop_remark  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.build import drop_remark  # noqa: PLC0415 --help needs no torch
 
     remarks = {
         row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]

@@ -52,10 +52,10 @@ MUTANTS = [
         "workers/test_threads.py workers/test_pools.py",
     ),
     Mutant(
-        "pools:_prefetch",
+        "build:_prefetch",
         "config.prefetch_bytes // max(num_workers * kept, 1)",
         "config.prefetch_factor",
-        "test_pools.py",
+        "test_build.py",
     ),
     Mutant(
         "collectives:agree",
@@ -172,13 +172,13 @@ MUTANTS = [
         "profiling/test_rates.py",
     ),
     Mutant(
-        "splits:epoch_samples",
+        "build:epoch_samples",
         "dataset_size is None or dataset_size == known",
         "True",
         "test_datamodule.py",
     ),
     Mutant(
-        "splits:source_identity",
+        "build:source_identity",
         '"seed": source.seed',
         '"seed": 0',
         "test_datamodule.py trainer/test_resumed_fits.py",

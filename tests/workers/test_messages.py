@@ -93,7 +93,7 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
         torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
     )
     sent = message_of(BATCH, BATCH)
-    block = sent.block
+    block = sent.buffer
     message = sent.pin_memory()
     assert not block.is_in_use  # free for the next message
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
@@ -105,20 +105,20 @@ COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for od
 
 def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked_for():
     sent = message_of(*({"x": column} for column in COLUMNS))
-    assert isinstance(sent.block, SharedBuffer)
+    assert isinstance(sent.buffer, SharedBuffer)
     received = [each.batch["x"] for each in unpacked(sent, copy=True)]
-    assert not sent.block.is_in_use  # nothing lies in it any more
+    assert not sent.buffer.is_in_use  # nothing lies in it any more
     for column, original in zip(received, COLUMNS, strict=True):
         assert torch.equal(column, original)
         assert column.untyped_storage().nbytes() == len(original)
         column.add_(1)
     assert [int(column.max()) for column in received] == list(range(1, 10))
-    assert not isinstance(message_of({"x": COLUMNS[0]}).block, SharedBuffer)
+    assert not isinstance(message_of({"x": COLUMNS[0]}).buffer, SharedBuffer)
 
 
 def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     batches = [each.batch for each in unpacked(sent, copy=False)]
     for batch, original in zip(batches, COLUMNS, strict=True):
         assert torch.equal(batch["x"], original)
@@ -126,10 +126,10 @@ def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     row, small = batches[4]["x"][100:], batches[5]["ids"]
     row.add_(1)
     del batches, batch
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     assert int(row.max()) == 5
     del row
-    assert not sent.block.is_in_use
+    assert not sent.buffer.is_in_use
     assert torch.equal(small, SMALL)
 
 
@@ -141,9 +141,9 @@ def test_a_forked_process_releases_no_block():
     fork.start()
     fork.join(60)
     assert fork.exitcode == 0
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     batch.batch.clear()
-    assert not sent.block.is_in_use
+    assert not sent.buffer.is_in_use
 
 
 def test_batches_are_made_where_the_trainer_finds_them():
@@ -154,8 +154,8 @@ def test_batches_are_made_where_the_trainer_finds_them():
     small = torch.tensor([5, 6])
     sent = message_of(*({"x": each, "small": small} for each in made), maker=maker)
     start, end = (
-        sent.block.content.ctypes.data,
-        sent.block.content.ctypes.data + len(sent.block.content),
+        sent.buffer.content.ctypes.data,
+        sent.buffer.content.ctypes.data + len(sent.buffer.content),
     )
     assert all(start <= each.data_ptr() < end for each in made)
     received = [each.batch for each in unpacked(sent, copy=False)]
@@ -171,13 +171,13 @@ def test_batches_of_another_size_than_expected_arrive_whole(size):
     with maker.making(1):
         made = [new_tensor((length,), torch.uint8).fill_(7) for length in (1000, size)]
     sent = message_of({"x": made}, maker=maker)
-    assert isinstance(sent.block, SharedBuffer) is (size > SHARED_BYTES)
+    assert isinstance(sent.buffer, SharedBuffer) is (size > SHARED_BYTES)
     (received,) = unpacked(sent)
     for column, original in zip(received.batch["x"], made, strict=True):
         assert torch.equal(column, original)
     with maker.making(1):  # the block is free again
         made = new_tensor((SHARED_BYTES,), torch.uint8)
-    assert message_of({"x": made}, maker=maker).block.is_in_use
+    assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
 def test_batches_that_are_made_twice_need_no_larger_blocks():
@@ -187,7 +187,7 @@ def test_batches_that_are_made_twice_need_no_larger_blocks():
             for _ in range(2):
                 made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for _ in range(2)]
         sent = message_of(*({"x": each} for each in made), maker=maker)
-        assert len(sent.block.content) == 2 * SHARED_BYTES
+        assert len(sent.buffer.content) == 2 * SHARED_BYTES
         for received in unpacked(sent, copy=False):
             assert torch.equal(received.batch["x"], made[0])
         del received
@@ -201,11 +201,11 @@ def test_a_message_that_ends_early_brings_what_there_is():
         made = new_tensor((SHARED_BYTES,), torch.uint8).fill_(7)
         _ = 1 / 0
     sent = maker.message([LoadedBatch({"x": made})], "why")
-    assert (sent.failure, type(sent.block)) == ("why", SharedBuffer)
+    assert (sent.failure, type(sent.buffer)) == ("why", SharedBuffer)
     assert torch.equal(next(unpacked(sent)).batch["x"], made)
     assert list(unpacked(maker.message([], "why"))) == []
     assert new_tensor((9,), torch.uint8).data_ptr() not in range(
-        sent.block.content.ctypes.data, sent.block.content.ctypes.data + len(sent.block.content)
+        sent.buffer.content.ctypes.data, sent.buffer.content.ctypes.data + len(sent.buffer.content)
     )
 
 
@@ -241,7 +241,7 @@ def test_shared_blocks_are_used_in_turn_and_grow():
     for size in sizes:
         sent = message_of({"x": torch.ones(size, dtype=torch.uint8)}, maker=maker)
         list(unpacked(sent))
-        blocks.append(sent.block)
+        blocks.append(sent.buffer)
     first, second, small, larger, again = blocks
     assert isinstance(small, bytearray)
     assert larger not in (first, second)
@@ -307,7 +307,7 @@ def test_tensors_in_lists_are_counted_as_the_block_holds_them():
     boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
     counted = batch_bytes({"targets": [boxes]}, 64)
     sent = message_of({"targets": [boxes] * 64})
-    assert counted.shared == len(sent.block.content) == 64 * 100_032  # in steps of 64 bytes
+    assert counted.shared == len(sent.buffer.content) == 64 * 100_032  # in steps of 64 bytes
     assert counted.inline < 64 * 1000
     assert tensor_bytes({"targets": [boxes]}, 64) == counted.shared
 

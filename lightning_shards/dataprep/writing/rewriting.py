@@ -22,7 +22,7 @@ from lightning_shards.dataprep.writing.packing import Packing, assign, split_nam
 from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
     as_bytes,
-    write_index,
+    list_shards,
     write_shard,
 )
 from lightning_shards.errors import ConfigError, SampleError, ShardError
@@ -306,7 +306,7 @@ def _finish(
     """Write the index of one data set."""
     shards = [shard for (its_split, _), shard in done.items() if its_split == split and shard]
     shards.sort(key=lambda shard: (len(shard.name), shard.name))
-    write_index(folder, shards)
+    list_shards(folder, shards)
     return DataSet(
         shard_pattern(folder, shards, prefix),
         len(shards),

@@ -113,7 +113,7 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
         return writer.finish(path.name)
 
 
-def write_index(folder: Path, shards: Sequence[WrittenShard]) -> None:
+def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
     """Write the wids JSON of these shards, which lie in the folder; a reader sees it whole."""
     write_wids(
         folder / WIDS,

@@ -15,8 +15,8 @@ from lightning_shards.dataprep.writing.tar_writer import (
     TarWriter,
     WrittenShard,
     as_bytes,
+    list_shards,
     tar_size,
-    write_index,
 )
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.atomic import new_file
@@ -117,7 +117,7 @@ class ShardWriter:
         for path in journal.own_shards(""):  # of a longer run that died
             if path.name not in names and not path.is_dir():
                 path.unlink()
-        write_index(self._folder, self._shards)
+        list_shards(self._folder, self._shards)
         self.abort()
 
     def abort(self) -> None:

@@ -39,10 +39,10 @@ _FIRST, _LAST, _ZERO, _EXTENDED = b" ~0x"
 _TIMES = np.array([b"%d mtime=" % size for size in range(64)])
 """How an extended header of so many bytes begins that has a time alone."""
 
-Bytes = NDArray[np.uint8]
-Strings = NDArray[np.bytes_]
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
+_Strings = NDArray[np.bytes_]
+_Flags = NDArray[np.bool_]
+_Ints = NDArray[np.int64]
 
 
 class SampleRun(NamedTuple):
@@ -61,22 +61,22 @@ class SampleRun(NamedTuple):
 
     stop: int
     keys: bytes
-    key_lengths: Ints
-    num_members: Ints
-    offsets: Ints
-    sizes: Ints
+    key_lengths: _Ints
+    num_members: _Ints
+    offsets: _Ints
+    sizes: _Ints
     suffixes: list[str]
-    suffix_ids: Ints
+    suffix_ids: _Ints
 
 
 class _Names(NamedTuple):
     """Names as rows of bytes and as strings; `dots` is where their keys end."""
 
-    texts: Bytes
-    strings: Strings
-    lengths: Ints
-    dots: Ints
-    are_plain: Flags
+    texts: _Bytes
+    strings: _Strings
+    lengths: _Ints
+    dots: _Ints
+    are_plain: _Flags
 
 
 def count_samples(path: str | PathLike[str]) -> int:
@@ -187,7 +187,7 @@ def _run_at(data: Buffer, position: int, window: int) -> SampleRun | None:
     return _samples(names, position + places * BLOCK, sizes, members)
 
 
-def _octal(fields: Bytes, digits: int) -> tuple[Ints, Flags]:
+def _octal(fields: _Bytes, digits: int) -> tuple[_Ints, _Flags]:
     """Numbers of so many octal digits and an end; and which of them are written so."""
     columns = np.ascontiguousarray(fields[:, :digits].T)  # twice as fast as by rows
     columns -= np.uint8(_ZERO)  # what is below wraps around
@@ -196,7 +196,7 @@ def _octal(fields: Bytes, digits: int) -> tuple[Ints, Flags]:
     return powers @ columns, (columns.max(axis=0) < 8) & ((ends == 0) | (ends == _FIRST))  # noqa: PLR2004
 
 
-def _are_summed(headers: Bytes) -> Flags:
+def _are_summed(headers: _Bytes) -> _Flags:
     """Whether the checksums are right, modulo 65,536, which no header of ASCII reaches.
 
     Each checksum is overwritten: the sum counts its bytes as spaces.
@@ -206,7 +206,7 @@ def _are_summed(headers: Bytes) -> Flags:
     return are_numbers & (headers.sum(axis=1, dtype=np.uint16) == expected)
 
 
-def _are_times(blocks: Bytes, places: Ints, sizes: Ints) -> Flags:
+def _are_times(blocks: _Bytes, places: _Ints, sizes: _Ints) -> _Flags:
     """Whether these extended headers hold a time alone (compare `_pax_overrides`)."""
     texts = blocks[:, : len(_TIMES)][np.minimum(places, len(blocks) - 1)]
     begins = _TIMES[np.minimum(sizes, len(_TIMES) - 1)]
@@ -215,7 +215,7 @@ def _are_times(blocks: Bytes, places: Ints, sizes: Ints) -> Flags:
     return are_single & np.strings.startswith(records, begins)
 
 
-def _split(texts: Bytes) -> _Names:
+def _split(texts: _Bytes) -> _Names:
     """Names at the first dot behind the last slash; others are not plain (see `split_name`)."""
     longest = int(np.flatnonzero(texts.max(axis=0, initial=0)).max(initial=0)) + 1
     texts = np.ascontiguousarray(texts[:, :longest])
@@ -223,7 +223,7 @@ def _split(texts: Bytes) -> _Names:
     slashes = np.strings.rfind(names, b"/")
     dots = np.strings.find(names, b".", slashes + 1)
     are_ascii = texts - np.uint8(_FIRST) <= _LAST - _FIRST  # what is below wraps around
-    lengths: Ints = np.strings.str_len(names)
+    lengths: _Ints = np.strings.str_len(names)
     are_plain = (are_ascii.sum(axis=1, dtype=np.uint8) == lengths) & (dots > slashes + 1)
     if b"__" in texts.tobytes():  # to begin with, they mean something to readers
         are_plain &= ~np.strings.startswith(names, b"__")
@@ -231,12 +231,12 @@ def _split(texts: Bytes) -> _Names:
     return _Names(texts, names, lengths, dots, are_plain)
 
 
-def _samples(names: _Names, headers: Ints, sizes: Ints, members: Ints) -> SampleRun | None:
+def _samples(names: _Names, headers: _Ints, sizes: _Ints, members: _Ints) -> SampleRun | None:
     """All samples but the last, which may go on; None if there is no other or one has a fault."""
     texts, dots = names.texts[: len(members)], names.dots[: len(members)]
     in_key = dots.astype(np.int8)[:, None] > _COLUMNS[: texts.shape[1]]
     keys = _strings(texts * in_key)
-    begins: Ints = np.flatnonzero(np.concatenate([[len(keys) > 0], keys[1:] != keys[:-1]]))
+    begins: _Ints = np.flatnonzero(np.concatenate([[len(keys) > 0], keys[1:] != keys[:-1]]))
     if len(begins) < _TWO:
         return None
     stop, firsts = int(begins[-1]), begins[:-1]
@@ -258,7 +258,7 @@ def _samples(names: _Names, headers: Ints, sizes: Ints, members: Ints) -> Sample
     )
 
 
-def _suffixes(names: Strings, lengths: Ints, dots: Ints) -> tuple[list[str], Ints]:
+def _suffixes(names: _Strings, lengths: _Ints, dots: _Ints) -> tuple[list[str], _Ints]:
     """The different suffixes in lower case, as they come; and the number of each name's.
 
     No suffixes at all if there are too many.
@@ -278,6 +278,6 @@ def _suffixes(names: Strings, lengths: Ints, dots: Ints) -> tuple[list[str], Int
     return [], numbers
 
 
-def _strings(texts: Bytes) -> Strings:
+def _strings(texts: _Bytes) -> _Strings:
     """Rows of bytes as strings, without the zeros at their ends."""
     return np.ascontiguousarray(texts).view(f"S{texts.shape[1]}").ravel()

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
+from lightning_shards.build import make_pool
 from lightning_shards.config import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
-from lightning_shards.pools import make_pool
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import batch_bytes, tensor_bytes
 from lightning_shards.workers.processes import ProcessPool

@@ -1,0 +1,347 @@
+"""From configuration to what runs: the source of a split, the pool of its workers, its loader."""
+
+from dataclasses import replace
+from typing import Any
+
+from lightning_shards.config import LoaderConfig, Split, SplitConfig
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.loader import Progress, ShardLoader
+from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.source import Source
+from lightning_shards.readers.stream import StreamSource
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch
+from lightning_shards.samples.fields import Field, image_backend, make_fields, takes_bytes
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.urls import is_local
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
+from lightning_shards.workers.pool import Pool
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool, require_own_randomness
+
+
+def complete(
+    split: Split,
+    config: SplitConfig,
+    *,
+    fields: dict[str, str],
+    decode: dict[str, str],
+    transforms: dict[str, Any],
+    batch_size: int,
+) -> SplitConfig:
+    """The settings of a split with none left open: its own, else its data module's.
+
+    Args:
+        split: training and evaluation differ in what they do where nothing is said.
+        config: the split's own settings.
+        fields: the data module's, and so on.
+        decode: batch key to decoder.
+        transforms: batch key to callable.
+        batch_size: samples per rank and step.
+    """
+    is_train = split == "train"
+    return replace(
+        config,
+        sampling=config.sampling or ("resampled" if is_train else "sequential"),
+        remainder=config.remainder or ("drop" if is_train else "balanced"),
+        batch_size=config.batch_size or batch_size,
+        fields=fields if config.fields is None else config.fields,
+        decode=decode if config.decode is None else config.decode,
+        transforms=transforms if config.transforms is None else config.transforms,
+    )
+
+
+def split_fields(config: SplitConfig, allow_unsafe: frozenset[str]) -> tuple[Field, ...]:
+    """The fields of a split, checked.
+
+    Args:
+        config: settings that are `complete`.
+        allow_unsafe: decoders that can run code and are wanted all the same.
+
+    Raises:
+        ConfigError: they cannot be taken from any shard.
+    """
+    fields, decode, transforms = config.fields or {}, config.decode or {}, config.transforms or {}
+    unknown = sorted(transforms.keys() - fields.keys())
+    if unknown and not config.stages:  # a stage may make more
+        raise ConfigError(
+            f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, or "
+            "add one to fields"
+        )
+    decoding = [name for name in fields if takes_bytes(transforms.get(name))]
+    for name in decoding:
+        if decode.get(name, "raw") != "raw":
+            raise ConfigError(
+                f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} would "
+                f"do so before it; leave {name!r} out of decode"
+            )
+    return make_fields(fields, decode | dict.fromkeys(decoding, "raw"), allow_unsafe)
+
+
+def make_source(
+    split: Split,
+    config: SplitConfig,
+    index: ShardIndex,
+    *,
+    seed: int,
+    batch_format: BatchFormat,
+    allow_unsafe: frozenset[str],
+    cache_dir: str | None,
+) -> StreamSource | IndexedSource:
+    """What makes the batches of a split.
+
+    Args:
+        split: its name; batches of all but `train` are those of epoch 0 in every epoch.
+        config: settings that are `complete`.
+        index: its shards.
+        seed: keys every draw, shuffle and transform.
+        batch_format: a dict, or the fields in order as a tuple.
+        allow_unsafe: decoders that can run code and are wanted all the same.
+        cache_dir: where tables of members are kept.
+
+    Raises:
+        ConfigError: the settings do not go with the shards.
+        PlanError: the shards hold no sample.
+    """
+    sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
+    assert sampling is not None  # noqa: S101 they are complete
+    assert remainder is not None  # noqa: S101
+    assert batch_size is not None  # noqa: S101
+    max_bad = _max_bad(split, config, batch_format)
+    epochs = EpochSchedule(
+        samples=epoch_samples(split, config.dataset_size, sampling, index),
+        batch_size=batch_size,
+        remainder=remainder,
+        pinned=split != "train",
+    )
+    fields, transforms = split_fields(config, allow_unsafe), config.transforms or {}
+    common: Any = (index, epochs, sampling, seed, fields, transforms)
+    if choose_reader(split, config, sampling, index) == "indexed":
+        return IndexedSource(
+            *common,
+            run=config.shuffle_run,
+            block=config.shuffle_block,
+            batch_format=batch_format,
+            cache_dir=cache_dir,
+            max_bad=max_bad,
+        )
+    return StreamSource(
+        *common,
+        stages=tuple(config.stages),
+        shuffle_buffer=config.shuffle_buffer,
+        batch_format=batch_format,
+        max_bad=max_bad,
+    )
+
+
+def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> int | None:
+    """How many bad samples of an epoch are replaced; None: the first raises."""
+    if config.on_bad_sample != "substitute":
+        return None
+    if batch_format == "tuple":
+        raise ConfigError(
+            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
+            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
+        )
+    return config.max_bad
+
+
+def source_identity(source: StreamSource | IndexedSource) -> dict[str, int | str]:
+    """What the batches depend on, for a checkpoint that goes on with them."""
+    return {
+        "order_version": ORDER_VERSION,
+        "seed": source.seed,
+        "sampling": source.sampling,
+        "shards": source.index.fingerprint(),
+        "image_backend": image_backend(source.transforms),
+        **source.reader,
+    }
+
+
+def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
+    """`stream` or `indexed`.
+
+    `auto` streams what is resampled, what has stages and what is not local.
+
+    Raises:
+        ConfigError: `indexed` was asked for and cannot be.
+    """
+    remote = [url for url in index.urls if not is_local(url)]
+    if config.reader == "auto":
+        streams = sampling == "resampled" or config.stages or remote
+        return "stream" if streams else "indexed"
+    if config.reader == "indexed" and remote:
+        raise ConfigError(
+            f"reader='indexed' of {split!r} reads local shards only, and {len(remote)} of "
+            f"{index.num_shards} are remote; copy them, or take reader='stream'"
+        )
+    if config.reader == "indexed" and config.stages:
+        raise ConfigError(
+            f"stages of {split!r} are for reader='stream', where samples come one after the other; "
+            "use transforms, or take reader='stream'"
+        )
+    return config.reader
+
+
+def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
+    """Samples of an epoch: from the counts where they are known, else as configured.
+
+    Raises:
+        ConfigError: nobody knows, exact sampling without counts, or both are there and differ.
+        PlanError: the shards hold no sample.
+    """
+    known = index.samples
+    if known is None:
+        if sampling != "resampled":
+            raise ConfigError(
+                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
+                "which nobody has counted; put a wids JSON or sizes.json beside the shards"
+            )
+        nominal = index.total if dataset_size is None else dataset_size
+        if nominal is None:
+            raise ConfigError(
+                f"nobody knows how many samples {split!r} has: its shards are remote and have no "
+                "wids JSON or sizes.json beside them; set dataset_size"
+            )
+        return nominal
+    if known == 0:
+        raise PlanError(
+            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
+        )
+    if dataset_size is None or dataset_size == known:
+        return known
+    if sampling != "resampled":
+        raise ConfigError(
+            f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that its "
+            f"shards hold; leave it out, or take sampling='resampled', where an epoch is nominal"
+        )
+    return dataset_size
+
+
+def make_loader(
+    source: StreamSource | IndexedSource,
+    place: Place | None,
+    config: LoaderConfig,
+    num_workers: int,
+    *,
+    progress: Progress | None = None,
+    sample: LoadedBatch | None = None,
+    on_cuda: bool = False,
+    ranks: int = 1,
+) -> ShardLoader:
+    """The loader of one rank, which reports as many steps as its epochs have.
+
+    Args:
+        source: what makes the batches.
+        place: the rank; None if nobody said which one it is, and then there may be only one.
+        config: how batches are made.
+        num_workers: workers of this rank; 0 for its own thread.
+        progress: a trainer's progress; None for a plain loop.
+        sample: a batch of one sample, if that was made already.
+        on_cuda: whether batches go to a CUDA device.
+        ranks: ranks of this machine.
+
+    Raises:
+        PlanError: the samples do not fill one step.
+        ShardError: the sample cannot be made, or the pool cannot run this source here.
+    """
+    here = place or Place()
+    steps = source.epochs.plan(here.world_size).require_steps().steps
+    pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
+    identity = source_identity(source)
+    loader = ShardLoader(source, pool, place, identity=identity, progress=progress)
+    return loader.with_epoch(steps).with_length(steps)
+
+
+def make_pool(
+    config: LoaderConfig,
+    num_workers: int,
+    source: Source,
+    place: Place,
+    *,
+    sample: LoadedBatch | None = None,
+    on_cuda: bool = False,
+    ranks: int = 1,
+) -> Pool:
+    """The pool of one rank; before workers start, one sample tells how large batches are.
+
+    Args:
+        config: what was asked for.
+        num_workers: workers of this rank; 0 for its own thread.
+        source: what makes the batches.
+        place: the rank.
+        sample: a batch of one sample, if that was made already.
+        on_cuda: whether batches go to a CUDA device.
+        ranks: ranks of this machine.
+
+    Raises:
+        ShardError: the sample cannot be made, or the pool cannot run this source here.
+    """
+    if num_workers == 0 or config.pool == "inline":
+        return InlinePool(config.worker_timeout_s)
+    sample = sample or source.first_sample(place)
+    if config.pool == "threads" or config.threads_per_worker > 1:
+        require_own_randomness(source)
+    if config.pool == "threads":
+        size = tensor_bytes(sample.batch, source.epochs.batch_size)
+        prefetch_factor = _prefetch(config, num_workers, size)
+        return ThreadPool(num_workers, prefetch_factor, config.worker_timeout_s)
+    batch = batch_bytes(sample.batch, source.epochs.batch_size)
+    return _process_pool(config, num_workers, batch, on_cuda, ranks)
+
+
+def _process_pool(
+    config: LoaderConfig, num_workers: int, batch: BatchBytes, on_cuda: bool, ranks: int
+) -> ProcessPool:
+    threads = config.threads_per_worker
+    # a worker keeps messages ready, and each thread in it batches for them
+    kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))
+    return ProcessPool(
+        num_workers,
+        _prefetch(config, num_workers, kept),
+        config.multiprocessing_context,
+        on_cuda if config.pin_memory is None else config.pin_memory,
+        threads,
+        batch,
+        ranks,
+        config.worker_timeout_s,
+    )
+
+
+def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
+    """What was asked for, or less if workers that keep so many bytes exceed `prefetch_bytes`."""
+    return max(1, min(config.prefetch_factor, config.prefetch_bytes // max(num_workers * kept, 1)))
+
+
+def drop_remark(dropped: int, samples: int) -> str:
+    """What to say of the samples that an epoch drops, if they are more than 1 %; else nothing.
+
+    >>> drop_remark(3, 23)
+    "drops 3 of 23 samples (13.0 %) in each epoch; remainder='balanced' or 'pad' serves them all"
+    >>> drop_remark(10, 1000)
+    ''
+    """
+    if dropped * 100 <= samples:
+        return ""
+    return (
+        f"drops {dropped:,} of {samples:,} samples ({100 * dropped / samples:.1f} %) in each "
+        "epoch; remainder='balanced' or 'pad' serves them all"
+    )
+
+
+def describe(split: str, source: StreamSource | IndexedSource, world_size: int) -> str:
+    """One line for the log: the epoch in numbers, who reads it, and what is worth a look."""
+    plan = source.epochs.plan(world_size)
+    rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
+    left = "" if source.sampling == "resampled" else rest
+    dropped = "" if source.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    remark = f"; {dropped}" if dropped else ""
+    bad = "" if source.max_bad is None else f", up to {source.max_bad:,} bad samples replaced"
+    return (
+        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
+        f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
+        f"{world_size} x {plan.batch_size} samples{left}{bad}{remark}"
+    )
