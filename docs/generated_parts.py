@@ -1,0 +1,144 @@
+"""The parts of the pages that are made from the code: options, `--help`, modules, API, errors.
+
+A page asks for one by a line ``<!-- generated: NAME ARGUMENT -->``, which that part replaces.
+"""
+
+import ast
+import inspect
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
+
+import docstring_parser
+
+import lightning_shards
+from lightning_shards import errors
+
+PACKAGE = Path(lightning_shards.__file__).parent
+
+_ASKED_FOR = re.compile(r"^<!-- generated: (\w+) ?(\w*) -->$", re.MULTILINE)
+_HELP_COLUMNS = "90"
+
+_API_SECTIONS = {
+    "The Lightning face": ("cli", "config", "datamodule"),
+    "Callbacks": ("callbacks",),
+    "Loaders and data sets": ("loader", "readers", "workers"),
+    "Transforms and collation": ("samples",),
+    "The arithmetic of an epoch": ("plan",),
+    "Shards on disk": ("shards", "dataprep"),
+    "Errors": ("errors",),
+}
+"""Each public name stands in the section of the folder or module that defines it."""
+
+
+def fill_in(page: str) -> str:
+    """The page with its generated parts.
+
+    Raises:
+        KeyError: it asks for a part that there is not.
+    """
+    return _ASKED_FOR.sub(lambda match: _PARTS[match[1]](match[2]), page)
+
+
+def list_modules() -> dict[str, str]:
+    """The first line of each module's docstring, by the module's path in the package."""
+    return {
+        str(path.relative_to(PACKAGE)): ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def list_options(name: str) -> Iterator[tuple[str, str, str]]:
+    """The name, the type with its default, and the description of each option of a public class."""
+    described = {
+        each.arg_name: each.description
+        for each in docstring_parser.parse(getattr(lightning_shards, name).__doc__).params
+    }
+    for option in inspect.signature(getattr(lightning_shards, name)).parameters.values():
+        kind = inspect.formatannotation(option.annotation).replace("typing.", "")
+        kind = kind.replace("lightning_shards.config.", "")
+        default = "required"
+        if option.default is not inspect.Parameter.empty:
+            default = repr(option.default).replace("<factory>", "[]").partition("(")[0]
+        yield option.name, f"{kind}, {default}", described[option.name]
+
+
+def _modules(_: str) -> str:
+    folders: dict[str, list[str]] = {}
+    for path, line in list_modules().items():
+        folder, _, name = path.rpartition("/")
+        lines = folders.setdefault(folder, [])
+        if name == "__init__.py":
+            lines.insert(0, f"{line}\n")
+        else:
+            lines.append(f"- `{name}`: {line}")
+    return "\n\n".join(
+        "\n".join([f"### `lightning_shards/{folder}`\n", *lines])
+        for folder, lines in folders.items()
+    )
+
+
+def _options(name: str) -> str:
+    return "\n\n".join(
+        f"**{option}** (`{kind}`)\\\n{' '.join(text.split())}"
+        for option, kind, text in list_options(name)
+    )
+
+
+def _tools(_: str) -> str:
+    tools = import_module("lightning_shards.__main__")._TOOLS  # noqa: SLF001 the list of commands
+    return "\n\n".join(f"### {name}\n\n```text\n{_help_of(tools[name])}```" for name in sorted(tools))
+
+
+def _help_of(module: str) -> str:
+    text = io.StringIO()
+    os.environ |= {"COLUMNS": _HELP_COLUMNS, "NO_COLOR": "1"}  # noqa: TID251 argparse asks for them
+    with redirect_stdout(text), suppress(SystemExit):
+        import_module(module).main(["--help"])
+    return text.getvalue()
+
+
+def _api(_: str) -> str:
+    homes = {
+        name: getattr(lightning_shards, name).__module__.split(".")[1]
+        for name in lightning_shards.__all__
+    }
+    unplaced = set(homes.values()).difference(*_API_SECTIONS.values())
+    if unplaced:
+        raise KeyError(f"no section of the API page is for {sorted(unplaced)}; add one")
+    return "\n\n".join(
+        "\n".join([f"## {title}\n", *(_autodoc(name) for name in homes if homes[name] in folders)])
+        for title, folders in _API_SECTIONS.items()
+    )
+
+
+def _autodoc(name: str) -> str:
+    kind = "class" if inspect.isclass(getattr(lightning_shards, name)) else "function"
+    members = "\n   :members:" if kind == "class" else ""
+    return f"### `{name}`\n\n```{{eval-rst}}\n.. auto{kind}:: lightning_shards.{name}{members}\n```\n"
+
+
+def _error(name: str) -> str:
+    """What an error says of itself, and which builtin it is as well."""
+    error = getattr(errors, name)
+    bases = " and ".join(f"`{base.__name__}`" for base in error.__bases__)
+    return f"*A {bases}.* {' '.join(error.__doc__.split())}"
+
+
+def _error_tree(_: str) -> str:
+    tree = inspect.cleandoc(errors.__doc__).partition("::\n\n")[2]
+    return f"```text\n{inspect.cleandoc(tree)}\n```"
+
+
+_PARTS: dict[str, Callable[[str], str]] = {
+    "api": _api,
+    "error": _error,
+    "errors": _error_tree,
+    "modules": _modules,
+    "options": _options,
+    "tools": _tools,
+}
