@@ -27,5 +27,5 @@ def setup(app: Any) -> None:
     app.connect("source-read", _fill_in)
 
 
-def _fill_in(app: Any, page: str, source: list[str]) -> None:
+def _fill_in(_app: Any, _page: str, source: list[str]) -> None:
     source[0] = fill_in(source[0])

@@ -46,10 +46,11 @@ def fill_in(page: str) -> str:
 
 def list_modules() -> dict[str, str]:
     """The first line of each module's docstring, by the module's path in the package."""
-    return {
-        str(path.relative_to(PACKAGE)): ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+    docstrings = {
+        str(path.relative_to(PACKAGE)): ast.get_docstring(ast.parse(path.read_text()))
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+    return {path: docstring.splitlines()[0] for path, docstring in docstrings.items()}
 
 
 def list_options(name: str) -> Iterator[tuple[str, str, str]]:
@@ -91,7 +92,9 @@ def _options(name: str) -> str:
 
 def _tools(_: str) -> str:
     tools = import_module("lightning_shards.__main__")._TOOLS  # noqa: SLF001 the list of commands
-    return "\n\n".join(f"### {name}\n\n```text\n{_help_of(tools[name])}```" for name in sorted(tools))
+    return "\n\n".join(
+        f"### {name}\n\n```text\n{_help_of(tools[name])}```" for name in sorted(tools)
+    )
 
 
 def _help_of(module: str) -> str:
@@ -119,7 +122,9 @@ def _api(_: str) -> str:
 def _autodoc(name: str) -> str:
     kind = "class" if inspect.isclass(getattr(lightning_shards, name)) else "function"
     members = "\n   :members:" if kind == "class" else ""
-    return f"### `{name}`\n\n```{{eval-rst}}\n.. auto{kind}:: lightning_shards.{name}{members}\n```\n"
+    return (
+        f"### `{name}`\n\n```{{eval-rst}}\n.. auto{kind}:: lightning_shards.{name}{members}\n```\n"
+    )
 
 
 def _error(name: str) -> str:

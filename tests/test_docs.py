@@ -1,0 +1,147 @@
+"""The pages are true: their snippets, configurations, and the parts that are made from the code.
+
+`>>>` snippets run as doctests; `.ci/run` builds the pages with warnings as errors.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import generated_parts
+import pytest
+import torch
+import yaml
+
+import lightning_shards
+from lightning_shards import ShardCLI, ShardDataModule, errors
+
+pytestmark = [
+    # Lightning 2.6's own use of jsonargparse 4.53
+    pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed"),
+]
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted(DOCS.glob("*.md"))
+NOT_OURS = {"photos/", "train.py", "utils.py"}
+"""Files of others, and one that there shall not be."""
+
+LEAST = {"train": {"urls": "a.tar"}, "fields": {"image": "jpg"}}
+"""What a fragment of a configuration is put into."""
+
+
+def blocks_of(language: str) -> list[Any]:
+    """The code blocks of all pages, each under its page and line."""
+    found: list[Any] = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(pytest.param(match[1], id=f"{page.name}:{line}"))
+    return found
+
+
+class Nothing(torch.nn.Module):
+    """Stands for a class of the reader's own."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+
+    def __call__(self, value: object) -> object:
+        return value
+
+
+@pytest.fixture
+def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that pages give to the reader."""
+    from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: PLC0415 for this alone
+
+    module = ModuleType("my_project")
+    for name in ("RandomCrop", "normalize", "only_large_images"):
+        setattr(module, name, type(name, (Nothing,), {"__module__": "my_project"}))
+    module.normalize = module.only_large_images = lambda value: value
+    module.Classifier = type("Classifier", (BoringModel,), {"__module__": "my_project"})
+    monkeypatch.setitem(sys.modules, "my_project", module)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
+    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
+
+
+@pytest.mark.parametrize("block", blocks_of("yaml"))
+@pytest.mark.usefixtures("my_project")
+def test_a_configuration_of_a_page_is_read(block: str, tmp_path: Path) -> None:
+    fragment = re.match(r"# part of data(?:\.(\w+))?\n", block)
+    settings = yaml.safe_load(block)
+    if fragment:
+        place = {fragment[1]: settings} if fragment[1] else settings
+        assert ShardDataModule.from_config({**LEAST, **place}).splits["train"]
+        return
+    config = tmp_path / "config.yaml"
+    config.write_text(block)
+    cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
+    assert cli.datamodule.splits["train"].urls == settings["data"]["train"]["urls"]
+
+
+@pytest.mark.parametrize("block", blocks_of("python"))
+def test_python_of_a_page_compiles_and_imports_public_names(block: str) -> None:
+    if ">>>" in block:  # run by doctest
+        return
+    tree = ast.parse(block.replace("\nreturn ", "\n"))  # the body of a function, once
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "lightning_shards"
+        for alias in node.names
+    }
+    assert imported <= set(lightning_shards.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"`((?:\w+/)+|(?:\w+/)*\w+\.py)`", text))
+    linked = set(re.findall(r"\]\(([\w/.]+\.md)", text))
+    roots = (ROOT, ROOT / "lightning_shards", ROOT / "benchmarks", page.parent)
+    missing = [
+        name
+        for name in (named | linked) - NOT_OURS
+        if not any((root / name).exists() for root in roots)
+    ]
+    assert missing == []
+
+
+def test_every_error_has_a_section_with_what_to_do() -> None:
+    page = (DOCS / "errors.md").read_text()
+    heading = r"^## (\w+)\n\n<!-- generated: error (\w+) -->\n\n\S"
+    sections = re.findall(heading, page, re.MULTILINE)
+    classes = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert sections == [(name, name) for name in classes]
+
+
+def test_the_map_names_every_module_with_a_sentence() -> None:
+    files = (ROOT / "lightning_shards").rglob("*.py")
+    modules = generated_parts.list_modules()
+    assert set(modules) == {str(file.relative_to(ROOT / "lightning_shards")) for file in files}
+    assert {name for name, line in modules.items() if not line.endswith((".", "?"))} == set()
+
+
+@pytest.mark.parametrize("name", ["ShardDataModule", "SplitConfig", "LoaderConfig"])
+def test_every_option_is_described(name: str) -> None:
+    options = list(generated_parts.list_options(name))
+    assert len(options) > 5
+    assert all(text for _, _, text in options)
+
+
+def test_the_api_has_every_public_name_once() -> None:
+    page = generated_parts.fill_in((DOCS / "api.md").read_text())
+    names = re.findall(r"^\.\. auto\w+:: lightning_shards\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == lightning_shards.__all__
+
+
+def test_a_page_that_asks_for_an_unknown_part_is_refused() -> None:
+    with pytest.raises(KeyError, match="optoins"):
+        generated_parts.fill_in("<!-- generated: optoins SplitConfig -->")
