@@ -6,12 +6,13 @@ A page asks for one by a line ``<!-- generated: NAME ARGUMENT -->``, which that 
 import ast
 import inspect
 import io
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import docstring_parser
 
@@ -60,12 +61,24 @@ def list_options(name: str) -> Iterator[tuple[str, str, str]]:
         for each in docstring_parser.parse(getattr(lightning_shards, name).__doc__).params
     }
     for option in inspect.signature(getattr(lightning_shards, name)).parameters.values():
-        kind = inspect.formatannotation(option.annotation).replace("typing.", "")
-        kind = kind.replace("lightning_shards.config.", "")
-        default = "required"
+        default = "needed"
         if option.default is not inspect.Parameter.empty:
-            default = repr(option.default).replace("<factory>", "[]").partition("(")[0]
-        yield option.name, f"{kind}, {default}", described[option.name]
+            default = f"default `{_default_text(option.default)}`"
+        kind = f"`{_type_text(option.annotation)}`, {default}"
+        yield option.name, kind, described[option.name]
+
+
+def _type_text(annotation: object) -> str:
+    text = inspect.formatannotation(annotation).replace("typing.", "")
+    text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
+    return text.replace("lightning_shards.config.", "")
+
+
+def _default_text(default: object) -> str:
+    """As code would write it; of a configuration its class, and of a list that each has, `[]`."""
+    if is_dataclass(default):
+        return f"{type(default).__name__}()"
+    return "[]" if "<factory>" in repr(default) else repr(default)
 
 
 def _modules(_: str) -> str:
@@ -85,22 +98,25 @@ def _modules(_: str) -> str:
 
 def _options(name: str) -> str:
     return "\n\n".join(
-        f"**{option}** (`{kind}`)\\\n{' '.join(text.split())}"
+        f"**{option}** ({kind})\\\n{' '.join(text.split())}"
         for option, kind, text in list_options(name)
     )
 
 
-def _tools(_: str) -> str:
+def list_tools() -> dict[str, str]:
+    """What each tool says to `--help`, by its name."""
     tools = import_module("lightning_shards.__main__")._TOOLS  # noqa: SLF001 the list of commands
-    return "\n\n".join(
-        f"### {name}\n\n```text\n{_help_of(tools[name])}```" for name in sorted(tools)
-    )
+    return {name: _help_of(tools[name]) for name in sorted(tools)}
+
+
+def _tools(_: str) -> str:
+    return "\n\n".join(f"### {name}\n\n```text\n{text}```" for name, text in list_tools().items())
 
 
 def _help_of(module: str) -> str:
     text = io.StringIO()
-    os.environ |= {"COLUMNS": _HELP_COLUMNS, "NO_COLOR": "1"}  # noqa: TID251 argparse asks for them
-    with redirect_stdout(text), suppress(SystemExit):
+    asked_by_argparse = {"COLUMNS": _HELP_COLUMNS, "NO_COLOR": "1"}
+    with patch.dict("os.environ", asked_by_argparse), redirect_stdout(text), suppress(SystemExit):
         import_module(module).main(["--help"])
     return text.getvalue()
 
@@ -131,7 +147,7 @@ def _error(name: str) -> str:
     """What an error says of itself, and which builtin it is as well."""
     error = getattr(errors, name)
     bases = " and ".join(f"`{base.__name__}`" for base in error.__bases__)
-    return f"*A {bases}.* {' '.join(error.__doc__.split())}"
+    return f"*Inherits {bases}.* {' '.join(error.__doc__.split())}"
 
 
 def _error_tree(_: str) -> str:

@@ -114,6 +114,19 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     assert missing == []
 
 
+def test_the_tools_have_the_options_that_pages_name() -> None:
+    helps = generated_parts.list_tools()
+    commands = [
+        (match[1], option)
+        for page in PAGES
+        for match in re.finditer(r"lightning-shards (\w+)([^`\n]*)", page.read_text())
+        for option in re.findall(r"--[a-z][\w-]*", match[2])
+        if match[1] in helps
+    ]
+    assert len(commands) > 20
+    assert [(tool, option) for tool, option in commands if option not in helps[tool]] == []
+
+
 def test_every_error_has_a_section_with_what_to_do() -> None:
     page = (DOCS / "errors.md").read_text()
     heading = r"^## (\w+)\n\n<!-- generated: error (\w+) -->\n\n\S"
