@@ -41,7 +41,7 @@ def unpickled():
 
 def main():
     from lightning_shards.samples.fields import Field
-    from lightning_shards.plan.schedule import Epochs
+    from lightning_shards.plan.schedule import EpochSchedule
     from lightning_shards.readers.stream import StreamSource
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.shards.index import ShardIndex

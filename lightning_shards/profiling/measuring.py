@@ -192,7 +192,7 @@ class _Meter:
     ) -> None:
         self._times: LoaderTimes = loader.times
         pool = getattr(loader, "pool", None)
-        self._stock = 1 + getattr(pool, "lanes", 0) * getattr(pool, "prefetch_factor", 1)
+        self._stock = 1 + getattr(pool, "slots", 0) * getattr(pool, "prefetch_factor", 1)
         self._span, self._await_device = span, await_device
         self._first_at: float | None = None
         self._began: Measurement | None = None

@@ -116,7 +116,7 @@ class MemberBatches:
         They hold until the next call.
 
         Raises:
-            NotInChunkError: a sample has no member for a field. That the bytes of one are damaged
+            ColumnError: a sample has no member for a field. That the bytes of one are damaged
                 is found when they are asked for.
         """
         if self._small and stop > self._window.stop:

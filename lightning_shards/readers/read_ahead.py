@@ -142,7 +142,7 @@ class LargeMembers:
         """Each member's bytes.
 
         Raises:
-            NotInChunkError: one is missing or damaged.
+            ColumnError: one is missing or damaged.
         """
         rows = zip(*(values.ravel().tolist() for values in self._extents), strict=True)
         for shard, offset, size, checksum in rows:

@@ -61,7 +61,7 @@ class MemberBytes:
         """Each member's bytes.
 
         Raises:
-            NotInChunkError: one is damaged.
+            ColumnError: one is damaged.
         """
         size = self._common_size()
         if size:
@@ -80,7 +80,7 @@ class MemberBytes:
             uint8 of shape (members, size), contiguous, writable.
 
         Raises:
-            NotInChunkError: one is damaged.
+            ColumnError: one is damaged.
         """
         size = self._common_size()
         if not size:

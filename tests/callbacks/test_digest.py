@@ -211,13 +211,13 @@ def exchanged(ids):
 
 
 def spoil_sources(monkeypatch, spoil):
-    plain = ShardDataModule._source
+    plain = ShardDataModule.source
 
-    def source(self, split, index):
+    def source(self, split, index=None):
         made = plain(self, split, index)
         return WrongSource(**vars(made), spoil=spoil)
 
-    monkeypatch.setattr(ShardDataModule, "_source", source)
+    monkeypatch.setattr(ShardDataModule, "source", source)
 
 
 @pytest.mark.parametrize("spoil", [lost, foreign, exchanged])
@@ -303,7 +303,7 @@ def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeyp
 
 def with_bad_samples(monkeypatch, max_bad):
     """In each step the first sample cannot be read, and has a substitute."""
-    plain = ShardDataModule._source
+    plain = ShardDataModule.source
 
     class BadSource(IndexedSource):
         def batches(self, place, cursor):
@@ -312,13 +312,13 @@ def with_bad_samples(monkeypatch, max_bad):
                 bad = (BadSample(*ids[0].tolist(), "SampleError"),)
                 yield replace_digest(made, digest_ids(ids[1:]), bad)
 
-    def source(self, split, index):
+    def source(self, split, index=None):
         return replace(BadSource(**vars(plain(self, split, index))), max_bad=max_bad)
 
     def replace_digest(made, digest, bad):
         return made._replace(digest=digest, bad=bad)
 
-    monkeypatch.setattr(ShardDataModule, "_source", source)
+    monkeypatch.setattr(ShardDataModule, "source", source)
 
 
 def test_bad_samples_are_counted_in_the_line(make_data, make_trainer, monkeypatch, said):

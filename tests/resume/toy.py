@@ -94,9 +94,9 @@ class ToyData(ShardDataModule):
     def _index(self, split: Any) -> Any:
         return ToyIndex(self.samples[split])
 
-    def _source(self, split: Any, index: Any) -> Any:
-        is_train = split == "train"
-        remainder = self._config(split).remainder or "balanced"
+    def source(self, split: Any, index: Any = None) -> Any:
+        is_train, index = split == "train", index or self._index(split)
+        remainder = self._config(split).remainder
         batch_size = self.batch_size if is_train else 2
         epochs = EpochSchedule(index.samples, batch_size, remainder, pinned=not is_train)
         return ToySource(index, epochs, seed=self.seed)

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.profiling.measuring import TimeTotals, Window
+from lightning_shards.profiling.measuring import Measurement, TimeTotals
 from lightning_shards.tools.bench_report import (
     Runs,
     advise_settings,
@@ -23,7 +23,7 @@ def windows(*rates, wait_s=0.0, stages=None):
     """Runs of two seconds."""
     produce_s = 2.0 if stages else 0.0
     return [
-        Window(TimeTotals(9, 2 * rate, 2.0, wait_s, produce_s=produce_s), stages or {})
+        Measurement(TimeTotals(9, 2 * rate, 2.0, wait_s, produce_s=produce_s), stages or {})
         for rate in rates
     ]
 

@@ -97,7 +97,7 @@ def test_workers_go_on_while_the_model_validates(
         workers: dict[int, set[int]]
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            workers = self.trainer.datamodule._loaders["train"]._standing.stream._workers
+            workers = self.trainer.datamodule._loaders["train"]._open.stream._workers
             self.workers.setdefault(self.current_epoch, set()).update(each.pid for each in workers)
 
     model = Watching()
