@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import pickle
-from contextlib import suppress
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
@@ -32,6 +31,10 @@ BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.n
 
 def message_of(*batches, maker=None):
     return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
+
+
+def made_in(arena, size, value):
+    return new_tensor((size,), torch.uint8, arena).fill_(value)
 
 
 def unpacked(message, **options):
@@ -93,7 +96,7 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
         torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
     )
     sent = message_of(BATCH, BATCH)
-    block = sent.block
+    block = sent.buffer
     message = sent.pin_memory()
     assert not block.is_in_use  # free for the next message
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
@@ -105,20 +108,20 @@ COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for od
 
 def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked_for():
     sent = message_of(*({"x": column} for column in COLUMNS))
-    assert isinstance(sent.block, SharedBuffer)
+    assert isinstance(sent.buffer, SharedBuffer)
     received = [each.batch["x"] for each in unpacked(sent, copy=True)]
-    assert not sent.block.is_in_use  # nothing lies in it any more
+    assert not sent.buffer.is_in_use  # nothing lies in it any more
     for column, original in zip(received, COLUMNS, strict=True):
         assert torch.equal(column, original)
         assert column.untyped_storage().nbytes() == len(original)
         column.add_(1)
     assert [int(column.max()) for column in received] == list(range(1, 10))
-    assert not isinstance(message_of({"x": COLUMNS[0]}).block, SharedBuffer)
+    assert not isinstance(message_of({"x": COLUMNS[0]}).buffer, SharedBuffer)
 
 
 def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     batches = [each.batch for each in unpacked(sent, copy=False)]
     for batch, original in zip(batches, COLUMNS, strict=True):
         assert torch.equal(batch["x"], original)
@@ -126,10 +129,10 @@ def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     row, small = batches[4]["x"][100:], batches[5]["ids"]
     row.add_(1)
     del batches, batch
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     assert int(row.max()) == 5
     del row
-    assert not sent.block.is_in_use
+    assert not sent.buffer.is_in_use
     assert torch.equal(small, SMALL)
 
 
@@ -141,21 +144,21 @@ def test_a_forked_process_releases_no_block():
     fork.start()
     fork.join(60)
     assert fork.exitcode == 0
-    assert sent.block.is_in_use
+    assert sent.buffer.is_in_use
     batch.batch.clear()
-    assert not sent.block.is_in_use
+    assert not sent.buffer.is_in_use
 
 
 def test_batches_are_made_where_the_trainer_finds_them():
     maker = MessageMaker(2)
     list(unpacked(message_of(BATCH, maker=maker)))  # now it knows how large they are
-    with maker.making(2):
-        made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for number in (1, 2)]
+    maker.prepare(2)
+    made = [made_in(maker.arena, SHARED_BYTES, number) for number in (1, 2)]
     small = torch.tensor([5, 6])
     sent = message_of(*({"x": each, "small": small} for each in made), maker=maker)
     start, end = (
-        sent.block.content.ctypes.data,
-        sent.block.content.ctypes.data + len(sent.block.content),
+        sent.buffer.content.ctypes.data,
+        sent.buffer.content.ctypes.data + len(sent.buffer.content),
     )
     assert all(start <= each.data_ptr() < end for each in made)
     received = [each.batch for each in unpacked(sent, copy=False)]
@@ -168,26 +171,26 @@ def test_batches_are_made_where_the_trainer_finds_them():
 def test_batches_of_another_size_than_expected_arrive_whole(size):
     maker = MessageMaker(1)
     list(unpacked(message_of(BATCH, maker=maker)))
-    with maker.making(1):
-        made = [new_tensor((length,), torch.uint8).fill_(7) for length in (1000, size)]
+    maker.prepare(1)
+    made = [made_in(maker.arena, length, 7) for length in (1000, size)]
     sent = message_of({"x": made}, maker=maker)
-    assert isinstance(sent.block, SharedBuffer) is (size > SHARED_BYTES)
+    assert isinstance(sent.buffer, SharedBuffer) is (size > SHARED_BYTES)
     (received,) = unpacked(sent)
     for column, original in zip(received.batch["x"], made, strict=True):
         assert torch.equal(column, original)
-    with maker.making(1):  # the block is free again
-        made = new_tensor((SHARED_BYTES,), torch.uint8)
-    assert message_of({"x": made}, maker=maker).block.is_in_use
+    maker.prepare(1)  # the block is free again
+    made = made_in(maker.arena, SHARED_BYTES, 0)
+    assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
 def test_batches_that_are_made_twice_need_no_larger_blocks():
     maker = MessageMaker(3)
     for number in range(4):
-        with maker.making(2):
-            for _ in range(2):
-                made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for _ in range(2)]
+        maker.prepare(2)
+        for _ in range(2):
+            made = [made_in(maker.arena, SHARED_BYTES, number) for _ in range(2)]
         sent = message_of(*({"x": each} for each in made), maker=maker)
-        assert len(sent.block.content) == 2 * SHARED_BYTES
+        assert len(sent.buffer.content) == 2 * SHARED_BYTES
         for received in unpacked(sent, copy=False):
             assert torch.equal(received.batch["x"], made[0])
         del received
@@ -197,36 +200,35 @@ def test_batches_that_are_made_twice_need_no_larger_blocks():
 def test_a_message_that_ends_early_brings_what_there_is():
     maker = MessageMaker(1)
     list(unpacked(message_of(BATCH, maker=maker)))
-    with suppress(ZeroDivisionError), maker.making(16):
-        made = new_tensor((SHARED_BYTES,), torch.uint8).fill_(7)
-        _ = 1 / 0
+    maker.prepare(16)
+    made = made_in(maker.arena, SHARED_BYTES, 7)  # and another one fails
     sent = maker.message([LoadedBatch({"x": made})], "why")
-    assert (sent.failure, type(sent.block)) == ("why", SharedBuffer)
+    assert (sent.failure, type(sent.buffer)) == ("why", SharedBuffer)
     assert torch.equal(next(unpacked(sent)).batch["x"], made)
     assert list(unpacked(maker.message([], "why"))) == []
-    assert new_tensor((9,), torch.uint8).data_ptr() not in range(
-        sent.block.content.ctypes.data, sent.block.content.ctypes.data + len(sent.block.content)
+    assert made_in(maker.arena, 9, 0).data_ptr() not in range(
+        sent.buffer.content.ctypes.data, sent.buffer.content.ctypes.data + len(sent.buffer.content)
     )
 
 
-def growing(values):
-    column = GrowingColumn(len(values))
+def growing(values, arena=None):
+    column = GrowingColumn(len(values), arena)
     return column.finished([{"x": column.place(value), "__key__": ""} for value in values], "x")
 
 
 def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
     def batch(value, last):
         arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
-        return {"x": growing(arrays if last else [*arrays, None])}
+        return {"x": growing(arrays if last else [*arrays, None], maker.arena)}
 
     maker = MessageMaker(2)
     list(unpacked(message_of(batch(1, 1), maker=maker)))
-    with maker.making(1):
-        listed = batch(2, None)
+    maker.prepare(1)
+    listed = batch(2, None)
     early = message_of(listed, maker=maker)
     for value in (8, 9):
-        with maker.making(1):
-            later = batch(value, value)
+        maker.prepare(1)
+        later = batch(value, value)
         message_of(later, maker=maker)
     late = ForkingPickler.dumps(early)  # by a thread of torch's, when the pipe has room
     (received,) = unpacked(pickle.loads(late))
@@ -241,7 +243,7 @@ def test_shared_blocks_are_used_in_turn_and_grow():
     for size in sizes:
         sent = message_of({"x": torch.ones(size, dtype=torch.uint8)}, maker=maker)
         list(unpacked(sent))
-        blocks.append(sent.block)
+        blocks.append(sent.buffer)
     first, second, small, larger, again = blocks
     assert isinstance(small, bytearray)
     assert larger not in (first, second)
@@ -307,7 +309,7 @@ def test_tensors_in_lists_are_counted_as_the_block_holds_them():
     boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
     counted = batch_bytes({"targets": [boxes]}, 64)
     sent = message_of({"targets": [boxes] * 64})
-    assert counted.shared == len(sent.block.content) == 64 * 100_032  # in steps of 64 bytes
+    assert counted.shared == len(sent.buffer.content) == 64 * 100_032  # in steps of 64 bytes
     assert counted.inline < 64 * 1000
     assert tensor_bytes({"targets": [boxes]}, 64) == counted.shared
 
