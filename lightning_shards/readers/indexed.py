@@ -24,8 +24,9 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
-from lightning_shards.readers.columns import BatchReader, can_decode
+from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
     Field,
@@ -105,7 +106,9 @@ class IndexedSource:
         alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
+    def batches(
+        self, place: Place, cursor: Cursor, arena: Arena | None = None
+    ) -> Iterator[LoadedBatch]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -114,47 +117,42 @@ class IndexedSource:
         order, clock = self.order(), StageClock()
         unreadable: set[tuple[int, int]] = set()
         with OpenShards(self.index, self.cache_dir) as shards:
+            reader = BatchReader(shards, self.fields, self.batch_format, clock, arena=arena)
             for worker_epoch in self.epochs.worker_epochs(place, cursor):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
                 transforms = SampleTransforms(self.transforms, seeds, clock)
-                rows = _Rows(self, order, worker_epoch.epoch, shards, transforms, unreadable, clock)
-                yield from self._batches_of(worker_epoch, rows)
+                epoch = worker_epoch.epoch
+                rows = _Rows(self, order, epoch, shards, transforms, unreadable, clock, arena)
+                yield from self._batches_of(worker_epoch, rows, reader)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
         return digest_share(self.order(), epoch, start, stop, place)
 
-    def _batches_of(self, worker_epoch: WorkerEpoch, rows: "_Rows") -> Iterator[LoadedBatch]:
-        """The batches of one epoch: by columns, or by samples where that cannot be."""
-        rank, by_columns = worker_epoch.place.rank, all(map(can_decode, self.fields))
+    def _batches_of(
+        self, worker_epoch: WorkerEpoch, rows: "_Rows", reader: BatchReader
+    ) -> Iterator[LoadedBatch]:
+        """The batches of one epoch: by fields, or by samples where that cannot be."""
+        rank, by_fields = worker_epoch.place.rank, all(map(can_decode, self.fields))
         spans = (
             (step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps()
         )
         for _, stretch in groupby(spans, lambda each: each[1][0] // _STRETCH):
             steps = dict(stretch)
-            columns = self._columns(rows, list(steps.values())) if by_columns else None
+            if by_fields:
+                ids = rows.order.at_spans(rows.epoch, list(steps.values()))
+                reader.look_up(ids, list(steps.values()), rows.transforms)
             for number, (step, span) in enumerate(steps.items()):
-                planned = worker_epoch.weights(step)
+                planned, loaded = worker_epoch.weights(step), None
                 with rows.transforms.keeping_globals():
                     try:
-                        loaded = columns and columns.batch(number, self._weights(planned, span))
+                        if by_fields:
+                            loaded = reader.batch(number, self._weights(planned, span))
                     except BAD as error:
                         if self.max_bad is None and isinstance(error, TransformError):
                             raise  # it says which sample is bad; a second try might hide it
-                        loaded = None
                     loaded = loaded or self._batch_by_samples(rows, span, planned)
                 yield loaded
-
-    def _columns(self, rows: "_Rows", spans: list[tuple[int, int]]) -> BatchReader:
-        return BatchReader(
-            rows.shards,
-            self.fields,
-            rows.transforms,
-            rows.order.at_spans(rows.epoch, spans),
-            spans,
-            self.batch_format,
-            rows.clock,
-        )
 
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
         """The weights of a batch without a bad sample."""
@@ -170,7 +168,7 @@ class IndexedSource:
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
-            loaded = make_batch(samples, names, weights, self.batch_format, counted)
+            loaded = make_batch(samples, names, weights, self.batch_format, counted, rows.arena)
         return loaded._replace(stages=rows.clock.take())
 
 
@@ -190,6 +188,7 @@ class _Rows:
         unreadable: samples that could not be read, not tried again: a search would take the square
             of their number where they follow each other.
         clock: told of the time that each stage takes.
+        arena: where the tensors of batches are made, as far as they fit.
     """
 
     source: IndexedSource
@@ -199,6 +198,7 @@ class _Rows:
     transforms: SampleTransforms
     unreadable: set[tuple[int, int]]
     clock: StageClock
+    arena: Arena | None
 
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by number of the row."""

@@ -7,9 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lightning_shards.errors import FileAccessError
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
@@ -81,7 +78,11 @@ class SampleMembers(Mapping[str, Any]):
 
 
 class OpenShards:
-    """Open shards of one process, the least recently used one closed when there are too many."""
+    """Open shards of one process, the least recently used one closed when there are too many.
+
+    Attributes:
+        urls: of all shards, by their numbers.
+    """
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class OpenShards:
         limit: int = MAX_OPEN_SHARDS,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
-        self._index, self._limit = index, min(limit, _shards_allowed())
+        self._limit = min(limit, _shards_allowed())
+        self.urls, self._counts = index.urls, index.counts
         self._store = TableStore(cache_dir)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
-        self._buffer = np.empty(0, np.uint8)
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -113,30 +114,11 @@ class OpenShards:
 
     def members(self, shard: int, sample: int, clock: StageClock | None = None) -> SampleMembers:
         """The members of one sample; raises what `reader` does."""
-        return SampleMembers(self.reader(shard), sample, self.url(shard), clock or StageClock())
-
-    @property
-    def buffered(self) -> int:
-        """The most bytes that `buffer` was asked for."""
-        return len(self._buffer)
-
-    def buffer(self, size: int) -> NDArray[np.uint8]:
-        """Room for so many bytes, until the next call; fresh memory costs more than to fill it.
-
-        Returns:
-            uint8 of shape (at least `size`,).
-        """
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
-        return self._buffer
-
-    def url(self, shard: int) -> str:
-        """Where the shard with this number lies."""
-        return self._index.urls[shard]
+        return SampleMembers(self.reader(shard), sample, self.urls[shard], clock or StageClock())
 
     def _open(self, shard: int) -> ShardReader:
-        assert self._index.counts is not None  # noqa: S101 the data module sees to it
-        url, expected = self._index.urls[shard], int(self._index.counts[shard])
+        assert self._counts is not None  # noqa: S101 the data module sees to it
+        url, expected = self.urls[shard], int(self._counts[shard])
         while True:
             try:
                 return ShardReader(url, self._store.table_of(url, expected_samples=expected))

@@ -1,8 +1,8 @@
-"""Reading the members of many samples at once, in the order of the disk.
+"""Reading the members of many samples ahead of their batches, in the order of the disk.
 
-Small members that lie close together are read in one call, into a buffer that is used again and
-again: fresh memory costs as much as the copy into it. Large ones are read one by one, just before
-they are decoded: they are still in the processor's caches then.
+Small members that lie close together are read in one call (such reads are coalesced), those of
+several batches into one buffer that is used again and again. Large ones are read one by one, just
+before they are decoded: they are still in the processor's caches then.
 """
 
 from collections.abc import Iterator
@@ -21,17 +21,24 @@ from lightning_shards.samples.member_bytes import (
     ListedBytes,
     MemberBytes,
 )
-from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.checksums import crc32, joined_crc32
 from lightning_shards.shards.members import ShardReader
 
 _LARGE = 8192
 """Mean bytes of a field's members from which on they are read one by one."""
 
-_GAP = 16_384
+_COALESCED_GAP = 16_384
 """Bytes between two members that cost less to read with them than a call of its own."""
 
 _PIECE = 2**20
 """Bytes that are read in one call at most: small members may lie among others that nobody wants."""
+
+MOST_BYTES = 64 * 2**20
+"""Bytes of small members that are read ahead together. A default block of token sequences: what
+neighbours in it share is then read once."""
+
+_FIRST_BYTES = 4 * 2**20
+_GROWTH = 4
 
 Stamps = dict[int, tuple[int, int]]
 """Size and time of change of shards when their members were looked up."""
@@ -79,7 +86,7 @@ class _SortedMembers(NamedTuple):
 
 
 class _Reads(NamedTuple):
-    """What is read in one call each; all int64 of one shape (pieces,).
+    """What is read in one call each; all int64 of one shape (reads,).
 
     Attributes:
         counts: members of each.
@@ -96,30 +103,124 @@ class _Reads(NamedTuple):
     lengths: Ints
 
 
-class ReadAhead:
-    """What is to be read of small fields for some samples, and the reading of it.
+class ReadBuffer:
+    """Memory for what is read ahead, used again and again: fresh memory costs more than to fill it.
+
+    Args:
+        limit: bytes that are read ahead together at first.
+        most_bytes: what the limit grows up to.
 
     Attributes:
-        buffered: bytes that go through the buffer, gaps between members included.
+        limit: bytes that are read ahead together next, or one batch if that has more. The first
+            batch is not to wait for many: the limit begins small and grows with what was read.
     """
 
-    def __init__(self, extents: Extents) -> None:
-        self._sizes, self._checksums = extents.sizes, extents.crc32
-        self._members = _sorted(extents)
-        self._pieces = _cut(self._members)
-        self.buffered = int(self._pieces.lengths.sum())
+    def __init__(self, limit: int = _FIRST_BYTES, most_bytes: int = MOST_BYTES) -> None:
+        self.limit, self._most_bytes = limit, most_bytes
+        self._memory = np.empty(0, np.uint8)
 
-    def read(self, shards: OpenShards, stamps: Stamps) -> list[MemberBytes]:
-        """The members of each field; they hold until the next window is read.
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Memory for so many bytes, until the next call; the limit grows.
 
-        A member that cannot be read is absent.
+        Returns:
+            uint8 of shape (at least `size`,).
         """
-        buffer = shards.buffer(self.buffered)
-        starts = np.empty(self._sizes.size, np.int64)
-        starts[self._members.order] = _fill(shards, stamps, self._members, self._pieces, buffer)
-        starts = starts.reshape(self._sizes.shape)
-        rows = zip(starts, self._sizes, self._checksums, strict=True)
-        return [MemberBytes(buffer, *row) for row in rows]
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        self.limit = min(self._most_bytes, max(self.limit, _GROWTH * len(self._memory)))
+        return self._memory
+
+
+class ReadAhead:
+    """The small members of some batches; those of as many as the buffer's limit are read together.
+
+    Args:
+        shards: the open shards.
+        buffer: where the members are read to.
+        stamps: of these shards, when the members were looked up.
+        extents: of the small fields, in the order of the batches.
+        stops: samples up to the end of each batch, int64.
+
+    Attributes:
+        samples: the numbers of those whose members lie in the buffer.
+    """
+
+    def __init__(
+        self,
+        shards: OpenShards,
+        buffer: ReadBuffer,
+        stamps: Stamps,
+        extents: Extents,
+        stops: Ints,
+    ) -> None:
+        self._shards, self._buffer, self._stamps = shards, buffer, stamps
+        self._extents, self._stops = extents, stops
+        self._joined = [_joined(*rows, stops) for rows in zip(*extents[2:], strict=True)]
+        self._members: list[MemberBytes] = []
+        self._are_there = False
+        self.samples = range(0)
+
+    def members(self, start: int, stop: int) -> list[MemberBytes]:
+        """Those of each field in the samples start to stop, which are one batch.
+
+        They hold until the next call.
+
+        Raises:
+            ColumnError: a sample has no member for a field, or it cannot be read. That the bytes
+                of one are damaged is found when they are asked for.
+        """
+        if self._joined and stop > self.samples.stop:
+            self._read(start)
+        first = self.samples.start
+        members = [
+            column.part(start - first, stop - first, joined.get((start, stop)))
+            for column, joined in zip(self._members, self._joined, strict=True)
+        ]
+        if not (self._are_there or all(column.are_there for column in members)):
+            raise ColumnError("a member of this batch is missing")
+        return members
+
+    def _read(self, start: int) -> None:
+        """Read the members of the batches that begin with this sample; one not read is absent."""
+        self._members = []  # they keep the buffer, and a larger one may take its place
+        end, members, reads = self._planned(start)
+        buffer = self._buffer.take(int(reads.lengths.sum()))
+        sizes, checksums = self._extents.part(start, end)[2:]
+        starts = np.empty(sizes.size, np.int64)
+        starts[members.order] = _fill(self._shards, self._stamps, members, reads, buffer)
+        starts = starts.reshape(sizes.shape)
+        rows = zip(starts, sizes, checksums, strict=True)
+        self._members = [MemberBytes(buffer, *row) for row in rows]
+        self._are_there = all(members.are_there for members in self._members)
+        self.samples = range(start, end)
+
+    def _planned(self, start: int) -> tuple[int, _SortedMembers, _Reads]:
+        """What is read together from this sample on, and the number of the sample behind it."""
+        limit, extents = self._buffer.limit, self._extents
+        sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
+        end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
+        while True:
+            members = _sorted(extents.part(start, end))
+            reads = _coalesced(members)
+            is_one_batch = end <= self._end_of_batch(start, 0)
+            if is_one_batch or reads.lengths.sum() <= 2 * limit:
+                return end, members, reads
+            end = self._end_of_batch(start, (end - start) // 2)  # they are few among many others
+
+    def _end_of_batch(self, start: int, samples: int) -> int:
+        """Where the last batch ends that is within so many samples; the first in any case."""
+        batches = self._stops[self._stops > start]
+        return int(max(batches[0], batches[batches <= start + samples].max(initial=0)))
+
+
+def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], int]:
+    """By batch, the crc32 of a field's members together; empty if their sizes differ."""
+    if (sizes != sizes[0]).any() or sizes[0] <= 0 or (checksums == ABSENT).any():
+        return {}
+    starts = np.concatenate([[0], stops[:-1]])
+    joined = joined_crc32(checksums.astype(np.uint32), stops - starts, int(sizes[0]))
+    batches = zip(starts.tolist(), stops.tolist(), strict=True)
+    return dict(zip(batches, joined.tolist(), strict=True))
 
 
 class LargeMembers:
@@ -180,13 +281,13 @@ def _sorted(extents: Extents) -> _SortedMembers:
     return _SortedMembers(order, shards[order], offsets[order], sizes[order])
 
 
-def _cut(members: _SortedMembers) -> _Reads:
-    """The pieces that hold these members."""
+def _coalesced(members: _SortedMembers) -> _Reads:
+    """The reads that give these members, and the gaps between neighbours with them."""
     shards, offsets = members.shards, members.offsets
     stops = offsets + np.maximum(members.sizes, 0)
     cuts = (
         (shards[1:] != shards[:-1])
-        | (offsets[1:] > stops[:-1] + _GAP)
+        | (offsets[1:] > stops[:-1] + _COALESCED_GAP)
         | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
     )
     firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
@@ -200,23 +301,25 @@ def _fill(
     shards: OpenShards,
     stamps: Stamps,
     members: _SortedMembers,
-    pieces: _Reads,
+    reads: _Reads,
     buffer: NDArray[np.uint8],
 ) -> Ints:
     """Where each member begins in the buffer, once it is filled; ABSENT for one that is not."""
     view = buffer.data
     read: list[int] = []
-    rows = zip(*(values.tolist() for values in pieces[1:]), strict=True)
-    for shard, own in groupby(rows, lambda row: row[0]):
+    rows = zip(*(values.tolist() for values in reads[1:]), strict=True)
+    for shard, reads_of_shard in groupby(rows, lambda row: row[0]):
         reader = _reader(shards, stamps, shard)
-        reads = [(begin, view[place : place + length]) for _, begin, place, length in own]
-        lengths = [_read_into(reader, begin, into) for begin, into in reads]
+        lengths = [
+            _read_into(reader, begin, view[place : place + length])
+            for _, begin, place, length in reads_of_shard
+        ]
         if reader is None or not reader.is_unchanged:  # asked behind the reading, see there
             lengths = [0] * len(lengths)
         read += lengths
-    within = members.offsets - np.repeat(pieces.begins, pieces.counts)
-    starts = within + np.repeat(pieces.places, pieces.counts)
-    is_read = within + members.sizes <= np.repeat(np.array(read), pieces.counts)
+    within = members.offsets - np.repeat(reads.begins, reads.counts)
+    starts = within + np.repeat(reads.places, reads.counts)
+    is_read = within + members.sizes <= np.repeat(np.array(read), reads.counts)
     starts[(members.sizes < 0) | ~is_read] = ABSENT
     return starts
 
@@ -224,7 +327,7 @@ def _fill(
 def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | None:
     """The open shard; None if it was opened again since the lookup, and is another one."""
     reader = shards.reader(shard)
-    return reader if reader.table.stamp == stamps[shard] else None
+    return reader if reader.stamp == stamps[shard] else None
 
 
 def _read_into(reader: ShardReader | None, begin: int, into: memoryview) -> int:

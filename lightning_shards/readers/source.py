@@ -11,6 +11,7 @@ from typing import Protocol
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 
 
@@ -40,8 +41,14 @@ class Source(Protocol):
         """A batch of one sample, to see that fields and transforms fit the shards."""
         ...
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
-        """The batches of one worker from the cursor on, over the ends of epochs, without end."""
+    def batches(
+        self, place: Place, cursor: Cursor, arena: Arena | None = None
+    ) -> Iterator[LoadedBatch]:
+        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+
+        Large tensors that are made in the arena (`samples.arena.new_tensor`) need no copy on their
+        way from a worker process to the trainer; a source may leave it alone.
+        """
         ...
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:

@@ -39,6 +39,7 @@ from lightning_shards.readers.bad_samples import (
     weights_of,
 )
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
     ApplyTransforms,
@@ -105,7 +106,9 @@ class StreamSource:
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
-    def batches(self, place: Place, cursor: Cursor) -> Iterator[LoadedBatch]:
+    def batches(
+        self, place: Place, cursor: Cursor, arena: Arena | None = None
+    ) -> Iterator[LoadedBatch]:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
@@ -120,7 +123,7 @@ class StreamSource:
                 "with sampling='resampled'"
             )
         for worker_epoch in self.epochs.worker_epochs(place, cursor):
-            yield from self._batches_of(worker_epoch)
+            yield from self._batches_of(worker_epoch, arena)
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -162,7 +165,7 @@ class StreamSource:
             return None
         return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
 
-    def _batches_of(self, worker_epoch: WorkerEpoch) -> Iterator[LoadedBatch]:
+    def _batches_of(self, worker_epoch: WorkerEpoch, arena: Arena | None) -> Iterator[LoadedBatch]:
         ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
         samples = ledger.fill(
             self._samples(worker_epoch, ledger, clock), lambda: self._spare(worker_epoch)
@@ -172,13 +175,18 @@ class StreamSource:
             if draws_from_globals:
                 with preserved_globals():
                     self._seed_stages(worker_epoch, step)
-                    loaded = self._batch(samples, worker_epoch, step, clock)
+                    loaded = self._batch(samples, worker_epoch, step, clock, arena)
             else:
-                loaded = self._batch(samples, worker_epoch, step, clock)
+                loaded = self._batch(samples, worker_epoch, step, clock, arena)
             yield loaded._replace(bad=tuple(ledger.take()), stages=clock.take())
 
     def _batch(
-        self, samples: Iterator[Sample], worker_epoch: WorkerEpoch, step: int, clock: StageClock
+        self,
+        samples: Iterator[Sample],
+        worker_epoch: WorkerEpoch,
+        step: int,
+        clock: StageClock,
+        arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
         rows = list(counted(islice(samples, size), self.fields, self.transforms))
@@ -197,7 +205,7 @@ class StreamSource:
         if self.max_bad is not None:
             weights = weights_of(rows, weights)
         with clock.on("collate"):
-            return make_batch(rows, names, weights, self.batch_format)
+            return make_batch(rows, names, weights, self.batch_format, arena=arena)
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""

@@ -9,7 +9,7 @@ import torch
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.arena import new_tensor
+from lightning_shards.samples.arena import Arena, new_tensor
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
 """A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple."""
@@ -64,7 +64,10 @@ class LoadedBatch(NamedTuple):
 
 
 def collate(
-    samples: Sequence[Sample], fields: Sequence[str], weights: Sequence[int]
+    samples: Sequence[Sample],
+    fields: Sequence[str],
+    weights: Sequence[int],
+    arena: Arena | None = None,
 ) -> dict[str, Any]:
     """One batch as a dict: `__key__` and other lists first, then tensors, `__id__`, `__weight__`.
 
@@ -75,13 +78,14 @@ def collate(
         samples: the samples, each with all of `fields`, `__key__` and `__id__`.
         fields: the names of the fields, in order.
         weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
+        arena: where the tensors are made, as far as they fit.
 
     Raises:
         SampleError: a stage dropped a key, or the shapes of a field differ.
     """
-    columns = {field: column_of(samples, field) for field in fields}
+    columns = {field: column_of(samples, field, arena) for field in fields}
     ids = _ids_of(samples)
-    return join_columns(_values(samples, "__key__"), columns, ids, weights)
+    return _joined(_values(samples, "__key__"), columns, ids, weights)
 
 
 def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
@@ -98,9 +102,21 @@ def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def join_columns(
+    keys: list[str],
+    columns: Mapping[str, Column],
+    ids: torch.Tensor,
+    weights: Sequence[int],
+    batch_format: BatchFormat,
+) -> Batch:
+    """The batch of these columns as the user asked for it, a dict in the order of `collate`."""
+    if batch_format == "tuple":
+        return tuple(columns.values())
+    return _joined(keys, columns, ids, weights)
+
+
+def _joined(
     keys: list[str], columns: Mapping[str, Column], ids: torch.Tensor, weights: Sequence[int]
 ) -> dict[str, Any]:
-    """The batch of these columns, in the order that `collate` tells."""
     batch: dict[str, Any] = {"__key__": keys}
     batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
     batch |= {field: column for field, column in columns.items() if field not in batch}
@@ -116,17 +132,14 @@ def make_batch(
     weights: Sequence[int],
     batch_format: BatchFormat,
     bad: Sequence[BadSample] = (),
+    arena: Arena | None = None,
 ) -> LoadedBatch:
     """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
-    batch = collate(samples, fields, weights)
+    batch = collate(samples, fields, weights, arena)
     ids = batch["__id__"].numpy()
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
-    return LoadedBatch(as_given(batch, fields, batch_format), digest, tuple(bad))
-
-
-def as_given(batch: dict[str, Any], fields: Sequence[str], batch_format: BatchFormat) -> Batch:
-    """The batch as the user asked for it."""
-    return batch if batch_format == "dict" else tuple(batch[field] for field in fields)
+    given = batch if batch_format == "dict" else tuple(batch[field] for field in fields)
+    return LoadedBatch(given, digest, tuple(bad))
 
 
 def _values(samples: Sequence[Sample], field: str) -> list[Any]:
@@ -139,7 +152,7 @@ def _values(samples: Sequence[Sample], field: str) -> list[Any]:
     return [sample[field] for sample in samples]
 
 
-def column_of(samples: Sequence[Sample], field: str) -> Column:
+def column_of(samples: Sequence[Sample], field: str, arena: Arena | None = None) -> Column:
     """One field of a batch, as `collate` makes it.
 
     Raises:
@@ -150,7 +163,7 @@ def column_of(samples: Sequence[Sample], field: str) -> Column:
     if is_tensors or all(_is_numeric(value) for value in values):
         _require_one_shape(samples, field)
         try:
-            return _stacked(values, is_tensors)
+            return _stacked(values, is_tensors, arena)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             raise SampleError(
                 f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
@@ -159,13 +172,13 @@ def column_of(samples: Sequence[Sample], field: str) -> Column:
     return numbers_or_list(values)
 
 
-def _stacked(values: list[Any], is_tensors: bool) -> torch.Tensor:
+def _stacked(values: list[Any], is_tensors: bool, arena: Arena | None) -> torch.Tensor:
     if is_tensors:
-        column = new_tensor((len(values), *values[0].shape), values[0].dtype)
+        column = new_tensor((len(values), *values[0].shape), values[0].dtype, arena)
         with torch.no_grad():
             return torch.stack(values, out=column)
     dtype = values[0].dtype.newbyteorder("=")
-    column = new_tensor((len(values), *values[0].shape), _torch_type(dtype))
+    column = new_tensor((len(values), *values[0].shape), _torch_type(dtype), arena)
     np.stack(values, out=column.numpy())
     return column
 
@@ -177,10 +190,11 @@ class GrowingColumn:
 
     Args:
         count: samples of the batch.
+        arena: where the column is made, if it fits.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count, self._placed = count, 0
+    def __init__(self, count: int, arena: Arena | None = None) -> None:
+        self._count, self._placed, self._arena = count, 0, arena
         self._column: torch.Tensor | None = None
         self._rows: np.ndarray = np.empty(0)
         self._kind: type = object
@@ -191,7 +205,8 @@ class GrowingColumn:
         if array is None:
             return value
         if self._column is None:
-            self._column = new_tensor((self._count, *array.shape), _torch_type(array.dtype))
+            shape, dtype = (self._count, *array.shape), _torch_type(array.dtype)
+            self._column = new_tensor(shape, dtype, self._arena)
             self._rows, self._kind = self._column.numpy(), type(value)
         like = (self._rows.shape[1:], self._rows.dtype, self._kind)
         if (array.shape, array.dtype, type(value)) != like:
@@ -204,7 +219,7 @@ class GrowingColumn:
         """The column of these samples, whose values `place` gave; raises what `column_of` does."""
         if self._column is not None and self._placed == self._count:
             return self._column
-        column = column_of(samples, field)
+        column = column_of(samples, field, self._arena)
         if isinstance(column, list):  # rows must not leave: their memory may be an arena's
             column = [each.copy() if type(each) is np.ndarray else each for each in column]
         return column

@@ -244,6 +244,10 @@ class ShardReader:
     Threads may share a reader and processes may inherit one. It holds one file descriptor until it
     is closed, and the bytes of the file that it opened, should another one take its name.
 
+    Attributes:
+        table: what the shard holds.
+        stamp: size and time of change of the tar by its table.
+
     Raises:
         ShardNotFoundError: There is no such file.
         FileAccessError: It is no regular file, or cannot be opened.
@@ -252,7 +256,7 @@ class ShardReader:
 
     def __init__(self, path: str | os.PathLike[str], table: MemberTable) -> None:
         self._url = os.fspath(path)
-        self._table = table
+        self.table, self.stamp = table, table.stamp
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
         self._file = os.fdopen(open_regular(self._url), "rb", buffering=0)
         size = os.fstat(self._file.fileno()).st_size
@@ -261,19 +265,14 @@ class ShardReader:
             raise self._changed(size)
 
     @property
-    def table(self) -> MemberTable:
-        """What the shard holds."""
-        return self._table
-
-    @property
     def is_unchanged(self) -> bool:
         """Whether what was read so far is of the file that the table was made of.
 
         It is asked after the reading: who writes to a file changes its time before its bytes. Where
         the table has crc32s, these tell, and whoever reads compares them.
         """
-        has_crc32 = self._table.crc32 is not None
-        return has_crc32 or stamp_of(self._file.fileno()) == self._table.stamp
+        has_crc32 = self.table.crc32 is not None
+        return has_crc32 or stamp_of(self._file.fileno()) == self.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.
@@ -284,11 +283,11 @@ class ShardReader:
             DamagedShardError: The data is not there, or not what it was when the table was made.
             IndexMismatchError: The file was written to since, and the table has no crc32s.
         """
-        found = self._table.find(sample, suffix)
+        found = self.table.find(sample, suffix)
         if found is None:
             raise MissingFieldError(
-                f"sample {self._table.key(sample)!r} of {redact(self._url)} has no {suffix!r}; it "
-                f"has {', '.join(self._table.suffixes_of(sample)[:50])}"
+                f"sample {self.table.key(sample)!r} of {redact(self._url)} has no {suffix!r}; it "
+                f"has {', '.join(self.table.suffixes_of(sample)[:50])}"
             )
         offset, size, checksum = found
         try:
@@ -331,12 +330,12 @@ class ShardReader:
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
         """`MemberTable.members_with`, kept while the shard is open."""
         if suffixes not in self._members_with:
-            self._members_with[suffixes] = self._table.members_with(suffixes)
+            self._members_with[suffixes] = self.table.members_with(suffixes)
         return self._members_with[suffixes]
 
     def will_need(self, start_sample: int, stop_sample: int) -> None:
         """Let the system fetch these samples in the background; it may ignore that."""
-        offset, length = self._table.extent_of(start_sample, stop_sample)
+        offset, length = self.table.extent_of(start_sample, stop_sample)
         if length and hasattr(os, "posix_fadvise"):
             with suppress(OSError):
                 os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
@@ -353,8 +352,8 @@ class ShardReader:
 
     def _changed(self, size: int) -> IndexMismatchError:
         """The error for a shard that is another one now, of this size."""
-        what = f"it has {size} bytes, {self._table.file_size} by its member table"
-        if size == self._table.file_size:
+        what = f"it has {size} bytes, {self.table.file_size} by its member table"
+        if size == self.table.file_size:
             what = "it was written to after its members were listed"
         return IndexMismatchError(
             f"{redact(self._url)} changed since it was indexed: {what}; start the run anew, or "
@@ -363,7 +362,7 @@ class ShardReader:
 
     def _damaged(self, what: str, sample: int, suffix: str, offset: int) -> DamagedShardError:
         """The error for a member that cannot be read as it was."""
-        member = f"{self._table.key(sample)}.{suffix}"
+        member = f"{self.table.key(sample)}.{suffix}"
         return damaged(f"(member {member!r}, sample {sample}) {what}", self._url, offset)
 
 

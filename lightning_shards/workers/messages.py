@@ -9,7 +9,6 @@ in turn, and they must have equal numbers of batches.
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, cast
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.arena import Arena, aligned, allocating_in
+from lightning_shards.samples.arena import Arena, aligned
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.workers.shared_buffers import Lease, SharedBuffer, SharedBuffers
 
@@ -198,7 +197,9 @@ class _TensorLayout:
 
     def copied(self, memory: NDArray[np.uint8]) -> list[int]:
         """Copy all to other memory, and say where each begins."""
-        starts = self.complete(Arena(memory))
+        arena = Arena()
+        arena.use(memory)
+        starts = self.complete(arena)
         assert starts is not None  # noqa: S101 it has room for them
         return starts
 
@@ -208,7 +209,7 @@ class Message:
 
     Attributes:
         failure: why the worker ended behind them; None: it has not.
-        block: where their tensors lie.
+        buffer: where their tensors lie.
     """
 
     def __init__(
@@ -296,22 +297,24 @@ class MessageMaker:
     """Makes the messages of one worker, and lets their batches be made where they will lie.
 
     Args:
-        num_blocks: buffers of shared memory.
+        num_buffers: buffers of shared memory.
+
+    Attributes:
+        arena: where tensors of the batches are to be made, as far as they fit.
     """
 
     def __init__(self, num_buffers: int) -> None:
         self._buffers = SharedBuffers(num_buffers)
         self._batch_bytes = 0
         self._buffer: SharedBuffer | None = None
-        self._arena = _no_arena()
+        self.arena = Arena()
 
-    def making(self, batches: int) -> AbstractContextManager[None]:
-        """Within it the next so many batches are to be made; then comes `message`."""
+    def prepare(self, batches: int) -> None:
+        """Give the arena memory for so many batches, which are made next; then comes `message`."""
         size = batches * self._batch_bytes
         if size >= SHARED_BYTES:
             self._buffer = self._buffers.take(size)
-            self._arena = Arena(self._buffer.content)
-        return allocating_in(self._arena)
+            self.arena.use(self._buffer.content)
 
     def message(self, loaded: list[LoadedBatch], failure: Any = None) -> Message:
         """The message of these batches."""
@@ -319,13 +322,14 @@ class MessageMaker:
         placed = [_with_columns(each, layout.place) for each in loaded]
         message = Message(placed, *self._filled(layout), failure)
         self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(loaded), 1)))
-        self._buffer, self._arena = None, _no_arena()
+        self._buffer = None
+        self.arena.use_none()
         return message
 
     def _filled(self, layout: _TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
-        """Where the tensors of a message lie: the block, and the start of each in it."""
+        """Where the tensors of a message lie: the buffer, and the start of each in it."""
         if self._buffer and layout.size >= SHARED_BYTES:
-            starts = layout.complete(self._arena)
+            starts = layout.complete(self.arena)
             if starts is not None:
                 return self._buffer, starts
         if layout.size < SHARED_BYTES:
@@ -337,10 +341,6 @@ class MessageMaker:
         if self._buffer:
             self._buffer.is_in_use = False  # not before: it would have been taken
         return buffer, starts
-
-
-def _no_arena() -> Arena:
-    return Arena(np.empty(0, np.uint8))
 
 
 def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:

@@ -11,6 +11,7 @@ from typing import Protocol
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 
 
@@ -39,9 +40,11 @@ class Pool(Protocol):
         ...
 
 
-def produce(source: Source, place: Place, cursor: Cursor) -> Generator[LoadedBatch]:
+def produce(
+    source: Source, place: Place, cursor: Cursor, arena: Arena | None = None
+) -> Generator[LoadedBatch]:
     """The batches of one worker, each with the seconds it took."""
-    batches = source.batches(place, cursor)
+    batches = source.batches(place, cursor, arena)
     while True:
         begin = time.perf_counter()
         batch = next(batches)

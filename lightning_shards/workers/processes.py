@@ -27,6 +27,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import publish_stages_in
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
@@ -149,11 +150,11 @@ class _WorkerShare(IterableDataset[Any]):
         maker = MessageMaker(buffers_per_worker(self._pool.prefetch_factor))
         failure: Any = None
         try:
-            batches = self._batches(place)
+            batches = self._batches(place, maker.arena)
             for size in message_sizes(self._pool.batch):
-                with maker.making(size):
-                    while len(ready) < size:
-                        ready.append(next(batches))
+                maker.prepare(size)
+                while len(ready) < size:
+                    ready.append(next(batches))
                 yield maker.message(ready).pickled()
                 ready = []
         except Exception as error:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
@@ -162,9 +163,10 @@ class _WorkerShare(IterableDataset[Any]):
             yield last_message(maker, ready, failure, info.id)
             ready = []
 
-    def _batches(self, place: Place) -> BatchStream | Iterator[LoadedBatch]:
+    def _batches(self, place: Place, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
         if self._pool.threads == 1:
-            return produce(self._source, place, self._cursor)
+            return produce(self._source, place, self._cursor, arena)
+        # threads make batches ahead of the message that they are for: in memory of their own
         return start_threads(
             self._source, place, self._cursor, self._pool.threads, self._pool.prefetch_factor, 0.0
         )

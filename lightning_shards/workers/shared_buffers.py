@@ -1,7 +1,11 @@
 """Shared memory between a worker process and the trainer, used again and again.
 
-The first byte of a block says whether it is in use. A worker sets it when it begins a message, the
+The first byte of a buffer says whether it is in use. A worker sets it when it begins a message, the
 trainer clears it when it holds no tensor of that message any more.
+
+Which buffers the trainer has open is kept in this module and not passed on: messages are unpickled
+by multiprocessing and, where torch pins them, in a thread of torch's that calls `pin_memory()` with
+no argument. Neither can be handed anything.
 """
 
 import mmap
@@ -21,10 +25,10 @@ from lightning_shards.errors import WorkerError
 from lightning_shards.samples.arena import aligned
 
 _HEADER = aligned(1)
-"""Bytes before the content of a block: the flag, and room to align what follows."""
+"""Bytes before the content of a buffer: the flag, and room to align what follows."""
 
 _Name: TypeAlias = tuple[int, int]
-"""Process id of the worker, and number of the block."""
+"""Process id of the worker, and number of the buffer."""
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
 
@@ -45,14 +49,14 @@ class SharedBuffer:
 
     @classmethod
     def new(cls, size: int, name: _Name | None = None) -> "SharedBuffer":
-        """A block with content of so many bytes. Its file has no name: nothing is ever left of it.
+        """A buffer with content of so many bytes. Its file has no name: nothing is ever left of it.
 
         Raises:
             WorkerError: there is no memory for it.
         """
         folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
         try:
-            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed with the block
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed with the buffer
             try:
                 # memory that is missing would end the process when it is first written to
                 os.posix_fallocate(file.fileno(), 0, _HEADER + size)
@@ -122,7 +126,7 @@ def forget_buffers(pids: Iterable[int | None]) -> None:
 
 
 class SharedBuffers:
-    """The blocks of the worker that this process is.
+    """The buffers of the worker that this process is.
 
     Args:
         count: see `plan.footprint.buffers_per_worker`.
@@ -133,7 +137,7 @@ class SharedBuffers:
         self._turn = 0
 
     def take(self, size: int) -> SharedBuffer:
-        """A free block with room for so many bytes, in use from now on."""
+        """A free buffer with room for so many bytes, in use from now on."""
         for _ in self._buffers:
             self._turn = (self._turn + 1) % len(self._buffers)
             buffer = self._buffers[self._turn]
@@ -148,10 +152,10 @@ class SharedBuffers:
 
 
 class Lease:
-    """The content of a block for as long as an array or a tensor shares its memory.
+    """The content of a buffer for as long as an array or a tensor shares its memory.
 
     ``numpy.asarray(lease)`` gives it; what is cut out of that keeps the lease. When the last of it
-    is gone, the block is not in use any more.
+    is gone, the buffer is not in use any more.
     """
 
     def __init__(self, buffer: SharedBuffer) -> None:

@@ -188,8 +188,8 @@ class WrongSource(IndexedSource):
 
     spoil: Any = None
 
-    def batches(self, place, cursor):
-        for made in super().batches(place, cursor):
+    def batches(self, place, cursor, arena=None):
+        for made in super().batches(place, cursor, arena):
             rows = [
                 {"__key__": "", "__id__": tuple(each), "label": 0}
                 for each in self.spoil(made.batch["__id__"].tolist())
@@ -306,8 +306,8 @@ def with_bad_samples(monkeypatch, max_bad):
     plain = ShardDataModule.source
 
     class BadSource(IndexedSource):
-        def batches(self, place, cursor):
-            for made in super().batches(place, cursor):
+        def batches(self, place, cursor, arena=None):
+            for made in super().batches(place, cursor, arena):
                 ids = made.batch["__id__"].numpy()
                 bad = (BadSample(*ids[0].tolist(), "SampleError"),)
                 yield replace_digest(made, digest_ids(ids[1:]), bad)

@@ -50,7 +50,7 @@ class NumberedSource:
     def with_epochs(self, epochs):
         return replace(self, epochs=epochs)
 
-    def batches(self, place, cursor):
+    def batches(self, place, cursor, arena=None):
         for turn in self.epochs.worker_epochs(place, cursor):
             if turn.epoch == self.fails_in:
                 raise ConfigError("this epoch fails")

@@ -11,7 +11,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.read_ahead:_reader",
-        "if reader.table.stamp == stamps[shard] else None",
+        "if reader.stamp == stamps[shard] else None",
         "",
         "readers/test_changed_shards.py",
     ),
@@ -19,7 +19,7 @@ MUTANTS = [
         "readers.read_ahead:_fill",
         "(members.sizes < 0) | ~is_read",
         "members.sizes < 0",
-        "readers/test_chunk.py bad_samples/test_indexed.py",
+        "readers/test_batch_reader.py bad_samples/test_indexed.py",
     ),
     Mutant(
         "samples.member_bytes:MemberBytes.rows",

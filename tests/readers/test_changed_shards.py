@@ -12,7 +12,7 @@ from lightning_shards.errors import DamagedShardError, IndexMismatchError, Sampl
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.readers.columns import BatchReader
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.fields import Field, SampleTransforms
@@ -62,7 +62,9 @@ def index_of(*paths, with_crc32=False):
 
 def columns(shards, ids, spans, transforms=None):
     seeds = SampleTransforms(transforms or {}, SampleSeeds(0, 0))
-    return BatchReader(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
+    reader = BatchReader(shards, FIELDS, "dict", StageClock())
+    reader.look_up(np.array(ids), spans, seeds)
+    return reader
 
 
 def source_of(path, **settings):

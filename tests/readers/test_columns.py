@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.columns import can_decode, decode_column
+from lightning_shards.readers.batch_reader import can_decode, decode_column
 from lightning_shards.samples.collate import column_of
 from lightning_shards.samples.fields import DECODERS, Field
 from lightning_shards.samples.member_bytes import ListedBytes

@@ -58,7 +58,7 @@ class ToySource:
     def first_sample(self, place: Any) -> Any:
         return LoadedBatch({})
 
-    def batches(self, place: Any, cursor: Any) -> Iterator[Any]:
+    def batches(self, place: Any, cursor: Any, arena: Any = None) -> Iterator[Any]:
         for turn in self.epochs.worker_epochs(place, cursor):
             for step in turn.own_steps():
                 start, stop = turn.plan.rank_span(step, turn.place.rank)

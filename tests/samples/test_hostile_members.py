@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.columns import decode_column
+from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers import chunk as chunk_module
-from lightning_shards.readers.columns import BatchReader
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.samples.fields import Field, SampleTransforms
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
 from lightning_shards.samples.seeds import SampleSeeds
@@ -49,7 +49,7 @@ def pack(path, members):
                 tar.addfile(info, io.BytesIO(content))
 
 
-def served(tmp_path, members, now, **transforms):
+def served(tmp_path, members, now, *, buffer=None, **transforms):
     """The batches of a shard that was indexed with `members` and holds `now`; None for bad ones."""
     path = tmp_path / "shard.tar"
     pack(path, members)
@@ -61,7 +61,8 @@ def served(tmp_path, members, now, **transforms):
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
     ids = np.array([(0, n) for n in range(SAMPLES)])
     with OpenShards(index, tmp_path) as shards:
-        made = BatchReader(shards, FIELDS, seeds, ids, SPANS, "dict", StageClock())
+        made = BatchReader(shards, FIELDS, "dict", StageClock(), buffer=buffer)
+        made.look_up(ids, SPANS, seeds)
         return [one(made, number) for number in range(len(SPANS))]
 
 
@@ -110,10 +111,10 @@ def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(tmp_path, members,
         assert bad(served(tmp_path, members, now)) == [batch]
 
 
-def test_each_window_is_checked(tmp_path, members, monkeypatch):
-    monkeypatch.setattr(chunk_module, "WINDOW_BYTES", 1)  # a batch each
-    assert bad(served(tmp_path, members, members)) == []
-    assert bad(served(tmp_path, members, flipped(members, 8, "npy"))) == [3]
+def test_all_that_is_read_ahead_is_checked(tmp_path, members):
+    for now, expected in ((members, []), (flipped(members, 8, "npy"), [3])):
+        one_batch_each = ReadBuffer(limit=1, most_bytes=1)
+        assert bad(served(tmp_path, members, now, buffer=one_batch_each)) == expected
 
 
 def test_a_flipped_bit_in_a_member_that_is_transformed_spoils_its_batch(tmp_path, members):
@@ -153,9 +154,12 @@ def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
     for ids in (samples[:SAMPLES], samples):
         stops = [stop for _, stop in SPANS] + list(range(SAMPLES + 1, len(ids) + 1))
         with OpenShards(index, tmp_path) as shards:
-            chunk = chunk_module.MemberBatches(shards, FIELDS, np.array(ids), stops)
-            for start, stop in pairwise([0, *stops]):
-                for suffix, column in zip(members[0], chunk.members(start, stop), strict=True):
+            reader = BatchReader(shards, FIELDS, "dict", StageClock())
+            spans = list(pairwise([0, *stops]))
+            reader.look_up(np.array(ids), spans, SampleTransforms({}, SampleSeeds(0, 0)))
+            for start, stop in spans:
+                columns = reader.members(start, stop).values()
+                for suffix, column in zip(members[0], columns, strict=True):
                     own = [members[sample][suffix] for _, sample in ids[start:stop]]
                     assert list(map(bytes, column.rows())) == own
 

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import pickle
-from contextlib import suppress
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
@@ -32,6 +31,10 @@ BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.n
 
 def message_of(*batches, maker=None):
     return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
+
+
+def made_in(arena, size, value):
+    return new_tensor((size,), torch.uint8, arena).fill_(value)
 
 
 def unpacked(message, **options):
@@ -149,8 +152,8 @@ def test_a_forked_process_releases_no_block():
 def test_batches_are_made_where_the_trainer_finds_them():
     maker = MessageMaker(2)
     list(unpacked(message_of(BATCH, maker=maker)))  # now it knows how large they are
-    with maker.making(2):
-        made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for number in (1, 2)]
+    maker.prepare(2)
+    made = [made_in(maker.arena, SHARED_BYTES, number) for number in (1, 2)]
     small = torch.tensor([5, 6])
     sent = message_of(*({"x": each, "small": small} for each in made), maker=maker)
     start, end = (
@@ -168,24 +171,24 @@ def test_batches_are_made_where_the_trainer_finds_them():
 def test_batches_of_another_size_than_expected_arrive_whole(size):
     maker = MessageMaker(1)
     list(unpacked(message_of(BATCH, maker=maker)))
-    with maker.making(1):
-        made = [new_tensor((length,), torch.uint8).fill_(7) for length in (1000, size)]
+    maker.prepare(1)
+    made = [made_in(maker.arena, length, 7) for length in (1000, size)]
     sent = message_of({"x": made}, maker=maker)
     assert isinstance(sent.buffer, SharedBuffer) is (size > SHARED_BYTES)
     (received,) = unpacked(sent)
     for column, original in zip(received.batch["x"], made, strict=True):
         assert torch.equal(column, original)
-    with maker.making(1):  # the block is free again
-        made = new_tensor((SHARED_BYTES,), torch.uint8)
+    maker.prepare(1)  # the block is free again
+    made = made_in(maker.arena, SHARED_BYTES, 0)
     assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
 def test_batches_that_are_made_twice_need_no_larger_blocks():
     maker = MessageMaker(3)
     for number in range(4):
-        with maker.making(2):
-            for _ in range(2):
-                made = [new_tensor((SHARED_BYTES,), torch.uint8).fill_(number) for _ in range(2)]
+        maker.prepare(2)
+        for _ in range(2):
+            made = [made_in(maker.arena, SHARED_BYTES, number) for _ in range(2)]
         sent = message_of(*({"x": each} for each in made), maker=maker)
         assert len(sent.buffer.content) == 2 * SHARED_BYTES
         for received in unpacked(sent, copy=False):
@@ -197,36 +200,35 @@ def test_batches_that_are_made_twice_need_no_larger_blocks():
 def test_a_message_that_ends_early_brings_what_there_is():
     maker = MessageMaker(1)
     list(unpacked(message_of(BATCH, maker=maker)))
-    with suppress(ZeroDivisionError), maker.making(16):
-        made = new_tensor((SHARED_BYTES,), torch.uint8).fill_(7)
-        _ = 1 / 0
+    maker.prepare(16)
+    made = made_in(maker.arena, SHARED_BYTES, 7)  # and another one fails
     sent = maker.message([LoadedBatch({"x": made})], "why")
     assert (sent.failure, type(sent.buffer)) == ("why", SharedBuffer)
     assert torch.equal(next(unpacked(sent)).batch["x"], made)
     assert list(unpacked(maker.message([], "why"))) == []
-    assert new_tensor((9,), torch.uint8).data_ptr() not in range(
+    assert made_in(maker.arena, 9, 0).data_ptr() not in range(
         sent.buffer.content.ctypes.data, sent.buffer.content.ctypes.data + len(sent.buffer.content)
     )
 
 
-def growing(values):
-    column = GrowingColumn(len(values))
+def growing(values, arena=None):
+    column = GrowingColumn(len(values), arena)
     return column.finished([{"x": column.place(value), "__key__": ""} for value in values], "x")
 
 
 def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
     def batch(value, last):
         arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
-        return {"x": growing(arrays if last else [*arrays, None])}
+        return {"x": growing(arrays if last else [*arrays, None], maker.arena)}
 
     maker = MessageMaker(2)
     list(unpacked(message_of(batch(1, 1), maker=maker)))
-    with maker.making(1):
-        listed = batch(2, None)
+    maker.prepare(1)
+    listed = batch(2, None)
     early = message_of(listed, maker=maker)
     for value in (8, 9):
-        with maker.making(1):
-            later = batch(value, value)
+        maker.prepare(1)
+        later = batch(value, value)
         message_of(later, maker=maker)
     late = ForkingPickler.dumps(early)  # by a thread of torch's, when the pipe has room
     (received,) = unpacked(pickle.loads(late))

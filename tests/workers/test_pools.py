@@ -232,11 +232,11 @@ class LargeBatches:
     fails_at: int = -1
     draws_from_globals = ()
 
-    def batches(self, place, cursor):
+    def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):
             if number == self.fails_at:
                 raise SampleError(f"at {number}")
-            made = new_tensor((2**20,), torch.uint8).fill_(number % 256)
+            made = new_tensor((2**20,), torch.uint8, arena).fill_(number % 256)
             yield LoadedBatch({"x": made, "number": torch.tensor(number)})
 
 

@@ -92,7 +92,7 @@ class Odd:
     def __init__(self, make, batch_format=dict, tensor=2):
         self.make, self.batch_format, self.tensor = make, batch_format, tensor
 
-    def batches(self, place, cursor):
+    def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):
             odd = self.make() if number == 5 else None
             if isinstance(odd, Exception):

@@ -32,7 +32,7 @@ class Halts:
     def __init__(self, halt, payload=b""):
         self.halt, self.payload = halt, payload
 
-    def batches(self, place, cursor):
+    def batches(self, place, cursor, arena=None):
         clock = StageClock()
         for number in count(place.worker, place.num_workers):
             with clock.on("transform"):

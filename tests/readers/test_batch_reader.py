@@ -4,6 +4,7 @@ import io
 import os
 import random
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers import chunk as chunk_module
-from lightning_shards.readers.chunk import MemberBatches
-from lightning_shards.readers.columns import BatchReader
+from lightning_shards.readers import batch_reader
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.samples.fields import Field, SampleTransforms
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
@@ -60,48 +61,60 @@ def open_shards(urls, cache_dir, *, limit=9, with_crc32=False):
 ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(len(sizes))]
 
 
+def look_up(shards, ids, stops, *, fields=FIELDS, buffer=None, **transforms):
+    reader = BatchReader(shards, fields, "dict", StageClock(), buffer=buffer)
+    spans = list(pairwise([0, *stops]))
+    reader.look_up(np.array(ids), spans, SampleTransforms(transforms, SampleSeeds(0, 0)))
+    return reader
+
+
 @given(ids=st.lists(st.sampled_from(ALL), min_size=1), data=st.data())
 @settings(max_examples=60)
 def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     cuts = data.draw(st.sets(st.integers(1, len(ids)), max_size=4)) | {len(ids)}
-    window = data.draw(st.sampled_from([1, 20_000, 2**24]))
+    limit = data.draw(st.sampled_from([1, 20_000, 2**24]))
     folder = Path(urls[0]).parent / "cache"
-    with pytest.MonkeyPatch.context() as patch, open_shards(urls, folder, limit=2) as shards:
-        patch.setattr(chunk_module, "WINDOW_BYTES", window)
-        patch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", window)
-        chunk = MemberBatches(shards, FIELDS, np.array(ids), sorted(cuts))
-        assert chunk.keys(0, len(ids)) == [f"{shard}-{sample}" for shard, sample in ids]
-        start = 0
-        for stop in sorted(cuts):
-            texts, blobs = map(list, chunk.members(start, stop))
+    with open_shards(urls, folder, limit=2) as shards:
+        reader = look_up(shards, ids, sorted(cuts), buffer=ReadBuffer(limit, limit))
+        keys = [f"{shard}-{sample}" for shard, sample in ids]
+        for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts)])):
+            texts, blobs = map(list, reader.members(start, stop).values())
+            assert reader.batch(number, []).batch["__key__"] == keys[start:stop]
             for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
                 members = shards.members(shard, sample)
                 assert text == members["txt"]
                 assert blob == members["big" if "big" in members else "bin"]
-            start = stop
 
 
-def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunk_module, "WINDOW_BYTES", 17_000)  # the first four blobs, with texts
-    ids = np.array([(0, sample) for sample in range(7)])
+def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path):
+    buffer = ReadBuffer(17_000, most_bytes=17_000)  # the first four blobs, with texts
+    ids = [(0, sample) for sample in range(7)]
     with open_shards(urls, tmp_path) as shards:
-        chunk = MemberBatches(shards, FIELDS, ids, [1, 2, 4, 5, 6, 7])
-        windows = []
+        reader = look_up(shards, ids, [1, 2, 4, 5, 6, 7], buffer=buffer)
+        read_ahead = []
         for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
-            chunk.members(start, stop)
-            windows.append(chunk._window)
-    assert windows == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
+            reader.members(start, stop)
+            read_ahead.append(reader._ahead.samples)
+    assert read_ahead == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
 
 
-def test_windows_grow_so_that_the_first_batch_comes_soon(urls, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunk_module, "_FIRST_WINDOW_BYTES", 10_000)
-    ids = np.array([(2, sample) for sample in range(40)])  # of 3 kB, headers included
+def test_more_and_more_is_read_ahead_so_that_the_first_batch_comes_soon(urls, tmp_path):
+    buffer = ReadBuffer(10_000)
+    ids = [(2, sample) for sample in range(40)]  # of 3 kB, headers included
     with open_shards(urls, tmp_path) as shards:
-        chunk = MemberBatches(shards, FIELDS[1:], ids, range(1, 41))
-        chunk.members(0, 1)
-        assert chunk._window == range(5)
-        chunk.members(5, 6)
-        assert chunk._window == range(5, 22)
+        reader = look_up(shards, ids, range(1, 41), fields=FIELDS[1:], buffer=buffer)
+        reader.members(0, 1)
+        assert reader._ahead.samples == range(5)
+        reader.members(5, 6)
+        assert reader._ahead.samples == range(5, 22)
+
+
+def test_what_is_read_ahead_grows_fourfold_up_to_a_limit():
+    buffer, limits = ReadBuffer(100, most_bytes=5000), []
+    for size in (90, 30, 360, 1440, 9000):
+        assert len(buffer.take(size)) >= size
+        limits.append(buffer.limit)
+    assert limits == [360, 360, 1440, 5000, 5000]
 
 
 def count_reads(monkeypatch):
@@ -124,20 +137,15 @@ def count_reads(monkeypatch):
 def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp_path, monkeypatch):
     reads = count_reads(monkeypatch)
     with open_shards(urls, tmp_path) as shards:
-        ids = np.array([(2, sample) for sample in range(40)])[::-1]
-        MemberBatches(shards, FIELDS, ids, [40]).members(0, 40)
+        ids = [(2, sample) for sample in range(40)][::-1]
+        look_up(shards, ids, [40]).members(0, 40)
         assert len(reads) == 1
         reads.clear()
-        large = MemberBatches(shards, (FIELDS[1],), np.array([(0, 2), (0, 5), (1, 0)]), [3])
-        (blobs,) = large.members(0, 3)
+        large = look_up(shards, [(0, 2), (0, 5), (1, 0)], [3], fields=FIELDS[1:])
+        (blobs,) = large.members(0, 3).values()
         assert reads == []  # each is read just before it is decoded
         assert list(map(len, blobs)) == [9000, 8192, 30_000]
         assert reads == [9000, 8192, 30_000]
-
-
-def columns(shards, ids, spans, **transforms):
-    seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
-    return BatchReader(shards, FIELDS, seeds, np.array(ids), spans, "dict", StageClock())
 
 
 def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
@@ -152,7 +160,7 @@ def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
         content[offset + size - 1] ^= 1
         path.write_bytes(content)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        made = columns(shards, [(0, s) for s in range(6)], [(0, 2), (2, 4), (4, 6)])
+        made = look_up(shards, [(0, s) for s in range(6)], [2, 4, 6])
         assert made.batch(0, [])
         with pytest.raises(SampleError):
             made.batch(1, [])
@@ -165,7 +173,7 @@ def test_a_shard_that_is_written_anew_is_not_read_at_old_places(urls, tmp_path):
     for path in paths:
         path.write_bytes(Path(urls[1]).read_bytes())
     with open_shards(list(map(str, paths)), tmp_path, limit=1) as shards:
-        made = columns(shards, [(0, 0), (1, 0)], [(0, 1), (1, 2)])
+        made = look_up(shards, [(0, 0), (1, 0)], [1, 2])
         pack(paths[0], [20_000], seed=7)
         with pytest.raises(SampleError):
             made.batch(0, [])
@@ -182,8 +190,8 @@ def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch
                 tar.addfile(info, io.BytesIO(bytes(size)))
     reads = count_reads(monkeypatch)
     with open_shards([str(path)], tmp_path) as shards:
-        ids = np.array([(0, sample) for sample in range(900)])
-        (texts,) = MemberBatches(shards, FIELDS[:1], ids, [900]).members(0, 900)
+        ids = [(0, sample) for sample in range(900)]
+        (texts,) = look_up(shards, ids, [900], fields=FIELDS[:1]).members(0, 900).values()
     assert texts.to_list() == [bytes(3)] * 900
     assert len(reads) == 4  # of 3.2 MB
     assert max(reads) <= 2**20 + 4096
@@ -193,7 +201,7 @@ def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls
     path = tmp_path / "cut.tar"
     path.write_bytes(Path(urls[2]).read_bytes())
     with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
-        made = columns(shards, [(0, 0), (0, 39)], [(0, 1), (1, 2)])
+        made = look_up(shards, [(0, 0), (0, 39)], [1, 2])
         os.truncate(path, 20 * 512)
         assert made.batch(0, [])
         with pytest.raises(SampleError):
@@ -206,7 +214,7 @@ def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
         for name in ("a.txt", "a.bin", "b.txt", "c.bin", "c.txt"):
             tar.addfile(tarfile.TarInfo(name))
     with open_shards([str(path)], tmp_path) as shards:
-        made = columns(shards, [(0, 0), (0, 1), (0, 2)], [(0, 1), (1, 2), (2, 3)])
+        made = look_up(shards, [(0, 0), (0, 1), (0, 2)], [1, 2, 3])
         assert made.batch(0, []).batch["blob"] == [b""]
         with pytest.raises(SampleError):
             made.batch(1, [])
@@ -215,7 +223,7 @@ def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
 
 def test_a_batch_owns_its_memory(urls, tmp_path):
     with open_shards(urls, tmp_path) as shards:
-        made = columns(shards, ALL, [(0, 2), (2, len(ALL))])
+        made = look_up(shards, ALL, [2, len(ALL)])
         ids = made.batch(0, []).batch["__id__"]
         assert ids.untyped_storage().nbytes() == 2 * 2 * 8  # a view would carry all others along
         ids.zero_()
@@ -238,6 +246,6 @@ def test_keys_are_cut_out_whatever_they_hold(keys):
     lengths = np.array(list(map(len, encoded)))
     order = np.array([2, 0, 1, 1])
     starts = (np.cumsum(lengths) - lengths)[order]
-    cut = chunk_module._Keys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
+    cut = batch_reader._Keys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
     assert cut.part(1, 4) == [keys[0], keys[1], keys[1]]
     assert cut.part(0, 1) == [keys[2]]

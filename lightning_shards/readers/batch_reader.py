@@ -1,0 +1,309 @@
+"""Batches made field by field: equal to those made sample by sample, and many times faster.
+
+In a shuffled block neighbours lie in different shards. Sample by sample, the lookups alone would
+cost more than all the rest of a small sample, and a dict, a dispatch and an error handler more than
+to decode it. So the members of a whole stretch of an epoch are looked up shard by shard with numpy,
+read ahead of their batches (`read_ahead`), and decoded a field of a batch at once. Fields that have
+a transform are decoded and transformed one by one, with the randomness of their sample.
+
+An error here, but for one of a transform, does not say which sample it is about: who gets it makes
+the batch by samples.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_shards.errors import SampleError
+from lightning_shards.plan.digest import id_digests, sum_digests
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import (
+    Extents,
+    LargeMembers,
+    ReadAhead,
+    ReadBuffer,
+    Stamps,
+    by_place,
+    inverse,
+)
+from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.arrays import NUMBER_COLUMNS, npy_column
+from lightning_shards.samples.collate import (
+    BatchFormat,
+    Column,
+    GrowingColumn,
+    LoadedBatch,
+    Sample,
+    column_of,
+    join_columns,
+    numbers_or_list,
+)
+from lightning_shards.samples.fields import DECODERS, Field, SampleTransforms, counted
+from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.members import ENCODING, ShardReader
+
+_NEAR = 2**19
+"""Bytes between the starts of two samples that the system is told of together: as a rule, other
+workers want what lies between."""
+
+
+def can_decode(field: Field) -> bool:
+    """Whether all members of a field have one decoder."""
+    return len(field.decoders) == 1
+
+
+def _decoded(field: Field, data: bytes) -> Any:
+    (decoder,) = field.decoders
+    try:
+        return DECODERS[decoder](data)
+    except Exception as error:
+        raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+
+
+def decode_column(field: Field, members: FieldMembers, arena: Arena | None = None) -> Column:
+    """One field of a batch, as `Field.decode` and `collate` make it.
+
+    Raises:
+        SampleError: one cannot be decoded, or the shapes differ.
+    """
+    (decoder,) = field.decoders
+    decode = _COLUMNS.get(decoder)
+    if decode is not None:
+        with suppress(Exception):  # hostile bytes raise anything; `_decoded` tells why
+            column = decode(members)
+            if column is not None:
+                return column
+    samples = ({field.name: _decoded(field, data), "__key__": ""} for data in members.to_list())
+    return column_of(list(counted(samples, [field], {})), field.name, arena)
+
+
+def _ints(members: FieldMembers) -> torch.Tensor:
+    return torch.tensor(list(map(int, members.to_list())))
+
+
+def _texts(members: FieldMembers) -> list[str]:
+    return list(map(bytes.decode, members.to_list()))
+
+
+def _jsons(members: FieldMembers) -> Column:
+    return numbers_or_list(list(map(json.loads, members.to_list())))
+
+
+_COLUMNS: dict[str, Callable[[FieldMembers], Column | None]] = {
+    "int": _ints,
+    "text": _texts,
+    "json": _jsons,
+    "npy": npy_column,
+    **NUMBER_COLUMNS,
+}
+
+
+class BatchReader:
+    """Makes the batches of one worker, one stretch of an epoch after the other.
+
+    Args:
+        shards: the open shards.
+        fields: what is taken of each sample; `can_decode` holds for all of them.
+        batch_format: a dict, or the fields in order as a tuple.
+        clock: told of the time that each stage takes.
+        arena: where the tensors of a batch are made, as far as they fit.
+        buffer: where small members are read to, and how many at once.
+    """
+
+    def __init__(
+        self,
+        shards: OpenShards,
+        fields: Sequence[Field],
+        batch_format: BatchFormat,
+        clock: StageClock,
+        *,
+        arena: Arena | None = None,
+        buffer: ReadBuffer | None = None,
+    ) -> None:
+        self._shards, self._fields, self._clock = shards, fields, clock
+        self._format: BatchFormat = batch_format
+        self._arena, self._buffer = arena, buffer or ReadBuffer()
+
+    def look_up(
+        self, ids: Ints, spans: Sequence[tuple[int, int]], transforms: SampleTransforms
+    ) -> None:
+        """Find where the members of a stretch lie; `batch` then gives its batches.
+
+        Args:
+            ids: of the samples of all batches, int64 of shape (n, 2).
+            spans: the positions of each batch in the epoch.
+            transforms: of this epoch.
+
+        Raises:
+            ShardNotFoundError: a shard does not exist.
+            IndexMismatchError: a shard changed since it was counted.
+        """
+        self._ids, self._transforms = ids, transforms
+        self._digests = id_digests(ids)
+        self._first_positions = [start for start, _ in spans]
+        self._stops = [0, *accumulate(stop - start for start, stop in spans)]
+        with self._clock.on("open"):
+            self._stamps, self._keys, self._extents = _find(self._shards, self._fields, ids)
+            self._is_large = self._extents.large()
+            small = [field for field, is_large in enumerate(self._is_large) if not is_large]
+            self._ahead = ReadAhead(
+                self._shards,
+                self._buffer,
+                self._stamps,
+                self._extents.of(small),
+                np.array(self._stops[1:]),
+            )
+
+    def batch(self, number: int, weights: Sequence[int]) -> LoadedBatch:
+        """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
+
+        Raises:
+            SampleError: a sample is bad.
+        """
+        start, stop = self._stops[number : number + 2]
+        transformed = self._transforms.names
+        begin = self._clock.begin("read")
+        members = self.members(start, stop)
+        plain = [field for field in self._fields if field.name not in transformed]
+        read = [(field, members[field.name].loaded()) for field in plain]
+        begin = self._clock.lap("read", begin, "decode")
+        columns = {field.name: decode_column(field, data, self._arena) for field, data in read}
+        self._clock.lap("decode", begin, "collate")
+        keys = self._keys.part(start, stop)
+        if transformed:
+            shards: list[int] = self._ids[start:stop, 0].tolist()
+            urls = [self._shards.urls[shard] for shard in shards]
+            samples = [
+                {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
+            ]
+            columns |= self._transformed(samples, members, self._first_positions[number])
+            columns = {name: columns[name] for name in members}
+        ids = torch.as_tensor(self._ids[start:stop].copy())
+        batch = join_columns(keys, columns, ids, weights, self._format)
+        digests = self._digests[start:stop]
+        planned = digests[np.array(weights, bool)] if weights else digests
+        return LoadedBatch(batch, sum_digests(planned), stages=self._clock.take())
+
+    def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
+        """The members of the samples start to stop, which are one batch, by the fields' names.
+
+        They hold until the next call; raises what `ReadAhead.members` does.
+        """
+        small = iter(self._ahead.members(start, stop))
+        members: dict[str, MemberBytes | LargeMembers] = {}
+        for number, field in enumerate(self._fields):
+            if self._is_large[number]:
+                extents = self._extents.part(start, stop).of([number])
+                members[field.name] = LargeMembers(self._shards, self._stamps, extents)
+            else:
+                members[field.name] = next(small)
+        return members
+
+    def _transformed(
+        self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
+    ) -> dict[str, Column]:
+        """The fields that have a transform, made sample by sample: one image is held at a time."""
+        fields = [field for field in self._fields if field.name in self._transforms.names]
+        data = {field.name: iter(members[field.name]) for field in fields}
+        columns = {field.name: GrowingColumn(len(samples), self._arena) for field in fields}
+        for number, sample in enumerate(samples):
+            begin = self._clock.begin("read")
+            sample.update({name: next(each) for name, each in data.items()})
+            begin = self._clock.lap("read", begin, "decode")
+            for field in fields:
+                sample[field.name] = _decoded(field, sample[field.name])
+            self._clock.lap("decode", begin, "transform")
+            self._transforms.apply(sample, position + number)
+            begin = self._clock.begin("collate")
+            for name, column in columns.items():
+                sample[name] = column.place(sample[name])
+            self._clock.lap("collate", begin, "collate")
+        with self._clock.on("collate"):
+            return {name: column.finished(samples, name) for name, column in columns.items()}
+
+
+class _Keys:
+    """The keys of some samples, cut out of one text when they are asked for.
+
+    Args:
+        data: the text, uint8.
+        starts: where each key begins in it.
+        lengths: bytes of each.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
+        self._starts, self._stops = starts, starts + lengths
+        text = data.tobytes()
+        self._text = text.decode("ascii") if text.isascii() else text
+        self._alike: NDArray[np.str_] | None = None
+        length = int(lengths[0])
+        is_plain = text.isascii() and b"\0" not in text  # with which numpy fills an item
+        if length and is_plain and (lengths == length).all():
+            # an item of so many letters, of four bytes each, begins at each of them
+            shape, letters = (len(data) - length + 1,), data.astype(np.uint32)
+            self._alike = np.ndarray(shape, f"U{length}", letters, strides=(4,))
+
+    def part(self, start: int, stop: int) -> list[str]:
+        if self._alike is not None:
+            return self._alike[self._starts[start:stop]].tolist()
+        text, starts, stops = self._text, self._starts[start:stop], self._stops[start:stop]
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        if isinstance(text, str):
+            return [text[a:b] for a, b in pairs]
+        return [str(text[a:b], *ENCODING) for a, b in pairs]
+
+
+def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamps, _Keys, Extents]:
+    """What the tables say of these samples; the system is told what will be read."""
+    order = by_place(ids[:, 0], ids[:, 1])
+    shard_numbers, samples = ids[order].T
+    stamps: Stamps = {}
+    keys: list[NDArray[np.uint8]] = []
+    lengths: list[Ints] = []
+    extents: list[Extents] = []
+    for start, stop in _pieces(shard_numbers[1:] != shard_numbers[:-1]):
+        shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
+        reader = shards.reader(shard)
+        stamps[shard] = reader.stamp
+        _announce(reader, samples_of_shard)
+        keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
+        keys.append(keys_of_shard)
+        lengths.append(lengths_of_shard)
+        extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
+    back, key_lengths = inverse(order), np.concatenate(lengths)
+    key_starts = np.cumsum(key_lengths) - key_lengths
+    joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
+    return (
+        stamps,
+        _Keys(np.concatenate(keys), key_starts[back], key_lengths[back]),
+        Extents(*(values[..., back] for values in joined)),
+    )
+
+
+def _announce(reader: ShardReader, samples: Ints) -> None:
+    """Let the system fetch what will be read."""
+    table = reader.table
+    begins = table.offsets[table.sample_starts[samples]]
+    for first, last in _pieces(np.diff(begins) > _NEAR):
+        reader.will_need(int(samples[first]), int(samples[last - 1]) + 1)
+
+
+def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints) -> Extents:
+    table = reader.table
+    members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
+    sizes = np.where(members < 0, ABSENT, table.sizes[members])
+    sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
+    return Extents(shards, table.offsets[members], sizes, sums.astype(np.int64))
+
+
+def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Starts and stops of the pieces of a sequence that is cut behind item i where cuts[i]."""
+    ends = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(cuts) + 1]
+    return pairwise(ends)
