@@ -7,7 +7,8 @@ Micciancio, "A new paradigm for collision-free hashing" (1997). It finds mistake
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.plan.order import SampleOrder, mix
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.permutations import mix
 from lightning_shards.plan.place import Place
 
 _AT_ONCE = 2**16

@@ -76,16 +76,16 @@ MUTANTS = [
         "plan/test_order.py",
     ),
     Mutant(
-        "plan.order:Feistel._pass",
+        "plan.permutations:Feistel._pass",
         "reversed(rounds) if backwards else rounds",
         "rounds",
-        "plan/test_feistel.py",
+        "plan/test_permutations.py",
     ),
     Mutant(
-        "plan.order:Feistel._walk",
+        "plan.permutations:Feistel._walk",
         "images[outside] = self._pass(images[outside], backwards=backwards)",
         "images[outside] %= np.uint64(self.size)",
-        "plan/test_feistel.py",
+        "plan/test_permutations.py",
     ),
     Mutant(
         "plan.draws:random_words",
