@@ -32,15 +32,13 @@ from lightning_shards.progress import (
     place_of,
     translates_batches,
 )
-from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.stream import StreamSource
+from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
-from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.splits import Defaults, describe, make_source, source_identity, split_fields
+from lightning_shards.splits import Defaults, describe, make_source, split_fields
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -315,7 +313,7 @@ class ShardDataModule(pl.LightningDataModule):
     def _make_loader(
         self,
         split: Split,
-        source: StreamSource | IndexedSource,
+        source: Source,
         given: Place | None,
         trainer: pl.Trainer | None = None,
         sample: LoadedBatch | None = None,
@@ -335,15 +333,12 @@ class ShardDataModule(pl.LightningDataModule):
             on_cuda=on_cuda,
             ranks=trainer.num_devices if trainer else 1,
         )
-        identity = source_identity(source)
-        loader = ShardLoader(source, pool, given, identity=identity, progress=progress)
+        loader = ShardLoader(source, pool, given, progress=progress)
         return loader.with_epoch(steps).with_length(steps)
 
     def _prepare(self, split: Split) -> None:
-        """Count the samples, and list the members for the indexed reader."""
-        source = self._source(split, self._index(split))
-        if isinstance(source, IndexedSource):
-            build_tables(source.index.urls, TableStore(self.loader_config.cache_dir))
+        """Count the samples, and make what the source's batches need on this node."""
+        self._source(split, self._index(split)).prepare()
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:
@@ -364,7 +359,7 @@ class ShardDataModule(pl.LightningDataModule):
             )
         return config
 
-    def _source(self, split: Split, index: ShardIndex) -> StreamSource | IndexedSource:
+    def _source(self, split: Split, index: ShardIndex) -> Source:
         return make_source(split, self._config(split), self._defaults(), index)
 
     def _defaults(self) -> Defaults:

@@ -5,12 +5,13 @@ from typing import Any
 
 from lightning_shards.config import Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.collate import BatchFormat
-from lightning_shards.samples.fields import Field, image_backend, make_fields, takes_bytes
+from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.urls import is_local
 
@@ -70,9 +71,7 @@ def split_transforms(config: SplitConfig, defaults: Defaults) -> dict[str, Any]:
     return defaults.transforms if config.transforms is None else config.transforms
 
 
-def make_source(
-    split: Split, config: SplitConfig, defaults: Defaults, index: ShardIndex
-) -> StreamSource | IndexedSource:
+def make_source(split: Split, config: SplitConfig, defaults: Defaults, index: ShardIndex) -> Source:
     """What makes the batches of a split.
 
     Raises:
@@ -90,18 +89,27 @@ def make_source(
     )
     fields = split_fields(config, defaults)
     transforms = split_transforms(config, defaults)
-    common: Any = (index, epochs, sampling, defaults.seed, fields, transforms)
     if choose_reader(split, config, sampling, index) == "indexed":
+        assert index.counts is not None  # noqa: S101 local shards have been counted
+        run, block = config.shuffle_run, config.shuffle_block
         return IndexedSource(
-            *common,
-            run=config.shuffle_run,
-            block=config.shuffle_block,
+            index,
+            epochs,
+            SampleOrder(index.counts, defaults.seed, sampling, run, block),
+            defaults.seed,
+            fields,
+            transforms,
             batch_format=defaults.batch_format,
             cache_dir=defaults.cache_dir,
             max_bad=max_bad,
         )
     return StreamSource(
-        *common,
+        index,
+        epochs,
+        sampling,
+        defaults.seed,
+        fields,
+        transforms,
         stages=tuple(config.stages),
         shuffle_buffer=config.shuffle_buffer,
         batch_format=defaults.batch_format,
@@ -119,18 +127,6 @@ def _max_bad(split: Split, config: SplitConfig, defaults: Defaults) -> int | Non
             "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
         )
     return config.max_bad
-
-
-def source_identity(source: StreamSource | IndexedSource) -> dict[str, int | str]:
-    """What the batches depend on, for a checkpoint that goes on with them."""
-    return {
-        "order_version": ORDER_VERSION,
-        "seed": source.seed,
-        "sampling": source.sampling,
-        "shards": source.index.fingerprint(),
-        "image_backend": image_backend(source.transforms),
-        **source.reader,
-    }
 
 
 def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
@@ -209,16 +205,17 @@ def drop_remark(dropped: int, samples: int) -> str:
     )
 
 
-def describe(split: str, source: StreamSource | IndexedSource, world_size: int) -> str:
+def describe(split: str, source: Source, world_size: int) -> str:
     """One line for the log: the epoch in numbers, who reads it, and what is worth a look."""
-    plan = source.epochs.plan(world_size)
+    plan, told = source.epochs.plan(world_size), source.describe()
+    shards = "" if told.index is None else f" from {told.index.num_shards:,} shards"
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
-    left = "" if source.sampling == "resampled" else rest
-    dropped = "" if source.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    left = "" if told.sampling == "resampled" else rest
+    dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
-    bad = "" if source.max_bad is None else f", up to {source.max_bad:,} bad samples replaced"
+    bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
     return (
-        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
-        f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
+        f"{split}: {plan.samples:,} samples{shards}, "
+        f"{told.sampling} by the {told.reader} reader, {plan.steps:,} steps of "
         f"{world_size} x {plan.batch_size} samples{left}{bad}{remark}"
     )

@@ -1,7 +1,8 @@
 """The order of samples: which sample stands at which position of an epoch's global sequence.
 
-A pure function of (counts, seed, epoch, sampling, run, block) that starts anywhere without what
-comes before, and never builds an array of the length of the data set. Seven samples in two shards,
+`Order` is what the readers ask; `SampleOrder` is ours: a pure function of (counts, seed, epoch,
+sampling, run, block) that starts anywhere without what comes before, and never builds an array of
+the length of the data set. Seven samples in two shards,
 ``shuffled`` with runs of 2 and blocks of 4, seed 4, epoch 0::
 
     file order, in runs   a0 a1|a2 b0|b1 b2|b3
@@ -13,23 +14,25 @@ Runs, not whole shards, are what is mixed: on shards sorted by class, blocks of 
 worse than webdataset's buffer, runs of 64 nearly like a full shuffle (`benchmarks/order.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple, get_args
+from functools import cached_property, lru_cache, partial
+from itertools import chain
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import (
+    ORDER_VERSION,
     Purpose,
     random_words,
     scale_words,
-    shard_order,
     stable_order,
 )
-from lightning_shards.plan.permutations import Feistel, Table, permute_runs
+from lightning_shards.plan.permutations import RunOrder, ShardOrder, order_runs, order_shards
 
 Sampling = Literal["resampled", "shuffled", "sequential"]
 """With replacement; each sample once in a new order each epoch; each sample once in file order."""
@@ -48,8 +51,76 @@ ENDLESS = 2**63 - 1
 """Where an endless sequence ends: positions are int64."""
 
 
+class Order(Protocol):
+    """Says which sample stands at each position of an epoch: one sequence, shared by all ranks.
+
+    A pure function: equal arguments give equal ids in any process and at any time, and nothing is
+    remembered that an answer depends on. It travels to worker processes, so it can be pickled;
+    several threads may ask it at once; two that compare equal give equal ids. The arrays belong to
+    who asked for them. An order of your own inherits from this class and says three things:
+    `samples`, `at` and `identity`.
+    """
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """Samples of the data set: at positions 0 to `samples` an epoch without repeats ends."""
+        ...
+
+    @abstractmethod
+    def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The sample ids at positions start to stop of an epoch: shard, and sample in it.
+
+        int64, shape (stop - start, 2). Positions from `samples` on are asked for, too: there each
+        id is that of an earlier position (padding), or a new draw. Any two cuts agree::
+
+            order.at(e, 0, 9) == concat(order.at(e, 0, 5), order.at(e, 5, 9))
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        ...
+
+    @abstractmethod
+    def identity(self) -> dict[str, int | str]:
+        """All that the order depends on beside the shards, by name: a checkpoint must agree.
+
+        `sampling` is among them, the word by which logs and tools call the order.
+        """
+        ...
+
+    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """What `at` gives for each of these growing spans of positions, one after the other."""
+        return np.concatenate([self.at(epoch, start, stop) for start, stop in spans])
+
+    def following(self, epoch: int, position: int, count: int) -> NDArray[np.int64]:
+        """Ids that may stand for a bad sample at this position, the best one first.
+
+        int64, shape (count, 2). More of them begin with the same ones, so that whoever asks finds
+        the same first good one. Here it is what comes next in the sequence.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        return self.at(epoch, position + 1, position + 1 + count)
+
+    def footing(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids of all blocks that these positions draw from: what is worth reading together.
+
+        int64, shape (n, 2), in any sequence; everything in `at(epoch, start, stop)` is there. Here
+        it is that: an order without blocks.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        return self.at(epoch, start, stop)
+
+
 @dataclass(frozen=True, eq=False)
-class SampleOrder:
+class SampleOrder(Order):
     """The samples of every epoch, each epoch in its own order.
 
     ``sequential``: file order. ``resampled``: draws with replacement; each draw is a uniform
@@ -106,6 +177,15 @@ class SampleOrder:
         """What makes this order again: workers get its arguments, not what it has computed."""
         return SampleOrder, (self.counts, self.seed, self.sampling, self.run, self.block)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleOrder):
+            return NotImplemented
+        is_same = self.identity() == other.identity()
+        return is_same and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.identity().values()))
+
     @property
     def samples(self) -> int:
         """Samples of the data set."""
@@ -128,22 +208,18 @@ class SampleOrder:
             ConfigError: numbers that no epoch or range has.
             PlanError: positions of a data set without samples.
         """
-        if not 0 <= epoch < 2**64:
-            raise ConfigError(
-                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
-            )
-        if not 0 <= start <= stop <= ENDLESS:
-            raise ConfigError(
-                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
-                "take them from EpochPlan.rank_span"
-            )
-        if start == stop:
-            return np.empty((0, 2), dtype=np.int64)
-        if not self.samples:
-            raise PlanError("there is no sample to order; check the counts in the data set's index")
-        numbers = np.concatenate(list(self._pieces(epoch, start, stop)))
-        shards, begins, _ = self._locate(numbers)
-        return np.stack((shards, numbers - begins), axis=1)
+        self._require_range(epoch, start, stop)
+        return self._ids_of(self._pieces(epoch, start, stop))
+
+    def identity(self) -> dict[str, int | str]:
+        """The version of the arithmetic, and its arguments beside the counts."""
+        return {
+            "order_version": ORDER_VERSION,
+            "seed": self.seed,
+            "sampling": self.sampling,
+            "shuffle_run": self.run,
+            "shuffle_block": self.block,
+        }
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
         """What `at` gives for each of these growing spans of positions, one after the other."""
@@ -155,13 +231,66 @@ class SampleOrder:
             return whole
         return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
 
-    # Inside, a sample is its number in file order, one int64; `at` makes the pairs.
+    def footing(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids of the blocks that these positions lie in, each block once, unshuffled.
+
+        Without blocks, what `at` gives.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        if not self._has_blocks:
+            return self.at(epoch, start, stop)
+        self._require_range(epoch, start, stop)
+        return self._ids_of(
+            self._mixed(epoch, *self._block_span(number))
+            for number in self._blocks_between(start, stop)
+        )
+
+    # Inside, a sample is its number in file order, one int64; `_ids_of` makes the pairs.
+
+    def _require_range(self, epoch: int, start: int, stop: int) -> None:
+        if not 0 <= epoch < 2**64:
+            raise ConfigError(
+                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
+            )
+        if not 0 <= start <= stop <= ENDLESS:
+            raise ConfigError(
+                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+                "take them from EpochPlan.rank_span"
+            )
+        if start < stop and not self.samples:
+            raise PlanError("there is no sample to order; check the counts in the data set's index")
+
+    def _ids_of(self, pieces: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """The ids of these sample numbers, int64 of shape (n, 2)."""
+        numbers = np.concatenate([np.empty(0, np.int64), *pieces])
+        shards, begins, _ = self._locate(numbers)
+        return np.stack((shards, numbers - begins), axis=1)
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.block > 1 and self.sampling != "sequential"
+
+    def _block_span(self, number: int) -> tuple[int, int]:
+        """The positions of a block; the last one may be short."""
+        return number * self.block, min((number + 1) * self.block, self._length)
+
+    def _blocks_between(self, start: int, stop: int) -> Iterable[int]:
+        """The numbers of the blocks that positions start to stop lie in, each once."""
+        first = start % self._length if start < stop else 0
+        last = first + min(stop - start, self._length)
+        # to the end of the sequence, and what is left from its beginning on
+        rounds = ((first, min(last, self._length)), (0, last - self._length))
+        numbers = (range(each[0] // self.block, -(-each[1] // self.block)) for each in rounds)
+        return dict.fromkeys(chain.from_iterable(numbers))
 
     def _pieces(self, epoch: int, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
         """Sample numbers at positions start to stop, block by block."""
         while start < stop:
             position = start % self._length
-            if self.block > 1 and self.sampling != "sequential":
+            if self._has_blocks:
                 number, skipped = divmod(position, self.block)
                 block = self._blocks(epoch, number)
                 piece = block[skipped : skipped + stop - start]
@@ -185,19 +314,19 @@ class SampleOrder:
         """Sample numbers of a block, by (epoch, number of the block)."""
         return lru_cache(maxsize=BLOCKS_KEPT)(self._shuffle_block)
 
-    @cached_property
-    def _shard_orders(self) -> "Callable[[int], ShardOrder]":
-        """Shards in the order of an epoch; two, since workers run ahead into the next epoch."""
-        return lru_cache(maxsize=2)(self._order_shards)
+    # Of two epochs, since workers run ahead into the next one.
 
     @cached_property
-    def _run_orders(self) -> "Callable[[int], RunOrder]":
-        """Runs in the order of an epoch; two, since workers run ahead into the next epoch."""
-        return lru_cache(maxsize=2)(self._order_runs)
+    def _shard_orders(self) -> Callable[[int], ShardOrder]:
+        return lru_cache(maxsize=2)(partial(order_shards, self.counts, self.seed))
+
+    @cached_property
+    def _run_orders(self) -> Callable[[int], RunOrder]:
+        num_runs = -(-self.samples // self.run)
+        return lru_cache(maxsize=2)(partial(order_runs, num_runs, self.seed))
 
     def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
-        start = number * self.block
-        stop = min(start + self.block, self._length)
+        start, stop = self._block_span(number)
         words = random_words(
             Purpose.SAMPLE_BLOCKS,
             (self.seed, epoch),
@@ -247,15 +376,6 @@ class SampleOrder:
         # Both ends are the same distance away from the sample.
         return positions + self._ends[shards] - order.ends[slots]
 
-    def _order_runs(self, epoch: int) -> "RunOrder":
-        num_runs = -(-self.samples // self.run)
-        permutation = permute_runs(num_runs, self.seed, epoch)
-        return RunOrder(permutation, permutation.inverse(num_runs - 1))
-
-    def _order_shards(self, epoch: int) -> "ShardOrder":
-        shards = shard_order(len(self.counts), self.seed, epoch, shuffled=True)
-        return ShardOrder(shards, np.cumsum(self.counts[shards], dtype=np.int64))
-
     def _locate(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -264,17 +384,3 @@ class SampleOrder:
         shards = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
         begins = self._ends[shards] - self.counts[shards]
         return shards, begins, numbers - begins
-
-
-class RunOrder(NamedTuple):
-    """Which run is in which slot of an epoch's sequence, and the slot of the last run."""
-
-    permutation: Table | Feistel
-    short_slot: int
-
-
-class ShardOrder(NamedTuple):
-    """Shards in the sequence of an epoch, and the position after the last sample of each."""
-
-    shards: NDArray[np.int64]
-    ends: NDArray[np.int64]

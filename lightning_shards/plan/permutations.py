@@ -1,12 +1,13 @@
-"""Permutations of the runs of an epoch: written out if they are few, else computed one by one."""
+"""Runs and shards in the sequence of an epoch: permuted by a table, or computed one by one."""
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.plan.draws import Purpose, random_words, stable_order
+from lightning_shards.plan.draws import Purpose, random_words, shard_order, stable_order
 
 MAX_TABLE = 2**16
 """Up to this many runs are permuted by sorting random words: every permutation is equally likely.
@@ -74,6 +75,20 @@ class Feistel:
         return halves[0] * ranges[1] + halves[1]
 
 
+class RunOrder(NamedTuple):
+    """Which run is in which slot of an epoch's sequence, and the slot of the last run."""
+
+    permutation: Table | Feistel
+    short_slot: int
+
+
+class ShardOrder(NamedTuple):
+    """Shards in the sequence of an epoch, and the position after the last sample of each."""
+
+    shards: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
     """The permutation of range(num_runs) for this epoch: a `Table` up to `MAX_TABLE`."""
     is_small = num_runs <= MAX_TABLE
@@ -84,6 +99,18 @@ def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
     if is_small:
         return Table(stable_order(words))
     return Feistel(num_runs, tuple(words.tolist()))
+
+
+def order_runs(num_runs: int, seed: int, epoch: int) -> RunOrder:
+    """The runs in the sequence of this epoch; the last of them may be short."""
+    permutation = permute_runs(num_runs, seed, epoch)
+    return RunOrder(permutation, permutation.inverse(num_runs - 1))
+
+
+def order_shards(counts: NDArray[np.int64], seed: int, epoch: int) -> ShardOrder:
+    """The shards in the sequence of this epoch."""
+    shards = shard_order(len(counts), seed, epoch, shuffled=True)
+    return ShardOrder(shards, np.cumsum(counts[shards], dtype=np.int64))
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
