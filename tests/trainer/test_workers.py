@@ -97,7 +97,7 @@ def test_workers_go_on_while_the_model_validates(
         workers: dict[int, set[int]]
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            workers = self.trainer.datamodule._loaders["train"]._standing.stream._workers
+            workers = self.trainer.datamodule._loaders["train"]._open.stream._workers
             self.workers.setdefault(self.current_epoch, set()).update(each.pid for each in workers)
 
     model = Watching()
@@ -142,5 +142,5 @@ def test_the_number_of_workers_can_change_between_two_fits(
         model = Recorder()
         make_trainer(max_epochs=1).fit(model, data)
         assert len(model.steps) == STEPS
-        slots.append(data._loaders["train"].pool.slots)
+        slots.append(data._loaders["train"].pool.describe().slots)
     assert slots == [1, 2]

@@ -71,7 +71,7 @@ def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(
     source = make_source(pack_shards([40]), transforms={"label": crash_when_leaving})
     loader = ShardLoader(source, ProcessPool(2, start_method=start_method), Place())
     next(islice(loader, 1, None))  # one of each worker
-    workers = loader._standing.stream._workers
+    workers = loader._open.stream._workers
     loader.close()
     assert {worker.exitcode for worker in workers} <= {-signal.SIGABRT, -signal.SIGKILL}
 
@@ -371,7 +371,7 @@ def test_workers_go_on_over_epoch_ends(pack_shards, make_source):
         pids = []
         for _epoch in range(3):
             keys(loader)
-            pids.append([worker.pid for worker in loader._standing.stream._workers])
+            pids.append([worker.pid for worker in loader._open.stream._workers])
     finally:
         loader.close()
     assert pids[0] == pids[1] == pids[2]
@@ -383,7 +383,7 @@ def test_dropping_a_loader_ends_its_workers(pack_shards, make_source):
         make_source(pack_shards([9])), ProcessPool(2, start_method="fork"), Place()
     )
     next(iter(loader))
-    processes = [psutil.Process(worker.pid) for worker in loader._standing.stream._workers]
+    processes = [psutil.Process(worker.pid) for worker in loader._open.stream._workers]
     del loader
     gc.collect()
     assert psutil.wait_procs(processes, timeout=10)[1] == []
