@@ -25,7 +25,7 @@ import numpy as np
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.order import SampleOrder, Sampling
+from lightning_shards.plan.order import Order, SampleOrder, Sampling
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
@@ -68,12 +68,10 @@ def make_source(urls: Sequence[str], case: Case, sampling: Sampling, run: int) -
     return IndexedSource(
         index=ShardIndex(tuple(urls), counts),
         epochs=EpochSchedule(int(counts.sum()), BATCH, "drop"),
-        sampling=sampling,
+        order=SampleOrder(counts, 0, sampling, run, case.block),
         seed=0,
         fields=make_fields({"data": "bin"}, {"data": "raw"}, frozenset()),
         transforms={},
-        run=run,
-        block=case.block,
         cache_dir=f"{Path(urls[0]).parent}-tables",
     )
 
@@ -108,7 +106,7 @@ def read_in_a_row(urls: Sequence[str], case: Case) -> None:
                 left -= len(data)
 
 
-def stretches(order: SampleOrder, case: Case) -> tuple[float, float]:
+def stretches(order: Order, case: Case) -> tuple[float, float]:
     """Contiguous stretches per 1,000 samples: sorted within blocks, and in the samples' order."""
     ids = order.at(0, 0, case.samples_read)
     numbers = ids[:, 0] * (case.samples_per_shard + 1) + ids[:, 1]  # shards do not touch
@@ -147,7 +145,7 @@ def measure(urls: Sequence[str], case: Case, rounds: int) -> None:
         if min(shares[name]) < LEAST_READ or np.isnan(speeds).any():
             row = f"{'not cold':>21}"
         row += f"{statistics.median(shares[name]):7.2f}"
-        in_blocks, unsorted = stretches(readers[name].order(), case)
+        in_blocks, unsorted = stretches(readers[name].order, case)
         print(f"{name:<22}{row}{in_blocks:11.1f}{unsorted:10.1f}", flush=True)
 
 

@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from lightning_shards.loader import ShardLoader
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.epoch import EpochPlan, plan_epoch
-    from lightning_shards.plan.order import SampleOrder
+    from lightning_shards.plan.order import Order, SampleOrder
     from lightning_shards.plan.place import Place
+    from lightning_shards.plan.schedule import EpochSchedule
     from lightning_shards.readers.map_dataset import ShardDataset
+    from lightning_shards.readers.source import ServedSample, Source, SourceDescription
+    from lightning_shards.samples.collate import LoadedBatch
     from lightning_shards.samples.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
@@ -47,8 +50,10 @@ if TYPE_CHECKING:
     )
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.urls import expand_urls
+    from lightning_shards.workers.pool import BatchStream, Pool, PoolDescription
 
 _HOMES = {
+    "BatchStream": "workers.pool",
     "ConfigError": "errors",
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
@@ -59,16 +64,22 @@ _HOMES = {
     "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
+    "EpochSchedule": "plan.schedule",
     "ExactResume": "callbacks.resume",
     "FileAccessError": "errors",
     "IndexMismatchError": "errors",
+    "LoadedBatch": "samples.collate",
     "LoaderConfig": "config",
     "MissingFieldError": "errors",
+    "Order": "plan.order",
     "Place": "plan.place",
     "PlanError": "errors",
+    "Pool": "workers.pool",
+    "PoolDescription": "workers.pool",
     "RankError": "errors",
     "SampleError": "errors",
     "SampleOrder": "plan.order",
+    "ServedSample": "readers.source",
     "SetEpoch": "callbacks.set_epoch",
     "ShardCLI": "cli",
     "ShardDataModule": "datamodule",
@@ -78,6 +89,8 @@ _HOMES = {
     "ShardLoader": "loader",
     "ShardNotFoundError": "errors",
     "ShardWriter": "dataprep.writing.writer",
+    "Source": "readers.source",
+    "SourceDescription": "readers.source",
     "SplitConfig": "config",
     "StateError": "errors",
     "TransformError": "errors",
@@ -89,6 +102,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchStream",
     "ConfigError",
     "Cursor",
     "DamagedShardError",
@@ -99,16 +113,22 @@ __all__ = [
     "DigestError",
     "EpochDigest",
     "EpochPlan",
+    "EpochSchedule",
     "ExactResume",
     "FileAccessError",
     "IndexMismatchError",
+    "LoadedBatch",
     "LoaderConfig",
     "MissingFieldError",
+    "Order",
     "Place",
     "PlanError",
+    "Pool",
+    "PoolDescription",
     "RankError",
     "SampleError",
     "SampleOrder",
+    "ServedSample",
     "SetEpoch",
     "ShardCLI",
     "ShardDataModule",
@@ -118,6 +138,8 @@ __all__ = [
     "ShardLoader",
     "ShardNotFoundError",
     "ShardWriter",
+    "Source",
+    "SourceDescription",
     "SplitConfig",
     "StateError",
     "TransformError",

@@ -6,14 +6,14 @@ from typing import Any
 from lightning_shards.config import LoaderConfig, Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.loader import Progress, ShardLoader
-from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
-from lightning_shards.samples.fields import Field, image_backend, make_fields, takes_bytes
+from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool
@@ -90,51 +90,44 @@ def make_source(
     batch_format: BatchFormat,
     allow_unsafe: frozenset[str],
     cache_dir: str | None,
-) -> StreamSource | IndexedSource:
-    """What makes the batches of a split.
-
-    Args:
-        split: its name; batches of all but `train` are those of epoch 0 in every epoch.
-        config: settings that are `complete`.
-        index: its shards.
-        seed: keys every draw, shuffle and transform.
-        batch_format: a dict, or the fields in order as a tuple.
-        allow_unsafe: decoders that can run code and are wanted all the same.
-        cache_dir: where tables of members are kept.
+) -> Source:
+    """What makes the batches of a split, by its `complete` settings and those of its data module.
 
     Raises:
         ConfigError: the settings do not go with the shards.
         PlanError: the shards hold no sample.
     """
+    epochs, fields = _schedule(split, config, index), split_fields(config, allow_unsafe)
+    transforms, max_bad = config.transforms or {}, _max_bad(split, config, batch_format)
+    sampling = config.sampling
+    assert sampling is not None  # noqa: S101 they are complete
+    if choose_reader(split, config, sampling, index) == "stream":
+        return StreamSource(
+            *(index, epochs, sampling, seed, fields, transforms),
+            stages=tuple(config.stages),
+            shuffle_buffer=config.shuffle_buffer,
+            batch_format=batch_format,
+            max_bad=max_bad,
+        )
+    assert index.counts is not None  # noqa: S101 local shards have been counted
+    run, block = config.shuffle_run, config.shuffle_block
+    order = SampleOrder(index.counts, seed, sampling, run, block)
+    return IndexedSource(
+        *(index, epochs, order, seed, fields, transforms),
+        batch_format=batch_format,
+        cache_dir=cache_dir,
+        max_bad=max_bad,
+    )
+
+
+def _schedule(split: Split, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
+    """The epochs of a split; those of evaluation rewind."""
     sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
     assert sampling is not None  # noqa: S101 they are complete
     assert remainder is not None  # noqa: S101
     assert batch_size is not None  # noqa: S101
-    max_bad = _max_bad(split, config, batch_format)
-    epochs = EpochSchedule(
-        samples=epoch_samples(split, config.dataset_size, sampling, index),
-        batch_size=batch_size,
-        remainder=remainder,
-        pinned=split != "train",
-    )
-    fields, transforms = split_fields(config, allow_unsafe), config.transforms or {}
-    common: Any = (index, epochs, sampling, seed, fields, transforms)
-    if choose_reader(split, config, sampling, index) == "indexed":
-        return IndexedSource(
-            *common,
-            run=config.shuffle_run,
-            block=config.shuffle_block,
-            batch_format=batch_format,
-            cache_dir=cache_dir,
-            max_bad=max_bad,
-        )
-    return StreamSource(
-        *common,
-        stages=tuple(config.stages),
-        shuffle_buffer=config.shuffle_buffer,
-        batch_format=batch_format,
-        max_bad=max_bad,
-    )
+    samples = epoch_samples(split, config.dataset_size, sampling, index)
+    return EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
 
 
 def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> int | None:
@@ -147,18 +140,6 @@ def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> in
             "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
         )
     return config.max_bad
-
-
-def source_identity(source: StreamSource | IndexedSource) -> dict[str, int | str]:
-    """What the batches depend on, for a checkpoint that goes on with them."""
-    return {
-        "order_version": ORDER_VERSION,
-        "seed": source.seed,
-        "sampling": source.sampling,
-        "shards": source.index.fingerprint(),
-        "image_backend": image_backend(source.transforms),
-        **source.reader,
-    }
 
 
 def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
@@ -222,7 +203,7 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
 
 
 def make_loader(
-    source: StreamSource | IndexedSource,
+    source: Source,
     place: Place | None,
     config: LoaderConfig,
     num_workers: int,
@@ -251,8 +232,7 @@ def make_loader(
     here = place or Place()
     steps = source.epochs.plan(here.world_size).require_steps().steps
     pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
-    identity = source_identity(source)
-    loader = ShardLoader(source, pool, place, identity=identity, progress=progress)
+    loader = ShardLoader(source, pool, place, progress=progress)
     return loader.with_epoch(steps).with_length(steps)
 
 
@@ -332,16 +312,17 @@ def drop_remark(dropped: int, samples: int) -> str:
     )
 
 
-def describe(split: str, source: StreamSource | IndexedSource, world_size: int) -> str:
+def describe(split: str, source: Source, world_size: int) -> str:
     """One line for the log: the epoch in numbers, who reads it, and what is worth a look."""
-    plan = source.epochs.plan(world_size)
+    plan, told = source.epochs.plan(world_size), source.describe()
+    shards = "" if told.index is None else f" from {told.index.num_shards:,} shards"
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
-    left = "" if source.sampling == "resampled" else rest
-    dropped = "" if source.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    left = "" if told.sampling == "resampled" else rest
+    dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
-    bad = "" if source.max_bad is None else f", up to {source.max_bad:,} bad samples replaced"
+    bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
     return (
-        f"{split}: {plan.samples:,} samples from {source.index.num_shards:,} shards, "
-        f"{source.sampling} by the {source.reader['reader']} reader, {plan.steps:,} steps of "
+        f"{split}: {plan.samples:,} samples{shards}, "
+        f"{told.sampling} by the {told.reader} reader, {plan.steps:,} steps of "
         f"{world_size} x {plan.batch_size} samples{left}{bad}{remark}"
     )

@@ -32,13 +32,11 @@ from lightning_shards.progress import (
     place_of,
     translates_batches,
 )
-from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.stream import StreamSource
+from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
-from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
@@ -261,7 +259,7 @@ class ShardDataModule(pl.LightningDataModule):
         place = place_if_given(rank, world_size)
         return self._make_loader(split, self.source(split), place)
 
-    def source(self, split: Split, index: ShardIndex | None = None) -> StreamSource | IndexedSource:
+    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
         """What makes the batches of a split, from these shards or from its own.
 
         Raises:
@@ -330,7 +328,7 @@ class ShardDataModule(pl.LightningDataModule):
     def _make_loader(
         self,
         split: Split,
-        source: StreamSource | IndexedSource,
+        source: Source,
         place: Place | None,
         trainer: pl.Trainer | None = None,
         sample: LoadedBatch | None = None,
@@ -350,10 +348,8 @@ class ShardDataModule(pl.LightningDataModule):
         )
 
     def _prepare(self, split: Split) -> None:
-        """Count the samples, and list the members for the indexed reader."""
-        source = self.source(split)
-        if isinstance(source, IndexedSource):
-            build_tables(source.index.urls, TableStore(self.loader_config.cache_dir))
+        """Count the samples, and make what the source's batches need on this node."""
+        self.source(split).prepare()
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:

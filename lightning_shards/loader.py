@@ -120,7 +120,6 @@ class ShardLoader:
         pool: where they are loaded.
         place: the rank and the world size. None: the only one there is, which is refused at the
             first batch if this process turns out to be one of several.
-        identity: plain values that a checkpoint must agree with, such as the seed.
         progress: a trainer's progress; None for a plain loop.
     """
 
@@ -130,7 +129,6 @@ class ShardLoader:
         pool: Pool,
         place: Place | None = None,
         *,
-        identity: dict[str, int | str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.epoch = 0
@@ -140,7 +138,7 @@ class ShardLoader:
         self.times = LoaderTimes()
         self.served: Served | None = None
         self._source = source
-        self.identity = identity or {}
+        self.identity = source.identity()
         self.progress = progress
         self._resumed: Cursor | None = None
         self._trained = Cursor()
@@ -340,7 +338,7 @@ class ShardLoader:
 
     def _check_budget(self, served: Served) -> None:
         try:
-            require_budget(served.bad, self._source.max_bad, served.begin.epoch)
+            require_budget(served.bad, self._source.describe().max_bad, served.begin.epoch)
         except SampleError:
             self.close()
             raise

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import SampleError
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
@@ -148,15 +149,13 @@ class LoaderMachine(RuleBasedStateMachine):
         self.source = IndexedSource(
             index=self.index,
             epochs=EpochSchedule(SAMPLES, 1, remainder, pinned=pinned),
-            sampling=sampling,
+            order=SampleOrder(self.index.counts, SEED, sampling, run=2, block=6),
             seed=SEED,
             fields=make_fields({"drawn": "cls"}, {}, frozenset()),
             transforms={"drawn": Draw()},
-            run=2,
-            block=6,
             cache_dir=self.cache_dir,
         )
-        self.model, self.order = ListModel(remainder, pinned), self.source.order()
+        self.model, self.order = ListModel(remainder, pinned), self.source.order
         self.make_loaders(shape)
         self.save()
 

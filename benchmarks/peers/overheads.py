@@ -115,10 +115,14 @@ def _step_us(loader: Any, callbacks: list[Any], *, logs: bool, steps: int) -> fl
 class _Constant:
     """A pool and a stream that give the same batch, so that only the loop takes time."""
 
-    slots = 1
-
     def __init__(self, produced: Any) -> None:
         self._produced = produced
+
+    def describe(self) -> Any:
+        """What the trainer's own thread is."""
+        from lightning_shards.workers.pool import PoolDescription  # noqa: PLC0415 as above
+
+        return PoolDescription("constant")
 
     def start(self, source: Any, place: Any, cursor: Any) -> "_Constant":
         return self

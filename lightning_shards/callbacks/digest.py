@@ -112,7 +112,7 @@ def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> 
             "hooks that change `__id__` have this effect too"
         )
     bad = sum((part.bad for part in parts.values()), Counter[str]())
-    _require_budget(name, bad, loader.source.max_bad)
+    _require_budget(name, bad, loader.source.describe().max_bad)
     if bad or (is_said and expected):
         proof = f", as the order says (digest {digest:016x})" if expected else ""
         rank_zero_info(f"{name}: {_size(own, len(parts))}{proof}{_loss(bad)}")

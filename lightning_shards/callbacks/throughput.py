@@ -16,7 +16,6 @@ from lightning_shards.profiling.rates import TimeTotals, find_slow_rank, in_lock
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import logger_step, should_log, train_loaders
-from lightning_shards.workers.inline import InlinePool
 
 
 class DataThroughputMonitor(pl.Callback):
@@ -212,9 +211,8 @@ class DataThroughputMonitor(pl.Callback):
         )
 
     def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> RunContext:
-        pool = loader.pool
         return RunContext(
-            num_workers=0 if isinstance(pool, InlinePool) else pool.slots,
+            num_workers=loader.pool.describe().num_workers,
             cores=max(1, num_cpus() // trainer.num_devices),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,

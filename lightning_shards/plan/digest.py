@@ -7,7 +7,8 @@ Micciancio, "A new paradigm for collision-free hashing" (1997). It finds mistake
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.plan.order import SampleOrder, mix
+from lightning_shards.plan.order import Order
+from lightning_shards.plan.permutations import mix
 from lightning_shards.plan.place import Place
 
 _AT_ONCE = 2**16
@@ -43,7 +44,7 @@ def add_digests(*digests: int) -> int:
     return sum(digests) % _MODULUS
 
 
-def digest_share(order: SampleOrder, epoch: int, start: int, stop: int, place: Place) -> int:
+def digest_share(order: Order, epoch: int, start: int, stop: int, place: Place) -> int:
     """A rank's share of the digest of what an order has at the positions start to stop of an epoch.
 
     The shares of all ranks, added, are the digest: each takes an equal part of the positions.

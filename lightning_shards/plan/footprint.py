@@ -7,7 +7,6 @@ S * (1 - (1 - 1/S)**k) different ones in the mean.
 from dataclasses import dataclass
 
 from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.order import Sampling
 
 SPARE_BUFFERS = 1
 """Blocks of shared memory of each worker that the trainer may keep batches in."""
@@ -100,7 +99,7 @@ def footprint(
     plan: EpochPlan,
     data: DataShape,
     workers: Workers,
-    sampling: Sampling,
+    sampling: str,
     *,
     message_bytes: int | None = None,
     run: int = 64,
@@ -111,7 +110,7 @@ def footprint(
         plan: of the epoch.
         data: what is read.
         workers: of one node.
-        sampling: in which order.
+        sampling: the order's own word; `resampled` is with replacement.
         message_bytes: of the batches that a worker sends at once, in /dev/shm.
         run: samples that the indexed reader keeps together.
     """
@@ -141,7 +140,7 @@ def _times(size: float | None, number: float) -> int | None:
 
 
 def _shards_touched(
-    places: int, share: float, data: DataShape, workers: Workers, sampling: Sampling, run: int
+    places: int, share: float, data: DataShape, workers: Workers, sampling: str, run: int
 ) -> float:
     """Different shards that a node reads in an epoch, in the mean; `share` is its part of all."""
     shards, per_shard = data.shards, data.samples / max(data.shards, 1)

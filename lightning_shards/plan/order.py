@@ -1,7 +1,8 @@
 """The order of samples: which sample stands at which position of an epoch's global sequence.
 
-A pure function of (counts, seed, epoch, sampling, run, block) that starts anywhere without what
-comes before, and never builds an array of the length of the data set. Seven samples in two shards,
+`Order` is what the readers ask; `SampleOrder` is ours: a pure function of (counts, seed, epoch,
+sampling, run, block) that starts anywhere without what comes before, and never builds an array of
+the length of the data set. Seven samples in two shards,
 ``shuffled`` with runs of 2 and blocks of 4, seed 4, epoch 0::
 
     file order, in runs   a0 a1|a2 b0|b1 b2|b3
@@ -13,23 +14,25 @@ Runs, not whole shards, are what is mixed: on shards sorted by class, blocks of 
 worse than webdataset's buffer, runs of 64 nearly like a full shuffle (`benchmarks/order.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from math import isqrt
-from typing import Literal, NamedTuple, get_args
+from functools import cached_property, lru_cache, partial
+from itertools import chain
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import (
+    ORDER_VERSION,
     Purpose,
     random_words,
     scale_words,
-    shard_order,
     stable_order,
 )
+from lightning_shards.plan.permutations import RunOrder, ShardOrder, order_runs, order_shards
 
 Sampling = Literal["resampled", "shuffled", "sequential"]
 """With replacement; each sample once in a new order each epoch; each sample once in file order."""
@@ -41,13 +44,6 @@ smaller run: runs of 1 are a full shuffle without any block."""
 BLOCKS_KEPT = 4
 """Blocks remembered: batches come one after another, so that each is served from a few blocks."""
 
-MAX_TABLE = 2**16
-"""Up to this many runs are permuted by sorting random words: every permutation is equally likely.
-A Feistel network over a small domain reaches few of them; over a larger one nobody can tell."""
-
-FEISTEL_ROUNDS = 8
-"""Four are the least that theory wants of ideal round functions; ours are merely very good."""
-
 _MAX_UNWANTED = 4
 """How many times the wanted positions `at_spans` computes, rather than one span after the other."""
 
@@ -55,8 +51,76 @@ ENDLESS = 2**63 - 1
 """Where an endless sequence ends: positions are int64."""
 
 
+class Order(Protocol):
+    """Says which sample stands at each position of an epoch: one sequence, shared by all ranks.
+
+    A pure function: equal arguments give equal ids in any process and at any time, and nothing is
+    remembered that an answer depends on. It travels to worker processes, so it can be pickled;
+    several threads may ask it at once; two that compare equal give equal ids. The arrays belong to
+    who asked for them. An order of your own inherits from this class and says three things:
+    `samples`, `at` and `identity`.
+    """
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """Samples of the data set: at positions 0 to `samples` an epoch without repeats ends."""
+        ...
+
+    @abstractmethod
+    def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The sample ids at positions start to stop of an epoch: shard, and sample in it.
+
+        int64, shape (stop - start, 2). Positions from `samples` on are asked for, too: there each
+        id is that of an earlier position (padding), or a new draw. Any two cuts agree::
+
+            order.at(e, 0, 9) == concat(order.at(e, 0, 5), order.at(e, 5, 9))
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        ...
+
+    @abstractmethod
+    def identity(self) -> dict[str, int | str]:
+        """All that the order depends on beside the shards, by name: a checkpoint must agree.
+
+        `sampling` is among them, the word by which logs and tools call the order.
+        """
+        ...
+
+    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """What `at` gives for each of these growing spans of positions, one after the other."""
+        return np.concatenate([self.at(epoch, start, stop) for start, stop in spans])
+
+    def following(self, epoch: int, position: int, count: int) -> NDArray[np.int64]:
+        """Ids that may stand for a bad sample at this position, the best one first.
+
+        int64, shape (count, 2). More of them begin with the same ones, so that whoever asks finds
+        the same first good one. Here it is what comes next in the sequence.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        return self.at(epoch, position + 1, position + 1 + count)
+
+    def footing(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids of all blocks that these positions draw from: what is worth reading together.
+
+        int64, shape (n, 2), in any sequence; everything in `at(epoch, start, stop)` is there. Here
+        it is that: an order without blocks.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        return self.at(epoch, start, stop)
+
+
 @dataclass(frozen=True, eq=False)
-class SampleOrder:
+class SampleOrder(Order):
     """The samples of every epoch, each epoch in its own order.
 
     ``sequential``: file order. ``resampled``: draws with replacement; each draw is a uniform
@@ -113,6 +177,15 @@ class SampleOrder:
         """What makes this order again: workers get its arguments, not what it has computed."""
         return SampleOrder, (self.counts, self.seed, self.sampling, self.run, self.block)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleOrder):
+            return NotImplemented
+        is_same = self.identity() == other.identity()
+        return is_same and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.identity().values()))
+
     @property
     def samples(self) -> int:
         """Samples of the data set."""
@@ -135,22 +208,18 @@ class SampleOrder:
             ConfigError: numbers that no epoch or range has.
             PlanError: positions of a data set without samples.
         """
-        if not 0 <= epoch < 2**64:
-            raise ConfigError(
-                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
-            )
-        if not 0 <= start <= stop <= ENDLESS:
-            raise ConfigError(
-                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
-                "take them from EpochPlan.rank_span"
-            )
-        if start == stop:
-            return np.empty((0, 2), dtype=np.int64)
-        if not self.samples:
-            raise PlanError("there is no sample to order; check the counts in the data set's index")
-        numbers = np.concatenate(list(self._pieces(epoch, start, stop)))
-        shards, begins, _ = self._locate(numbers)
-        return np.stack((shards, numbers - begins), axis=1)
+        self._require_range(epoch, start, stop)
+        return self._ids_of(self._pieces(epoch, start, stop))
+
+    def identity(self) -> dict[str, int | str]:
+        """The version of the arithmetic, and its arguments beside the counts."""
+        return {
+            "order_version": ORDER_VERSION,
+            "seed": self.seed,
+            "sampling": self.sampling,
+            "shuffle_run": self.run,
+            "shuffle_block": self.block,
+        }
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
         """What `at` gives for each of these growing spans of positions, one after the other."""
@@ -162,13 +231,66 @@ class SampleOrder:
             return whole
         return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
 
-    # Inside, a sample is its number in file order, one int64; `at` makes the pairs.
+    def footing(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The ids of the blocks that these positions lie in, each block once, unshuffled.
+
+        Without blocks, what `at` gives.
+
+        Raises:
+            ConfigError: numbers that no epoch or range has.
+            PlanError: positions of a data set without samples.
+        """
+        if not self._has_blocks:
+            return self.at(epoch, start, stop)
+        self._require_range(epoch, start, stop)
+        return self._ids_of(
+            self._mixed(epoch, *self._block_span(number))
+            for number in self._blocks_between(start, stop)
+        )
+
+    # Inside, a sample is its number in file order, one int64; `_ids_of` makes the pairs.
+
+    def _require_range(self, epoch: int, start: int, stop: int) -> None:
+        if not 0 <= epoch < 2**64:
+            raise ConfigError(
+                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
+            )
+        if not 0 <= start <= stop <= ENDLESS:
+            raise ConfigError(
+                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+                "take them from EpochPlan.rank_span"
+            )
+        if start < stop and not self.samples:
+            raise PlanError("there is no sample to order; check the counts in the data set's index")
+
+    def _ids_of(self, pieces: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """The ids of these sample numbers, int64 of shape (n, 2)."""
+        numbers = np.concatenate([np.empty(0, np.int64), *pieces])
+        shards, begins, _ = self._locate(numbers)
+        return np.stack((shards, numbers - begins), axis=1)
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.block > 1 and self.sampling != "sequential"
+
+    def _block_span(self, number: int) -> tuple[int, int]:
+        """The positions of a block; the last one may be short."""
+        return number * self.block, min((number + 1) * self.block, self._length)
+
+    def _blocks_between(self, start: int, stop: int) -> Iterable[int]:
+        """The numbers of the blocks that positions start to stop lie in, each once."""
+        first = start % self._length if start < stop else 0
+        last = first + min(stop - start, self._length)
+        # to the end of the sequence, and what is left from its beginning on
+        rounds = ((first, min(last, self._length)), (0, last - self._length))
+        numbers = (range(each[0] // self.block, -(-each[1] // self.block)) for each in rounds)
+        return dict.fromkeys(chain.from_iterable(numbers))
 
     def _pieces(self, epoch: int, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
         """Sample numbers at positions start to stop, block by block."""
         while start < stop:
             position = start % self._length
-            if self.block > 1 and self.sampling != "sequential":
+            if self._has_blocks:
                 number, skipped = divmod(position, self.block)
                 block = self._blocks(epoch, number)
                 piece = block[skipped : skipped + stop - start]
@@ -192,19 +314,19 @@ class SampleOrder:
         """Sample numbers of a block, by (epoch, number of the block)."""
         return lru_cache(maxsize=BLOCKS_KEPT)(self._shuffle_block)
 
-    @cached_property
-    def _shard_orders(self) -> "Callable[[int], ShardOrder]":
-        """Shards in the order of an epoch; two, since workers run ahead into the next epoch."""
-        return lru_cache(maxsize=2)(self._order_shards)
+    # Of two epochs, since workers run ahead into the next one.
 
     @cached_property
-    def _run_orders(self) -> "Callable[[int], RunOrder]":
-        """Runs in the order of an epoch; two, since workers run ahead into the next epoch."""
-        return lru_cache(maxsize=2)(self._order_runs)
+    def _shard_orders(self) -> Callable[[int], ShardOrder]:
+        return lru_cache(maxsize=2)(partial(order_shards, self.counts, self.seed))
+
+    @cached_property
+    def _run_orders(self) -> Callable[[int], RunOrder]:
+        num_runs = -(-self.samples // self.run)
+        return lru_cache(maxsize=2)(partial(order_runs, num_runs, self.seed))
 
     def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
-        start = number * self.block
-        stop = min(start + self.block, self._length)
+        start, stop = self._block_span(number)
         words = random_words(
             Purpose.SAMPLE_BLOCKS,
             (self.seed, epoch),
@@ -254,15 +376,6 @@ class SampleOrder:
         # Both ends are the same distance away from the sample.
         return positions + self._ends[shards] - order.ends[slots]
 
-    def _order_runs(self, epoch: int) -> "RunOrder":
-        num_runs = -(-self.samples // self.run)
-        permutation = permute_runs(num_runs, self.seed, epoch)
-        return RunOrder(permutation, permutation.inverse(num_runs - 1))
-
-    def _order_shards(self, epoch: int) -> "ShardOrder":
-        shards = shard_order(len(self.counts), self.seed, epoch, shuffled=True)
-        return ShardOrder(shards, np.cumsum(self.counts[shards], dtype=np.int64))
-
     def _locate(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -271,94 +384,3 @@ class SampleOrder:
         shards = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
         begins = self._ends[shards] - self.counts[shards]
         return shards, begins, numbers - begins
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """A permutation of range(n) written out, every one of them equally likely."""
-
-    order: NDArray[np.int64]
-
-    def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of these numbers."""
-        return self.order[numbers]
-
-    def inverse(self, image: int) -> int:
-        """The number that this is the image of."""
-        return int(np.flatnonzero(self.order == image)[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Feistel:
-    """A permutation of range(size) computed number by number, without any array of that size.
-
-    A Feistel network on pairs (left, right) with left < a and right < b, for the nearly equal a and
-    b with the least a x b >= size: each round adds to one half, modulo its range, a hash of the
-    other half and the round's key, and the rounds undone in reverse are the inverse. What leaves
-    range(size) goes through it again until it comes back ("cycle walking"), seldom more than once:
-    a x b exceeds size by less than a. See Black and Rogaway, "Ciphers with arbitrary finite
-    domains" (2002).
-    """
-
-    size: int
-    keys: tuple[int, ...]
-
-    def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of these numbers."""
-        return self._walk(numbers, backwards=False)
-
-    def inverse(self, image: int) -> int:
-        """The number that this is the image of."""
-        return int(self._walk(np.array([image], dtype=np.int64), backwards=True)[0])
-
-    def _walk(self, numbers: NDArray[np.int64], *, backwards: bool) -> NDArray[np.int64]:
-        images = self._pass(numbers.astype(np.uint64), backwards=backwards)
-        while (outside := np.flatnonzero(images >= self.size)).size:
-            images[outside] = self._pass(images[outside], backwards=backwards)
-        return images.astype(np.int64)
-
-    def _pass(self, numbers: NDArray[np.uint64], *, backwards: bool) -> NDArray[np.uint64]:
-        """All rounds once: a permutation of range(a * b)."""
-        num_left = isqrt(self.size - 1) + 1
-        ranges = (np.uint64(num_left), np.uint64(-(-self.size // num_left)))
-        halves = list(np.divmod(numbers, ranges[1]))
-        rounds = list(enumerate(self.keys))
-        for number, key in reversed(rounds) if backwards else rounds:
-            side = number % 2
-            added = mix(halves[1 - side] ^ np.uint64(key)) % ranges[side]
-            halves[side] += ranges[side] - added if backwards else added
-            halves[side] %= ranges[side]
-        return halves[0] * ranges[1] + halves[1]
-
-
-class RunOrder(NamedTuple):
-    """Which run is in which slot of an epoch's sequence, and the slot of the last run."""
-
-    permutation: Table | Feistel
-    short_slot: int
-
-
-class ShardOrder(NamedTuple):
-    """Shards in the sequence of an epoch, and the position after the last sample of each."""
-
-    shards: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
-    """The permutation of range(num_runs) for this epoch: a `Table` up to `MAX_TABLE`."""
-    is_small = num_runs <= MAX_TABLE
-    purpose, num_words = (
-        (Purpose.RUN_ORDER, num_runs) if is_small else (Purpose.RUN_KEYS, FEISTEL_ROUNDS)
-    )
-    words = random_words(purpose, (seed, epoch), (0, num_words), resumed_at=0, stream=0)
-    if is_small:
-        return Table(stable_order(words))
-    return Feistel(num_runs, tuple(words.tolist()))
-
-
-def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of 64 bits to 64 bits, one to one: the last steps of splitmix64."""
-    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return words ^ words >> np.uint64(31)

@@ -21,6 +21,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.loader import LoaderTimes
 from lightning_shards.profiling.rates import TimeTotals
 from lightning_shards.progress import train_loaders
+from lightning_shards.workers.pool import Pool, PoolDescription
 
 _UNKNOWN_LENGTH = 1000
 """Batches of an epoch of one batch, where the loader does not know its own length."""
@@ -191,8 +192,9 @@ class _Meter:
         self, loader: Any, span: Timing, await_device: Callable[[], object] = lambda: None
     ) -> None:
         self._times: LoaderTimes = loader.times
-        pool = getattr(loader, "pool", None)
-        self._stock = 1 + getattr(pool, "slots", 0) * getattr(pool, "prefetch_factor", 1)
+        pool: Pool | None = getattr(loader, "pool", None)  # loaders of others have none
+        told = PoolDescription("none") if pool is None else pool.describe()
+        self._stock = 1 + told.num_workers * told.prefetch_factor
         self._span, self._await_device = span, await_device
         self._first_at: float | None = None
         self._began: Measurement | None = None

@@ -1,6 +1,6 @@
 """The indexed reader: a batch is a pure function of (shards, seed, epoch, position).
 
-Sample ids come from `SampleOrder`, bytes from each shard's table of members. Which worker makes a
+Sample ids come from an `Order`, bytes from each shard's table of members. Which worker makes a
 batch, and where the stream was started, changes nothing in it.
 """
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from lightning_shards.errors import TransformError
+from lightning_shards.errors import ConfigError, TransformError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
-from lightning_shards.plan.order import SampleOrder, Sampling
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
 from lightning_shards.readers.bad_samples import (
@@ -26,6 +26,7 @@ from lightning_shards.readers.bad_samples import (
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
@@ -39,12 +40,10 @@ from lightning_shards.samples.fields import (
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
 """Positions of an epoch that are looked up together: a default block."""
-
-_MAX_LOOKED_UP = 4096
-"""Positions looked up at once in the search for a substitute."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,10 @@ class IndexedSource:
     Attributes:
         index: the shards and how many samples each holds.
         epochs: how the sequence of an epoch is cut into steps.
-        sampling: how the sequence is made, see `SampleOrder`.
-        seed: keys the order and every transform.
+        order: which sample stands at which position of an epoch.
+        seed: keys every transform.
         fields: what is taken from each sample.
         transforms: one callable per field that has one.
-        run: samples kept together when shards are mixed; 0 for whole shards.
-        block: samples shuffled together.
         batch_format: a dict, or the fields in order as a tuple.
         cache_dir: where the tables of members are kept, None for the default.
         max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
@@ -67,29 +64,56 @@ class IndexedSource:
 
     index: ShardIndex
     epochs: EpochSchedule
-    sampling: Sampling
+    order: Order
     seed: int
     fields: tuple[Field, ...]
     transforms: dict[str, Transform]
-    run: int = 64
-    block: int = 16_384
     batch_format: BatchFormat = "dict"
     cache_dir: str | None = None
     max_bad: int | None = None
 
-    @property
-    def reader(self) -> dict[str, int | str]:
-        """The reader's name, and its settings that the order depends on, for a checkpoint."""
-        return {"reader": "indexed", "shuffle_run": self.run, "shuffle_block": self.block}
+    def __post_init__(self) -> None:
+        """Refuse two seeds: a checkpoint has room for one.
+
+        Raises:
+            ConfigError: the order says that it has another seed.
+        """
+        if self.order.identity().get("seed", self.seed) != self.seed:
+            raise ConfigError(
+                f"the order has seed={self.order.identity()['seed']}, its transforms have "
+                f"{self.seed}; give both the same"
+            )
 
     def with_epochs(self, epochs: EpochSchedule) -> "IndexedSource":
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
-    def order(self) -> SampleOrder:
-        """The sequence of samples of every epoch."""
-        assert self.index.counts is not None  # noqa: S101 the data module sees to it
-        return SampleOrder(self.index.counts, self.seed, self.sampling, self.run, self.block)
+    def identity(self) -> dict[str, int | str]:
+        """What the batches depend on, for a checkpoint: the shards and all that the order names."""
+        order = self.order.identity()
+        sampling = str(order["sampling"])
+        own = shard_identity("indexed", sampling, self.seed, self.index, self.transforms)
+        return own | order
+
+    def describe(self) -> SourceDescription:
+        """The order's own word for the sampling; `run` is 1 if the order names none."""
+        order = self.order.identity()
+        return SourceDescription(
+            reader="indexed",
+            sampling=str(order["sampling"]),
+            index=self.index,
+            run=int(order.get("shuffle_run", 1)),
+            max_bad=self.max_bad,
+            draws_from_globals=tuple(self.draws_from_globals),
+        )
+
+    def prepare(self) -> None:
+        """List the members of all shards.
+
+        Raises:
+            ShardError: a shard cannot be read.
+        """
+        build_tables(self.index.urls, TableStore(self.cache_dir))
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -114,7 +138,7 @@ class IndexedSource:
         Raises:
             ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
         """
-        order, clock = self.order(), StageClock()
+        clock = StageClock()
         unreadable: set[tuple[int, int]] = set()
         with OpenShards(self.index, self.cache_dir) as shards:
             reader = BatchReader(shards, self.fields, self.batch_format, clock, arena=arena)
@@ -122,12 +146,30 @@ class IndexedSource:
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
                 transforms = SampleTransforms(self.transforms, seeds, clock)
                 epoch = worker_epoch.epoch
-                rows = _Rows(self, order, epoch, shards, transforms, unreadable, clock, arena)
+                rows = _Rows(self, epoch, shards, transforms, unreadable, clock, arena)
                 yield from self._batches_of(worker_epoch, rows, reader)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
-        return digest_share(self.order(), epoch, start, stop, place)
+        return digest_share(self.order, epoch, start, stop, place)
+
+    def replay(
+        self, place: Place, epoch: int, steps: range, num_workers: int
+    ) -> list[list[ServedSample]]:
+        """The rows of a rank's batches: the order's, with the keys that the tables have.
+
+        Raises:
+            ShardError: a shard cannot be read, or changed.
+        """
+        plan = self.epochs.plan(place.world_size)
+        with OpenShards(self.index, self.cache_dir) as shards:
+            return [
+                [
+                    ServedSample(shards.members(shard, sample)["__key__"], shard, sample)
+                    for shard, sample in self.order.at(epoch, start, stop).tolist()
+                ]
+                for start, stop in (plan.rank_span(step, place.rank) for step in steps)
+            ]
 
     def _batches_of(
         self, worker_epoch: WorkerEpoch, rows: "_Rows", reader: BatchReader
@@ -140,7 +182,7 @@ class IndexedSource:
         for _, stretch in groupby(spans, lambda each: each[1][0] // _STRETCH):
             steps = dict(stretch)
             if by_fields:
-                ids = rows.order.at_spans(rows.epoch, list(steps.values()))
+                ids = self.order.at_spans(rows.epoch, list(steps.values()))
                 reader.look_up(ids, list(steps.values()), rows.transforms)
             for number, (step, span) in enumerate(steps.items()):
                 planned, loaded = worker_epoch.weights(step), None
@@ -181,7 +223,6 @@ class _Rows:
 
     Attributes:
         source: what the rows are made by.
-        order: the sequence of samples.
         epoch: number of the epoch.
         shards: where they are read from.
         transforms: those of this epoch.
@@ -192,7 +233,6 @@ class _Rows:
     """
 
     source: IndexedSource
-    order: SampleOrder
     epoch: int
     shards: OpenShards
     transforms: SampleTransforms
@@ -207,7 +247,8 @@ class _Rows:
         return list(counted(rows, self.source.fields, self.source.transforms)), bad
 
     def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
-        for position, (shard, sample) in enumerate(self._ids(start, stop), start):
+        ids = self.source.order.at(self.epoch, start, stop).tolist()
+        for position, (shard, sample) in enumerate(ids, start):
             with self.clock.on("open"):
                 self.shards.reader(shard)  # not in the try: a shard that changed is no bad sample
             try:
@@ -229,7 +270,7 @@ class _Rows:
         """What is there instead; the error of the bad sample if the budget does not reach far."""
         if self.source.max_bad is None:
             raise error
-        tries = min(self.source.max_bad + 1, self.order.samples)
+        tries = min(self.source.max_bad + 1, self.source.order.samples)
         for shard, sample in self._following(position, tries):
             self.shards.reader(shard)
             with suppress(*BAD):
@@ -238,14 +279,10 @@ class _Rows:
         raise error
 
     def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
-        """Samples behind a position that are not known to be bad; some are looked up at once."""
-        start, stop, size = position + 1, position + 1 + tries, 1
-        while start < stop:
-            following = self._ids(start, min(start + size, stop))
-            yield from (each for each in following if each not in self.unreadable)
-            start, size = start + size, min(2 * size, _MAX_LOOKED_UP)
-
-    def _ids(self, start: int, stop: int) -> list[tuple[int, int]]:
-        return [
-            (shard, sample) for shard, sample in self.order.at(self.epoch, start, stop).tolist()
-        ]
+        """What may stand for a bad sample and is not known to be bad; first few are looked up."""
+        tried, size = 0, 1
+        while tried < tries:
+            following = self.source.order.following(self.epoch, position, size).tolist()
+            ids = ((shard, sample) for shard, sample in following[tried:])
+            yield from (each for each in ids if each not in self.unreadable)
+            tried, size = size, min(2 * size, tries)

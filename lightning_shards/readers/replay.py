@@ -7,26 +7,14 @@ A sample that proves bad when it is decoded is shown where it was planned, and n
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.source import Source
-from lightning_shards.readers.stream import StreamSource
+from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch
-
-
-class ServedSample(NamedTuple):
-    """One row of a batch: a sample's key, and its id."""
-
-    key: str
-    shard: int
-    sample: int
 
 
 def batch_keys(
@@ -42,8 +30,8 @@ def batch_keys(
         num_workers: workers of each rank, on which the stream reader's order depends.
 
     Raises:
-        ConfigError: there is no such epoch or step, or a stream has stages: what they do to samples
-            is not known here.
+        ConfigError: there is no such epoch or step, or the source cannot tell: what stages do to
+            samples is not known without running them.
         ShardError: a shard cannot be read, or changed.
     """
     planned = source.epochs.steps(place.world_size)
@@ -55,38 +43,17 @@ def batch_keys(
             f"with 0 <= A < B <= {planned}"
         )
     epoch = 0 if source.epochs.pinned else epoch
-    if isinstance(source, IndexedSource):
-        return _indexed_rows(source, place, epoch, steps)
-    if not isinstance(source, StreamSource):
-        raise ConfigError(f"a {type(source).__name__} cannot be replayed, only readers of shards")
-    if source.stages:
-        raise ConfigError(
-            f"the {len(source.stages)} `stages` of this split may drop, add or move samples, so "
-            "that their keys cannot be told without running them; iterate over "
-            "ShardDataModule.loader() and read `__key__` of its batches"
-        )
-    return _stream_rows(source, place, epoch, steps, num_workers)
+    return source.replay(place, epoch, steps, num_workers)
 
 
-def _indexed_rows(
-    source: IndexedSource, place: Place, epoch: int, steps: range
+def read_again(
+    bare: Source, place: Place, epoch: int, steps: range, num_workers: int
 ) -> list[list[ServedSample]]:
-    order, plan = source.order(), source.epochs.plan(place.world_size)
-    with OpenShards(source.index, source.cache_dir) as shards:
-        return [
-            [
-                ServedSample(shards.members(shard, sample)["__key__"], shard, sample)
-                for shard, sample in order.at(epoch, *plan.rank_span(step, place.rank)).tolist()
-            ]
-            for step in steps
-        ]
+    """The rows of batches that are made again, all of them from the beginning of the epoch on.
 
-
-def _stream_rows(
-    source: StreamSource, place: Place, epoch: int, steps: range, num_workers: int
-) -> list[list[ServedSample]]:
-    """Step t is the batch number t // num_workers of worker t % num_workers."""
-    bare = replace(source, fields=(), transforms={}, batch_format="dict")
+    `bare` makes batches that are dicts with `__key__` and `__id__`. Step t is the batch number
+    t // num_workers of worker t % num_workers.
+    """
     batches: dict[int, Iterator[LoadedBatch]] = {}
     rows: list[list[ServedSample]] = []
     for step in steps:

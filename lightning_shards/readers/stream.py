@@ -21,11 +21,7 @@ from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lightning_shards.errors import (
-    DamagedShardError,
-    SampleError,
-    StateError,
-)
+from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
@@ -38,7 +34,9 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
+from lightning_shards.readers.replay import read_again
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
+from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
@@ -97,10 +95,25 @@ class StreamSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
 
-    @property
-    def reader(self) -> dict[str, int | str]:
-        """The reader's name, for a checkpoint; each start has draws of its own."""
-        return {"reader": "stream"}
+    def identity(self) -> dict[str, int | str]:
+        """What the batches depend on, for a checkpoint; each start has draws of its own."""
+        return shard_identity("stream", self.sampling, self.seed, self.index, self.transforms)
+
+    def describe(self) -> SourceDescription:
+        """Whole shards are kept together."""
+        return SourceDescription(
+            reader="stream",
+            sampling=self.sampling,
+            index=self.index,
+            is_streamed=True,
+            run=0,
+            shuffle_buffer=self.shuffle_buffer,
+            max_bad=self.max_bad,
+            draws_from_globals=tuple(self.draws_from_globals),
+        )
+
+    def prepare(self) -> None:
+        """Nothing: a stream needs no tables."""
 
     def with_epochs(self, epochs: EpochSchedule) -> "StreamSource":
         """The same samples, cut into other epochs."""
@@ -165,6 +178,24 @@ class StreamSource:
             return None
         return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
 
+    def replay(
+        self, place: Place, epoch: int, steps: range, num_workers: int
+    ) -> list[list[ServedSample]]:
+        """The rows of a rank's batches: the shards are read again, and nothing is decoded.
+
+        Raises:
+            ConfigError: there are stages: what they do to samples is not known here.
+            ShardError: a shard cannot be read.
+        """
+        if self.stages:
+            raise ConfigError(
+                f"the {len(self.stages)} `stages` of this split may drop, add or move samples, so "
+                "that their keys cannot be told without running them; iterate over "
+                "ShardDataModule.loader() and read `__key__` of its batches"
+            )
+        bare = replace(self, fields=(), transforms={}, batch_format="dict")
+        return read_again(bare, place, epoch, steps, num_workers)
+
     def _batches_of(self, worker_epoch: WorkerEpoch, arena: Arena | None) -> Iterator[LoadedBatch]:
         ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
         samples = ledger.fill(
@@ -222,7 +253,8 @@ class StreamSource:
             return
         for weight in (1, 0):
             ledger.are_counted = weight == 1
-            parts = exact_slices(self.index, self.seed, worker_epoch, weight, self._shuffled())
+            is_shuffled = self.sampling == "shuffled"
+            parts = exact_slices(self.index, self.seed, worker_epoch, weight, is_shuffled)
             yield from self._pipeline(worker_epoch, parts, ledger, clock)
 
     def _spare(self, worker_epoch: WorkerEpoch) -> Sample:
@@ -260,9 +292,6 @@ class StreamSource:
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))
-
-    def _shuffled(self) -> bool:
-        return self.sampling == "shuffled"
 
     def _seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
         position = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank

@@ -5,11 +5,9 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
-from itertools import islice
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.footprint import DataShape, Workers, footprint
@@ -17,8 +15,8 @@ from lightning_shards.tools.console import human, run_tool, table
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.readers.indexed import IndexedSource
-    from lightning_shards.readers.stream import StreamSource
+    from lightning_shards.readers.source import Source
+    from lightning_shards.shards.index import ShardIndex
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
 shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
@@ -32,7 +30,8 @@ _SAMPLES_TRIED = 4
 class Found(NamedTuple):
     """What is known before any arithmetic."""
 
-    source: "StreamSource | IndexedSource"
+    source: "Source"
+    shards: "ShardIndex"
     size_bytes: int | None
     is_remote: bool
     batch_bytes: int | None
@@ -72,12 +71,12 @@ def _plan(options: Namespace) -> int:
     sizes = _world_sizes(options.world_size, (devices or 1) * nodes)
     found = _find(module, options)
     rows = [_epoch(module, found, size, ranks_per_node) for size in sizes]
-    source, index = found.source, found.source.index
+    source, told = found.source, found.source.describe()
     document = {
         "split": options.split,
-        "sampling": source.sampling,
-        "reader": source.reader["reader"],
-        "shards": index.num_shards,
+        "sampling": told.sampling,
+        "reader": told.reader,
+        "shards": found.shards.num_shards,
         "samples": source.epochs.samples,
         "bytes": found.size_bytes,
         "is_remote": found.is_remote,
@@ -112,15 +111,17 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
         raise ConfigError(f"the config has no split {options.split!r}; name another by --split")
     if options.index is None:
         source = module.source(options.split)
-        size_bytes = shard_bytes(source.index)
+        index = source.describe().index
+        assert index is not None  # noqa: S101 a data module's source reads shards
+        size_bytes = shard_bytes(index)
     else:
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
         source = module.source(options.split, index)
-    is_remote = not all(map(is_local, source.index.urls))
+    is_remote = not all(map(is_local, index.urls))
     batch_bytes, note = None, "no shard was looked at, so that memory is not known"
     if options.index is None and not is_remote:
         batch_bytes, note = _batch_bytes(source)
-    return Found(source, size_bytes, is_remote, batch_bytes, note)
+    return Found(source, index, size_bytes, is_remote, batch_bytes, note)
 
 
 def _remote_folder(urls: str | list[str]) -> str:
@@ -131,22 +132,14 @@ def _remote_folder(urls: str | list[str]) -> str:
     return "" if is_local(first) else split_url(first)[0]
 
 
-def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, str]:
-    """Bytes of a batch, by the first samples as decoded and transformed."""
-    from lightning_shards.plan.cursor import Cursor  # noqa: PLC0415
+def _batch_bytes(source: "Source") -> tuple[int | None, str]:
+    """Bytes of a batch, by some samples as decoded and transformed."""
     from lightning_shards.plan.place import Place  # noqa: PLC0415
 
     # one at a time: samples of different shapes have a size, too
-    epochs = replace(source.epochs, batch_size=1)
-    is_stream = source.reader["reader"] == "stream"
-    alone = replace(
-        cast("Any", source), epochs=epochs, **{"shuffle_buffer": 0} if is_stream else {}
-    )
-    samples = min(_SAMPLES_TRIED, epochs.samples)
-    total = 0
-    with closing(alone.batches(Place(0, 1), Cursor(0))) as batches:
-        for made in islice(batches, samples):
-            total += _num_bytes(made.batch)
+    samples = min(_SAMPLES_TRIED, source.epochs.samples)
+    first = [source.first_sample(Place(rank, samples)) for rank in range(samples)]
+    total = sum(_num_bytes(loaded.batch) for loaded in first)
     return round(total / samples * source.epochs.batch_size), ""
 
 
@@ -167,26 +160,23 @@ def _epoch(
     module: "ShardDataModule", found: Found, world_size: int, ranks_per_node: int
 ) -> dict[str, Any]:
     """One column of the table."""
-    source = found.source
-    plan = source.epochs.plan(world_size)
-    is_streamed = source.reader["reader"] == "stream"
-    workers = _workers(module, min(ranks_per_node, world_size))
-    if is_streamed:
-        workers = replace(workers, shuffle_buffer=getattr(source, "shuffle_buffer", 0))
-    samples = source.index.samples
+    told = found.source.describe()
+    plan = found.source.epochs.plan(world_size)
+    workers = _workers(module, min(ranks_per_node, world_size), told.shuffle_buffer)
+    samples = found.shards.samples
     data = DataShape(
-        source.index.num_shards,
+        found.shards.num_shards,
         plan.samples if samples is None else samples,
         found.size_bytes,
-        is_streamed,
+        told.is_streamed,
     )
     needs = footprint(
         plan,
         data,
         workers,
-        source.sampling,
+        told.sampling,
         message_bytes=_message_bytes(found.batch_bytes),
-        run=getattr(source, "run", 64),
+        run=told.run,
     )
     fetched = needs.bytes_read if found.is_remote else 0
     in_shm = needs.shm_bytes if module.loader_config.pool == "processes" else 0
@@ -195,7 +185,7 @@ def _epoch(
         "steps": plan.steps,
         "served": plan.served,
         # draws with replacement: an epoch is nominal, and drops nothing
-        "dropped": 0 if source.sampling == "resampled" else plan.dropped,
+        "dropped": 0 if told.sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
         "first_sizes": _sizes(plan, 0),
         "last_sizes": _sizes(plan, plan.steps - 1),
@@ -212,11 +202,11 @@ def _message_bytes(batch_bytes: int | None) -> int | None:
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
-def _workers(module: "ShardDataModule", ranks: int) -> "Workers":
+def _workers(module: "ShardDataModule", ranks: int, shuffle_buffer: int) -> "Workers":
     """Of one node."""
     config = module.loader_config
     per_rank = 0 if config.pool == "inline" else module.num_workers
-    return Workers(ranks, per_rank, config.prefetch_factor)
+    return Workers(ranks, per_rank, config.prefetch_factor, shuffle_buffer)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:

@@ -6,14 +6,15 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, not_written
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.readers.replay import ServedSample
+    from lightning_shards.readers.source import ServedSample
+    from lightning_shards.shards.index import ShardIndex
 
 _EPILOG = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -85,22 +86,24 @@ def _trace(options: Namespace) -> int:
     given: int | None = options.world_size
     world_size = _world_size(options.config) if given is None else given
     loader = module.loader(options.split, rank=0, world_size=world_size)
-    source: Any = loader.source
-    if options.samples is not None and not all(map(is_local, source.index.urls)):
+    index = loader.source.describe().index
+    is_readable = index is not None and all(map(is_local, index.urls))
+    if options.samples is not None and not is_readable:
         raise ConfigError("--samples takes samples from local shards only, and some are remote")
     ranks = [
         batch_keys(
-            source,
+            loader.source,
             Place(rank, world_size),
             options.epoch,
             steps,
-            num_workers=loader.pool.slots,
+            num_workers=loader.pool.describe().slots,
         )
         for rank in range(world_size)
     ]
     served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]
-    if options.samples is not None:
-        _write_samples(options.samples, served, steps.start, source, module)
+    if options.samples is not None and index is not None:
+        cache_dir = module.loader_config.cache_dir
+        _write_samples(options.samples, served, steps.start, index, cache_dir)
     if options.json:
         print(_as_json(served, steps, options.epoch, options.split))
     else:
@@ -178,13 +181,13 @@ def _world_size(config: Path) -> int:
 
 
 def _write_samples(
-    folder: Path, served: Steps, first_step: int, source: Any, module: "ShardDataModule"
+    folder: Path, served: Steps, first_step: int, index: "ShardIndex", cache_dir: str | None
 ) -> None:
     """Write the members of all rows as they are in the tars; no file is overwritten."""
     from lightning_shards.readers.open_shards import OpenShards  # noqa: PLC0415
 
     make_folder(folder)
-    with OpenShards(source.index, module.loader_config.cache_dir) as shards:
+    with OpenShards(index, cache_dir) as shards:
         for step, rank, number, row in _rows(served, first_step):
             members = shards.members(row.shard, row.sample)
             if members["__key__"] != row.key:

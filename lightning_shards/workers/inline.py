@@ -8,7 +8,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.pool import BatchStream, produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 
@@ -22,10 +22,9 @@ class InlinePool:
 
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
-    @property
-    def slots(self) -> int:
-        """One: the caller itself."""
-        return 1
+    def describe(self) -> PoolDescription:
+        """No worker: the caller itself makes the batches."""
+        return PoolDescription("inline")
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Begin at the cursor; nothing is read before the first batch is asked for."""

@@ -41,7 +41,7 @@ from lightning_shards.workers.messages import (
     message_sizes,
     shared_bytes,
 )
-from lightning_shards.workers.pool import BatchStream, produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
 from lightning_shards.workers.shared_buffers import Lease, forget_buffers
 from lightning_shards.workers.threads import start_threads
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
@@ -105,10 +105,9 @@ class ProcessPool:
         if self.start_method != "fork":
             require_main_guard()
 
-    @property
-    def slots(self) -> int:
-        """Batches that are made side by side."""
-        return self.num_workers * self.threads
+    def describe(self) -> PoolDescription:
+        """Each thread of each process is a worker."""
+        return PoolDescription("processes", self.num_workers * self.threads, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor."""

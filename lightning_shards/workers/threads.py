@@ -19,7 +19,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.pool import BatchStream, produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 _END_S = 10.0
@@ -54,10 +54,9 @@ class ThreadPool:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
 
-    @property
-    def slots(self) -> int:
-        """Batches that are made side by side."""
-        return self.num_workers
+    def describe(self) -> PoolDescription:
+        """Each thread is a worker."""
+        return PoolDescription("threads", self.num_workers, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the threads at the cursor.
@@ -104,7 +103,7 @@ def require_own_randomness(source: Source) -> None:
     Raises:
         ConfigError: one may do so: it neither has a parameter `rng` nor says that it draws nothing.
     """
-    names = source.draws_from_globals
+    names = source.describe().draws_from_globals
     if names:
         raise ConfigError(
             f"{', '.join(names)} may draw random numbers from the generators of the whole process, "

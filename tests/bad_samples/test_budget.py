@@ -76,7 +76,7 @@ def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader
     data = make_data({0: "image"}, counts=(12,))
     source = data.module(reader=reader, sampling="sequential").loader("train").source
     source.first_sample(Place())
-    assert source.max_bad == 1
+    assert source.describe().max_bad == 1
     plain = data.module(
         reader=reader, sampling="sequential", on_bad_sample="raise", max_bad=0
     ).loader("train")

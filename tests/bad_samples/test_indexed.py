@@ -45,7 +45,7 @@ def test_the_next_good_sample_of_the_order_stands_for_a_bad_one(
     )
     ranks, plan = epoch_of(module, world_size)
     require_lockstep(ranks, plan)
-    order = module.loader("train").source.order()
+    order = module.loader("train").source.order
     for rank, made in enumerate(ranks):
         for step, each in enumerate(made):
             start, stop = plan.rank_span(step, rank)

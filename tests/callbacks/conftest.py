@@ -33,7 +33,9 @@ class FakeFit:
     def __init__(self, clock: Clock, world_size: int = 1, pool: Any = None) -> None:
         self.clock = clock
         place = Place(0, world_size)
-        self.loader = ShardLoader(cast("Any", None), pool or InlinePool(), place)
+        self.loader = ShardLoader(
+            cast("Any", SimpleNamespace(identity=dict)), pool or InlinePool(), place
+        )
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.reported: list[str] = []
         self.gathered: list[torch.Tensor] = []

@@ -1,7 +1,7 @@
 """A loader of batches that say which they are, made without worker processes."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import ConfigError
@@ -46,6 +46,10 @@ class NumberedSource:
 
     epochs: EpochSchedule
     fails_in: int | None = None
+    named: dict[str, object] = field(default_factory=dict)
+
+    def identity(self):
+        return self.named
 
     def with_epochs(self, epochs):
         return replace(self, epochs=epochs)
@@ -71,8 +75,8 @@ class FakeProgress:
         return Cursor(9, 2)
 
 
-def make_loader(pool=None, *, pinned=False, fails_in=None, **settings):
+def make_loader(pool=None, *, pinned=False, fails_in=None, identity=None, **settings):
     """A loader of three steps of two samples an epoch."""
     epochs = EpochSchedule(7, batch_size=2, remainder="drop", pinned=pinned)
-    source = NumberedSource(epochs, fails_in)
+    source = NumberedSource(epochs, fails_in, identity or {})
     return ShardLoader(source, pool or RoundRobinPool(), Place(), **settings)

@@ -64,10 +64,22 @@ MUTANTS = [
         "plan/test_order.py",
     ),
     Mutant(
-        "plan.order:SampleOrder._order_runs",
-        "self.seed, epoch",
-        "self.seed, 0",
+        "plan.permutations:order_runs",
+        "seed, epoch)",
+        "seed, 0)",
         "plan/test_order.py",
+    ),
+    Mutant(
+        "plan.order:SampleOrder._blocks_between",
+        "(0, last - self._length)",
+        "(0, 0)",
+        "seams/test_order.py",
+    ),
+    Mutant(
+        "plan.order:Order.following",
+        "position + 1, position",
+        "position, position",
+        "seams/test_order.py bad_samples/test_indexed.py",
     ),
     Mutant(
         "plan.order:SampleOrder._pieces",
@@ -76,16 +88,16 @@ MUTANTS = [
         "plan/test_order.py",
     ),
     Mutant(
-        "plan.order:Feistel._pass",
+        "plan.permutations:Feistel._pass",
         "reversed(rounds) if backwards else rounds",
         "rounds",
-        "plan/test_feistel.py",
+        "plan/test_permutations.py",
     ),
     Mutant(
-        "plan.order:Feistel._walk",
+        "plan.permutations:Feistel._walk",
         "images[outside] = self._pass(images[outside], backwards=backwards)",
         "images[outside] %= np.uint64(self.size)",
-        "plan/test_feistel.py",
+        "plan/test_permutations.py",
     ),
     Mutant(
         "plan.draws:random_words",

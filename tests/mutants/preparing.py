@@ -76,7 +76,7 @@ MUTANTS = [
         "tools/test_verify.py",
     ),
     Mutant(
-        "readers.replay:_stream_rows",
+        "readers.replay:read_again",
         "divmod(step, num_workers)",
         "(step // num_workers, 0)",
         "tools/trace/test_trace.py tools/trace/test_trace_samples.py",

@@ -178,10 +178,10 @@ MUTANTS = [
         "test_datamodule.py",
     ),
     Mutant(
-        "build:source_identity",
-        '"seed": source.seed',
+        "readers.source:shard_identity",
+        '"seed": seed',
         '"seed": 0',
-        "test_datamodule.py trainer/test_resumed_fits.py",
+        "seams/test_source.py",
     ),
     Mutant(
         "cli:ShardCLI.instantiate_trainer",

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, SampleError
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.batch_reader import BatchReader
@@ -68,10 +69,11 @@ def columns(shards, ids, spans, transforms=None):
 
 
 def source_of(path, **settings):
+    index = index_of(path)
     return IndexedSource(
-        index=index_of(path),
+        index=index,
         epochs=EpochSchedule(SAMPLES, 2, "drop"),
-        sampling="sequential",
+        order=SampleOrder(index.counts, 0, "sequential"),
         seed=0,
         fields=FIELDS,
         transforms=settings.pop("transforms", {}),

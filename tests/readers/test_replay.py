@@ -18,14 +18,6 @@ def test_stages_are_refused(pack_shards, make_source):
         batch_keys(source, Place(), 0, range(1), num_workers=1)
 
 
-def test_a_source_of_another_kind_is_refused(pack_shards, make_source):
-    class Other:
-        epochs = make_source(pack_shards([4])).epochs
-
-    with pytest.raises(ConfigError, match="Other cannot be replayed"):
-        batch_keys(Other(), Place(), 0, range(1), num_workers=1)
-
-
 def test_only_the_workers_of_these_steps_read(pack_shards, make_source, monkeypatch):
     seen = []
     whole = stream.StreamSource.batches

@@ -5,7 +5,7 @@ So after any chain of fits it says what the weights were trained on, whatever th
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
 from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.source import SourceDescription, shard_identity
 from lightning_shards.samples.collate import LoadedBatch
 
 SAMPLES = 26
@@ -39,21 +40,17 @@ class ToySource:
 
     index: ToyIndex
     epochs: EpochSchedule
-    sampling: str = "shuffled"
     seed: int = 0
-    transforms: dict[str, Any] = field(default_factory=dict)
-    max_bad: int | None = None
 
-    @property
-    def reader(self) -> dict[str, int | str]:
-        return {"reader": "toy"}
+    def identity(self) -> dict[str, int | str]:
+        shards: Any = self.index
+        return shard_identity("toy", "shuffled", self.seed, shards, {})
+
+    def describe(self) -> SourceDescription:
+        return SourceDescription("toy", "shuffled")
 
     def with_epochs(self, epochs: EpochSchedule) -> "ToySource":
         return replace(self, epochs=epochs)
-
-    @property
-    def draws_from_globals(self) -> list[str]:
-        return []
 
     def first_sample(self, place: Any) -> Any:
         return LoadedBatch({})

@@ -4,6 +4,7 @@ import pytest
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples import images
@@ -27,7 +28,8 @@ def source_of(make_source, urls, tmp_path, reader, decode, transforms, max_bad):
     if reader == "stream":
         return source
     return IndexedSource(
-        source.index, source.epochs, "sequential", 0, source.fields, transforms,
+        source.index, source.epochs, SampleOrder(source.index.counts, 0, "sequential"), 0,
+        source.fields, transforms,
         cache_dir=str(tmp_path / "cache"), max_bad=max_bad,
     )  # fmt: skip
 

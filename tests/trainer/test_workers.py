@@ -142,5 +142,5 @@ def test_the_number_of_workers_can_change_between_two_fits(
         model = Recorder()
         make_trainer(max_epochs=1).fit(model, data)
         assert len(model.steps) == STEPS
-        slots.append(data._loaders["train"].pool.slots)
+        slots.append(data._loaders["train"].pool.describe().slots)
     assert slots == [1, 2]

@@ -103,13 +103,13 @@ def processes_of(stream):
 
 
 def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
-    expected = expected_batches(source, pool.slots, 8)
+    expected = expected_batches(source, pool.describe().slots, 8)
     assert plain(take(start(source), 8)) == plain(expected)
 
 
 def test_a_stream_begins_at_its_cursor(pool, start, source):
     cursor = Cursor(epoch=1, samples=4)
-    expected = expected_batches(source, pool.slots, 3, cursor)
+    expected = expected_batches(source, pool.describe().slots, 3, cursor)
     assert plain(take(start(source, cursor), 3)) == plain(expected)
 
 
@@ -192,7 +192,7 @@ def test_batches_before_an_error_are_delivered_and_no_others(
 ):
     """Whichever worker it happens in, and wherever in a message."""
     settings = {"urls": pack_shards([80]), "sampling": "sequential"}
-    expected = plain(expected_batches(make_source(**settings), pool.slots, 12, Cursor()))
+    expected = plain(expected_batches(make_source(**settings), pool.describe().slots, 12, Cursor()))
     (key, *_), _ = expected[number]
     stream = start(make_source(**settings, stages=(Raising(key, error),)), Cursor())
     assert plain(take(stream, number)) == expected[:number]
@@ -230,7 +230,6 @@ class LargeBatches:
     """Batch number n is a megabyte of n; the first worker fails at one of its own."""
 
     fails_at: int = -1
-    draws_from_globals = ()
 
     def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
+from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers import shared_buffers
 from lightning_shards.workers.inline import InlinePool
@@ -87,10 +88,11 @@ def a_local_error():
 class Odd:
     """A source whose batch number 5 holds, or raises, what it is given."""
 
-    draws_from_globals = ()
-
     def __init__(self, make, batch_format=dict, tensor=2):
         self.make, self.batch_format, self.tensor = make, batch_format, tensor
+
+    def describe(self):
+        return SourceDescription("odd", "sequential")
 
     def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):

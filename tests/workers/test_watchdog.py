@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import WorkerError
+from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.workers.inline import InlinePool
@@ -27,10 +28,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 class Halts:
     """A source that does something at batch number 3, in the stage of transforms."""
 
-    draws_from_globals = ()
-
     def __init__(self, halt, payload=b""):
         self.halt, self.payload = halt, payload
+
+    def describe(self):
+        return SourceDescription("halting", "sequential")
 
     def batches(self, place, cursor, arena=None):
         clock = StageClock()

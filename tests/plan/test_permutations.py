@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_orders import EPOCHS, JUST_ABOVE
 
-from lightning_shards.plan.order import FEISTEL_ROUNDS, MAX_TABLE, Feistel, Table, permute_runs
+from lightning_shards.plan.permutations import (
+    FEISTEL_ROUNDS,
+    MAX_TABLE,
+    Feistel,
+    Table,
+    permute_runs,
+)
 
 
 def naive_feistel(size, keys, number):
