@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 RUN_HERE = {"quickstart.py"}
-RUN_TOGETHER = {"tasks": {"image_text.py", "imagenet.py", "tokens.py"}}
+RUN_TOGETHER = {
+    "tasks": {"image_text.py", "imagenet.py", "tokens.py"},
+    "seams": {"order_by_length.py", "synthetic_source.py", "thread_pool.py"},
+}
 PROMISED_S = 120  # two minutes, on two cores
 
 

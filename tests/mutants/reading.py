@@ -79,7 +79,7 @@ MUTANTS = [
         "plan.schedule:EpochSchedule.worker_epochs",
         "before += steps",
         "before += 1",
-        "plan/test_schedule.py workers/test_pools.py",
+        "plan/test_schedule.py seams/test_pool.py",
     ),
     Mutant(
         "plan.schedule:EpochSchedule.next_epoch",

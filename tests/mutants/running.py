@@ -19,7 +19,7 @@ MUTANTS = [
         "workers.processes:_ProcessStream._unpacked",
         "is_kept = len(leases) >= SPARE_BUFFERS",
         "is_kept = False",
-        "workers/test_pools.py",
+        "seams/test_pool.py",
     ),
     Mutant(
         "workers.processes:require_shared_memory",
@@ -49,7 +49,7 @@ MUTANTS = [
         "workers.threads:_Slot.take",
         "self._room.release()",
         "pass",
-        "workers/test_threads.py workers/test_pools.py",
+        "workers/test_threads.py seams/test_pool.py",
     ),
     Mutant(
         "build:_prefetch",
@@ -193,7 +193,7 @@ MUTANTS = [
         "workers.processes:ProcessPool.start",
         "generator=torch.Generator(),",
         "generator=None,",
-        "workers/test_pools.py",
+        "seams/test_pool.py",
     ),
     Mutant(
         "workers.processes:_WorkerShare.__iter__",

@@ -11,8 +11,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from fakes import InTurnPool, example
 
-from lightning_shards.errors import MissingFieldError, SampleError
+from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
@@ -25,6 +26,8 @@ from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 
 POOLS = [
+    pytest.param(InTurnPool(), id="fake"),
+    pytest.param(example("thread_pool").OneThread(), id="example"),
     pytest.param(InlinePool(), id="inline"),
     pytest.param(ThreadPool(3), id="threads"),
     pytest.param(ProcessPool(3, start_method="fork"), id="fork", marks=pytest.mark.ddp),
@@ -107,6 +110,13 @@ def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
     assert plain(take(start(source), 8)) == plain(expected)
 
 
+def test_what_it_says_of_itself_is_a_number_of_slots_and_a_name(pool):
+    told = pool.describe()
+    assert told.kind
+    assert told.slots == max(told.num_workers, 1)
+    assert told.prefetch_factor >= 0
+
+
 def test_a_stream_begins_at_its_cursor(pool, start, source):
     cursor = Cursor(epoch=1, samples=4)
     expected = expected_batches(source, pool.describe().slots, 3, cursor)
@@ -154,9 +164,15 @@ def global_generators():
 
 
 def test_no_global_generator_moves_whatever_the_pool(pool, pack_shards, make_source):
-    is_threaded = isinstance(pool, ThreadPool) or getattr(pool, "threads", 1) > 1
-    transforms = {"label": DrawsItsOwn() if is_threaded else Draws()}
-    source = make_source(pack_shards([5, 0, 8]), shuffle_buffer=3, transforms=transforms)
+    def of(transform):
+        settings = {"shuffle_buffer": 3, "transforms": {"label": transform}}
+        return make_source(pack_shards([5, 0, 8]), **settings)
+
+    source = of(Draws())
+    try:
+        pool.start(source, PLACE, START).close()
+    except ConfigError:  # it has threads, which share these generators
+        source = of(DrawsItsOwn())
     before = global_generators()
     source.first_sample(PLACE)
     with ShardLoader(source, pool, PLACE) as loader:

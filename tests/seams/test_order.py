@@ -1,0 +1,156 @@
+"""What every order owes to a reader, checked on all of them."""
+
+import pickle
+
+import numpy as np
+import pytest
+from fakes import ListOrder, example
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_orders import EITHER
+
+FEW = settings(max_examples=settings.default.max_examples // 5)
+BY_LENGTH = example("order_by_length").ByLength
+COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
+EPOCHS = st.integers(0, 5)
+POSITIONS = st.tuples(st.integers(0, 150), st.integers(0, 60)).map(lambda two: (two[0], sum(two)))
+
+
+def list_order(counts):
+    return ListOrder([(shard, each) for shard, count in enumerate(counts) for each in range(count)])
+
+
+def by_length(counts):
+    lengths = np.array([each * 7 % 5 for each in range(sum(counts))])
+    return BY_LENGTH(np.array(counts, np.int64), lengths)
+
+
+ORDERS = pytest.mark.parametrize(
+    "orders",
+    [EITHER, COUNTS.map(list_order), COUNTS.map(by_length)],
+    ids=["SampleOrder", "fake", "example"],
+)
+
+
+def ids(array):
+    assert array.dtype == np.int64
+    assert array.ndim == 2
+    assert array.shape[1] == 2
+    return list(map(tuple, array.tolist()))
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS, POSITIONS)
+def test_any_cut_gives_what_the_whole_gives(orders, data, epoch, span):
+    order, cut = data.draw(orders), data.draw(st.integers(*span))
+    whole = ids(order.at(epoch, *span))
+    assert len(whole) == span[1] - span[0]
+    assert whole == ids(order.at(epoch, span[0], cut)) + ids(order.at(epoch, cut, span[1]))
+    assert pickle.loads(pickle.dumps(order)).at(epoch, *span).tolist() == list(map(list, whole))
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS, st.lists(st.integers(0, 40), min_size=2, max_size=9))
+def test_spans_are_given_one_after_the_other(orders, data, epoch, bounds):
+    order, bounds = data.draw(orders), sorted(bounds)
+    spans = list(zip(bounds[::2], bounds[1::2], strict=False))
+    expected = [each for span in spans for each in ids(order.at(epoch, *span))]
+    assert ids(order.at_spans(epoch, spans)) == expected
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS)
+def test_an_epoch_holds_samples_that_it_repeats(orders, data, epoch):
+    order = data.draw(orders)
+    served = ids(order.at(epoch, 0, order.samples))
+    identity = order.identity()
+    if identity["sampling"] != "resampled":
+        assert len(set(served)) == order.samples
+        assert ids(order.at(epoch, order.samples, 2 * order.samples)) == served
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS, st.integers(0, 60), st.integers(1, 40))
+def test_more_candidates_begin_with_the_same_ones(orders, data, epoch, position, count):
+    order = data.draw(orders)
+    candidates = ids(order.following(epoch, position, count))
+    assert len(candidates) == count
+    assert ids(order.following(epoch, position, count - 1)) == candidates[:-1]
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS)
+def test_any_sample_of_the_data_set_may_stand_for_a_bad_one(orders, data, epoch):
+    """So that a search ends, if it reaches far enough, at the only good one."""
+    order = data.draw(orders)
+    if order.identity()["sampling"] != "resampled":
+        position = data.draw(st.integers(0, 2 * order.samples))
+        candidates = order.following(epoch, position, order.samples)
+        assert sorted(ids(candidates)) == sorted(ids(order.at(epoch, 0, order.samples)))
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS, POSITIONS)
+def test_the_footing_holds_all_that_is_drawn(orders, data, epoch, span):
+    order = data.draw(orders)
+    assert set(ids(order.footing(epoch, *span))) >= set(ids(order.at(epoch, *span)))
+
+
+@ORDERS
+@FEW
+@given(st.data(), EPOCHS, POSITIONS)
+def test_the_arrays_belong_to_who_asked(orders, data, epoch, span):
+    order = data.draw(orders)
+    before = ids(order.at(epoch, *span))
+    for array in (
+        order.at(epoch, *span),
+        order.at_spans(epoch, [span]),
+        order.following(epoch, *span),
+        order.footing(epoch, *span),
+    ):
+        array[:] = -1
+    assert ids(order.at(epoch, *span)) == before
+
+
+@ORDERS
+@FEW
+@given(st.data())
+def test_the_identity_is_plain_and_names_the_sampling(orders, data):
+    order = data.draw(orders)
+    identity = order.identity()
+    assert isinstance(identity["sampling"], str)
+    assert {type(value) for value in identity.values()} <= {int, str}
+    assert pickle.loads(pickle.dumps(order)).identity() == identity
+
+
+@FEW
+@given(EITHER, EPOCHS, POSITIONS)
+def test_the_footing_of_positions_is_that_of_their_blocks(order, epoch, span):
+    """By hand: the block of each position, cut out of the sequence."""
+    if order.block <= 1 or order.sampling == "sequential":
+        return
+    length = 2**40 if order.sampling == "resampled" else order.samples
+    starts = {each % length // order.block * order.block for each in range(*span)}
+    expected = [
+        each
+        for start in sorted(starts)
+        for each in ids(order.at(epoch, start, min(start + order.block, length)))
+    ]
+    assert sorted(ids(order.footing(epoch, *span))) == sorted(expected)
+
+
+@FEW
+@given(EITHER, EITHER)
+def test_equal_orders_are_those_of_equal_arguments(first, second):
+    assert first == pickle.loads(pickle.dumps(first))
+    assert hash(first) == hash(pickle.loads(pickle.dumps(first)))
+    is_same = first.identity() == second.identity() and first.counts.tolist() == (
+        second.counts.tolist()
+    )
+    assert (first == second) is is_same

@@ -1,0 +1,183 @@
+"""What every source owes to pools and loaders, checked on all of them."""
+
+import pickle
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from fakes import ListSource, example
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import add_digests
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.replay import batch_keys
+
+COUNTS = [7, 0, 12, 4]
+SAMPLES = sum(COUNTS)
+SHARDS = [
+    (reader, sampling)
+    for reader in ("indexed", "stream")
+    for sampling in ("shuffled", "sequential", "resampled")
+]
+MEMORY = {"fake": ListSource, "example": example("synthetic_source").Waves}
+WORLDS = [(1, 1), (2, 1), (3, 2), (2, 3)]  # ranks, workers of each
+
+
+@pytest.fixture(
+    params=[*SHARDS, *MEMORY], ids=lambda kind: kind if type(kind) is str else "-".join(kind)
+)
+def make(request, pack_shards, tmp_path):
+    """Makes the source, with a seed."""
+    if request.param in MEMORY:
+        epochs = EpochSchedule(SAMPLES, 2, "balanced")
+        return lambda seed=3: MEMORY[request.param](epochs, seed)
+    (reader, sampling), urls = request.param, pack_shards(COUNTS)
+
+    def of_shards(seed=3):
+        split = SplitConfig(urls, reader=reader, sampling=sampling, remainder="balanced")
+        config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
+        data = {"fields": {"label": "cls"}, "batch_size": 2, "num_workers": 0}
+        return ShardDataModule(split, **data, seed=seed, loader=config).loader("train").source
+
+    return of_shards
+
+
+@pytest.fixture
+def source(make):
+    return make()
+
+
+def plain(loaded):
+    """What a batch holds, to be compared."""
+    values = {
+        name: value if isinstance(value, list) else value.tolist()
+        for name, value in loaded.batch.items()
+    }
+    return values, loaded.digest
+
+
+def batches(source, place, cursor, number):
+    return [plain(loaded) for loaded in islice(source.batches(place, cursor), number)]
+
+
+def epoch_of(source, rank, world_size, num_workers, epoch=0):
+    """The batches of one rank in an epoch that begins at its start, in step order."""
+    steps = source.epochs.steps(world_size)
+    places = [Place(rank, world_size).with_worker(each, num_workers) for each in range(num_workers)]
+    workers = [source.batches(place, Cursor(epoch)) for place in places]
+    return [next(workers[step % num_workers]) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
+def test_each_batch_has_the_size_that_is_planned(source, world_size, num_workers):
+    plan = source.epochs.plan(world_size)
+    for rank in range(world_size):
+        made = epoch_of(source, rank, world_size, num_workers)
+        sizes = [len(loaded.batch["label"]) for loaded in made]
+        assert sizes == [plan.size(step, rank) for step in range(plan.steps)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_it_repeats_itself_from_a_cursor_wherever_it_is_unpickled(source, num_workers):
+    place = Place(1, 2, num_workers - 1, num_workers)
+    first = batches(source, place, Cursor(1), 5)
+    assert batches(source, place, Cursor(1), 5) == first
+    assert batches(pickle.loads(pickle.dumps(source)), place, Cursor(1), 5) == first
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_epoch_is_the_same_whether_it_was_rolled_into_or_begun_at(source, num_workers):
+    steps = source.epochs.steps(2)
+    rolled = [
+        batches(source, Place(0, 2, each, num_workers), Cursor(), 2 * steps)
+        for each in range(num_workers)
+    ]
+    in_turn = [rolled[step % num_workers][step // num_workers] for step in range(2 * steps)]
+    begun = [plain(loaded) for loaded in epoch_of(source, 0, 2, num_workers, epoch=1)]
+    assert in_turn[steps:] == begun
+
+
+def test_an_iterator_can_be_dropped_at_any_batch(source):
+    for number in range(3):
+        iterator = source.batches(Place(), Cursor())
+        list(islice(iterator, number))
+        iterator.close()
+
+
+def test_other_epochs_are_all_that_changes(source):
+    epochs = replace(source.epochs, batch_size=5, limit=1)
+    changed = source.with_epochs(epochs)
+    assert changed.epochs == epochs
+    assert changed.identity() == source.identity()
+    assert changed.describe() == source.describe()
+    assert changed.with_epochs(source.epochs) == source
+    assert len(next(changed.batches(Place(), Cursor())).batch["label"]) == 5
+
+
+def test_the_identity_is_plain_and_another_seed_is_another_one(make):
+    identity = make(seed=3).identity()
+    assert {type(value) for value in identity.values()} <= {int, str}
+    assert isinstance(identity["reader"], str)
+    assert make(seed=3) == make(seed=3)
+    assert make(seed=3).identity() == identity
+    assert make(seed=4) != make(seed=3)
+    assert make(seed=4).identity() == identity | {"seed": 4}
+
+
+def test_what_it_says_of_itself_has_the_names_of_its_identity(source):
+    told, identity = source.describe(), source.identity()
+    assert told.reader == identity["reader"]
+    assert told.sampling == identity.get("sampling", told.sampling)
+    assert told.index is None or told.index.samples == source.epochs.samples
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_first_sample_is_a_batch_of_one(source, world_size):
+    for rank in range(world_size):
+        assert len(source.first_sample(Place(rank, world_size)).batch["label"]) == 1
+
+
+def test_preparing_changes_no_batch(source):
+    before = batches(source, Place(), Cursor(), 4)
+    source.prepare()
+    source.prepare()
+    assert batches(source, Place(), Cursor(), 4) == before
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
+def test_the_digest_of_an_epoch_is_that_of_what_was_served(source, world_size, num_workers):
+    places = [Place(rank, world_size) for rank in range(world_size)]
+    expected = [source.expected_digest(2, 0, SAMPLES, place) for place in places]
+    if None in expected:
+        assert set(expected) == {None}
+        return
+    served = [
+        loaded.digest
+        for rank in range(world_size)
+        for loaded in epoch_of(source, rank, world_size, num_workers, epoch=2)
+    ]
+    assert add_digests(*served) == add_digests(*expected)
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
+def test_a_replay_tells_what_was_served_or_is_refused(source, world_size, num_workers):
+    place, steps = Place(world_size - 1, world_size), range(1, source.epochs.steps(world_size))
+    try:
+        told = batch_keys(source, place, 1, steps, num_workers=num_workers)
+    except ConfigError:
+        assert source.describe().index is None
+        return
+    made = epoch_of(source, place.rank, world_size, num_workers, epoch=1)[1:]
+    served = [list(map(tuple, loaded.batch["__id__"].tolist())) for loaded in made]
+    assert [[(row.shard, row.sample) for row in rows] for rows in told] == served
+
+
+def test_a_prepared_folder_is_what_the_indexed_reader_asks_for(make, tmp_path):
+    source = make()
+    source.prepare()
+    tables = [path for path in Path(tmp_path, "cache").rglob("*") if "members" in path.name]
+    assert bool(tables) is (source.describe().reader == "indexed")

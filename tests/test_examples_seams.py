@@ -1,0 +1,35 @@
+"""The examples of the seams run, are short, and show what they are for."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+PRINTED = {
+    "order_by_length": r"padding: 1\d,\d{3} shuffled, 3,005 by length\n",
+    "synthetic_source": r"12 steps, the last one of labels \[8, 9, 0, 1, 2, 3, 4, 5\]\n",
+    "thread_pool": r"12 steps of 96 samples\n",
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_of_a_seam_runs(name):
+    done = subprocess.run(
+        [sys.executable, FOLDER / f"{name}.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(PRINTED[name], done.stdout)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_of_a_seam_is_short(name):
+    lines = (FOLDER / f"{name}.py").read_text().splitlines()
+    assert lines[0].startswith(f'"""python examples/{name}.py')
+    assert len(lines) < 60
