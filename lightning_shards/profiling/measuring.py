@@ -216,8 +216,8 @@ class _Meter:
 
     def window(self) -> Measurement:
         """What was measured between beginning and end."""
-        assert self._began is not None  # noqa: S101 it ended, see callers
-        assert self._ended is not None  # noqa: S101 likewise
+        assert self._began is not None  # it ended, see callers
+        assert self._ended is not None
         earlier = self._began.stages
         stages = {name: spent - earlier[name] for name, spent in self._ended.stages.items()}
         return Measurement(self._ended.totals.since(self._began.totals), stages)
@@ -265,7 +265,7 @@ class _StopWatch(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Look at the clock."""
-        assert self._meter is not None  # noqa: S101 on_train_start came first
+        assert self._meter is not None  # on_train_start came first
         if self._meter.ends_with_this():
             trainer.should_stop = True
 

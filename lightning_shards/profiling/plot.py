@@ -66,7 +66,7 @@ def require_plot(path: str) -> None:
 
 def save_plot(path: str, windows: Sequence[TimeTotals]) -> None:
     """Draw the mean step of each window, and of it the mean wait, in milliseconds."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+    from matplotlib.figure import Figure
 
     steps = list(accumulate((window.batches for window in windows), initial=0.0))
     figure: Any = Figure(figsize=(8, 4), layout="constrained")

@@ -87,7 +87,7 @@ class IndexedSource:
 
     def order(self) -> SampleOrder:
         """The sequence of samples of every epoch."""
-        assert self.index.counts is not None  # noqa: S101 the data module sees to it
+        assert self.index.counts is not None  # the data module sees to it
         return SampleOrder(self.index.counts, self.seed, self.sampling, self.run, self.block)
 
     @property

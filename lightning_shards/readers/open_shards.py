@@ -135,7 +135,7 @@ class OpenShards:
         return self._index.urls[shard]
 
     def _open(self, shard: int) -> ShardReader:
-        assert self._index.counts is not None  # noqa: S101 the data module sees to it
+        assert self._index.counts is not None  # the data module sees to it
         url, expected = self._index.urls[shard], int(self._index.counts[shard])
         while True:
             try:

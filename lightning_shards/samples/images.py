@@ -165,7 +165,7 @@ class _NotForTurboError(Exception):
 
 
 def _open(data: bytes) -> Any:
-    from PIL import Image  # noqa: PLC0415 an extra: absent until an image field asks for it
+    from PIL import Image
 
     image = Image.open(BytesIO(data), formats=_FORMATS)
     _require_few_pixels(image.width, image.height)
@@ -196,7 +196,7 @@ def _eight_bits(image: Any) -> Any:
     """The image with the upper bytes of 16-bit pixels: Pillow would clip them, to white mostly."""
     if not image.mode.startswith("I;16"):
         return image
-    from PIL import Image  # noqa: PLC0415 as above
+    from PIL import Image
 
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
@@ -214,7 +214,7 @@ def _factor(box: Box, size: int) -> int:
 
 
 def _pillow_crop(data: bytes, choose: ChooseBox, size: int, mode: str, is_oriented: bool) -> Pixels:
-    from PIL import Image, ImageOps  # noqa: PLC0415 as above
+    from PIL import Image, ImageOps
 
     image = _open(data)
     if is_oriented:

@@ -111,7 +111,7 @@ def file_name(url: str) -> str:
 @contextmanager
 def opened(url: str) -> Generator[Any, None, None]:
     """A remote shard's bytes; the program behind them is checked, or killed if left early."""
-    from webdataset.gopen import Pipe, gopen  # noqa: PLC0415 imports torch
+    from webdataset.gopen import Pipe, gopen
 
     stream = cast("Any", gopen(plain_url(url)))
     try:

@@ -102,7 +102,7 @@ def _parser() -> ArgumentParser:
 
 def _bench(options: Namespace) -> int:
     _check(options)
-    from lightning_shards.profiling.measuring import take_batch  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.profiling.measuring import take_batch
 
     with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, _quiet():
         subject = _subject(options, folder)
@@ -147,7 +147,7 @@ def _numbers(text: str | None, option: str, least: int) -> list[int]:
 
 
 def _subject(options: Namespace, folder: str) -> _Subject:
-    from lightning_shards.tools import bench_config  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.tools import bench_config
 
     if options.urls:
         return _Subject(bench_config.module_of_shards(options), None)
@@ -163,7 +163,7 @@ def _subject(options: Namespace, folder: str) -> _Subject:
 
 def _settings(options: Namespace, subject: _Subject) -> list[Runs]:
     """A row for each setting; the configured one is always among them."""
-    from lightning_shards.tools.bench_settings import (  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.tools.bench_settings import (
         current_setting,
         list_settings,
     )
@@ -191,8 +191,8 @@ def _doubled(most: int) -> list[int]:
 
 
 def _leave_workers_out(data: "pl.LightningDataModule") -> None:
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
-    from lightning_shards.tools.bench_settings import Setting, apply_setting  # noqa: PLC0415
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.bench_settings import Setting, apply_setting
 
     if isinstance(data, ShardDataModule):
         apply_setting(data, Setting("inline", 0))
@@ -202,7 +202,7 @@ def _measure(
     subject: _Subject, batch: "OneBatch", rows: Sequence[Runs], options: Namespace
 ) -> "list[Measurement]":
     """Fill the rows, one run of each after the other; the runs of the trainer alone."""
-    from lightning_shards.profiling import measuring  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.profiling import measuring
 
     span, fit = measuring.Timing.of(options.seconds), subject.fit
     trainer: list[Measurement] = []
@@ -230,8 +230,8 @@ def _add_run(
     measure: "Callable[[], Measurement]",
 ) -> None:
     """Measure with this setting, or keep why it cannot be."""
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
-    from lightning_shards.tools.bench_settings import apply_setting  # noqa: PLC0415
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.bench_settings import apply_setting
 
     if runs.refused is not None:
         return

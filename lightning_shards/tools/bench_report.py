@@ -191,7 +191,7 @@ def save_bench_plot(
     path: str, heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]
 ) -> None:
     """Draw the rates of all settings, with least and most as bars, and the trainer as a band."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+    from matplotlib.figure import Figure
 
     allowed = [runs for runs in rows if runs.refused is None]
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")

@@ -63,7 +63,7 @@ def current_setting(data: pl.LightningDataModule) -> Setting:
 def apply_setting(data: pl.LightningDataModule, setting: Setting) -> None:
     """Let the loaders that are asked for next make their batches there."""
     if isinstance(data, ShardDataModule):
-        assert setting.pool != "own"  # noqa: S101 list_settings made it
+        assert setting.pool != "own"  # list_settings made it
         pool, threads = setting.pool, setting.threads_per_worker
         config = replace(data.loader_config, pool=pool, threads_per_worker=threads)
         data.num_workers, data.loader_config = setting.num_workers, config

@@ -90,7 +90,7 @@ def _reencoding(options: Namespace) -> Edit:
     """What is done to images."""
     if options.resize is None and options.quality is None:
         return Edit()
-    from lightning_shards.dataprep.writing.reencode import Reencode  # noqa: PLC0415 - it imports torch
+    from lightning_shards.dataprep.writing.reencode import Reencode
 
     reencode = Reencode(resize=options.resize, quality=options.quality)
     return Edit(transform=reencode, settings=reencode.settings)

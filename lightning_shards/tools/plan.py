@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.config_files import read_setting
+    from lightning_shards.datamodule import ShardDataModule
 
     sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
     module = ShardDataModule.from_config(options.config)
@@ -104,10 +104,10 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
     """The split's source, and how large its shards and its batches are."""
-    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes  # noqa: PLC0415
-    from lightning_shards.shards.index import load_index  # noqa: PLC0415
-    from lightning_shards.shards.urls import expand_urls, is_local  # noqa: PLC0415
-    from lightning_shards.splits import Defaults, make_source  # noqa: PLC0415
+    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
+    from lightning_shards.shards.index import load_index
+    from lightning_shards.shards.urls import expand_urls, is_local
+    from lightning_shards.splits import Defaults, make_source
 
     config = module.splits.get(options.split)
     if config is None:
@@ -140,7 +140,7 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
 
 def _remote_folder(urls: str | list[str]) -> str:
     """The folder of the first pattern if it is remote, else the empty string."""
-    from lightning_shards.shards.urls import is_local, split_joined, split_url  # noqa: PLC0415
+    from lightning_shards.shards.urls import is_local, split_joined, split_url
 
     first = split_joined(urls if isinstance(urls, str) else urls[0])[0]
     return "" if is_local(first) else split_url(first)[0]
@@ -148,8 +148,8 @@ def _remote_folder(urls: str | list[str]) -> str:
 
 def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, str]:
     """Bytes of a batch, by the first samples as decoded and transformed."""
-    from lightning_shards.plan.cursor import Cursor  # noqa: PLC0415
-    from lightning_shards.plan.place import Place  # noqa: PLC0415
+    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.place import Place
 
     # one at a time: samples of different shapes have a size, too
     epochs = replace(source.epochs, batch_size=1)
@@ -167,7 +167,7 @@ def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, st
 
 def _num_bytes(batch: object) -> int:
     """Bytes of all values in a batch."""
-    from torch.utils._pytree import tree_leaves  # noqa: PLC0415 --help needs no torch
+    from torch.utils._pytree import tree_leaves
 
     return sum(map(_value_bytes, tree_leaves(batch)))
 
@@ -222,7 +222,7 @@ def _epoch(
 
 def _message_bytes(batch_bytes: int | None) -> int | None:
     """Of the batches that a worker process sends at once, in shared memory."""
-    from lightning_shards.workers.messages import BatchBytes, shared_bytes  # noqa: PLC0415 torch
+    from lightning_shards.workers.messages import BatchBytes, shared_bytes
 
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
@@ -286,7 +286,7 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Where more samples are dropped than nobody would miss."""
-    from lightning_shards.splits import drop_remark  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.splits import drop_remark
 
     remarks = {
         row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]

@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     ).parse_args(arguments)
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.parsing import json_schema  # noqa: PLC0415
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.parsing import json_schema
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")
     # the model and the trainer of a LightningCLI, of which this knows nothing

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(options: Namespace) -> int:
-    from lightning_shards.dataprep.inspection.contact_sheet import contact_sheet  # noqa: PLC0415 needs torch
+    from lightning_shards.dataprep.inspection.contact_sheet import contact_sheet
 
     for name in ("samples", "columns", "size"):
         if getattr(options, name) < 1:
@@ -95,7 +95,7 @@ def _numbers(total: int, num: int, seed: int | None) -> list[int]:
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
-    from lightning_shards.samples.fields import decoder_of  # noqa: PLC0415 needs torch
+    from lightning_shards.samples.fields import decoder_of
 
     return next((suffix for suffix in suffixes if decoder_of(suffix) == "rgb"), None)
 

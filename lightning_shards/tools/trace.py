@@ -40,7 +40,7 @@ Steps = list[list[list["ServedSample"]]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; an error is one line on stderr and exit status 2."""
     options = _parser().parse_args(arguments)
-    from lightning_shards.tools.console import run_tool  # noqa: PLC0415 --help needs no numpy
+    from lightning_shards.tools.console import run_tool
 
     run_tool("trace", _trace, options)
 
@@ -76,9 +76,9 @@ def _parser() -> ArgumentParser:
 
 
 def _trace(options: Namespace) -> int:
-    from lightning_shards.plan.place import Place  # noqa: PLC0415
-    from lightning_shards.readers.replay import batch_keys  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.shards.urls import is_local  # noqa: PLC0415
+    from lightning_shards.plan.place import Place
+    from lightning_shards.readers.replay import batch_keys
+    from lightning_shards.shards.urls import is_local
 
     steps = _parse_steps(options.steps)
     module = _data_module(options.config)
@@ -152,8 +152,8 @@ def _as_table(served: Steps, steps: range) -> str:
 
 def _data_module(config: Path) -> "ShardDataModule":
     """The data module that LightningCLI would make of the section `data`."""
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.config_files import read_setting
+    from lightning_shards.datamodule import ShardDataModule
 
     if read_setting(config, "data") is None:
         raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
@@ -163,7 +163,7 @@ def _data_module(config: Path) -> "ShardDataModule":
 
 def _world_size(config: Path) -> int:
     """Devices times nodes of the trainer; 1, with a note, where these are not numbers."""
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415
+    from lightning_shards.config_files import read_setting
 
     devices = read_setting(config, "trainer.devices")
     nodes = read_setting(config, "trainer.num_nodes", 1)
@@ -181,7 +181,7 @@ def _write_samples(
     folder: Path, served: Steps, first_step: int, source: Any, module: "ShardDataModule"
 ) -> None:
     """Write the members of all rows as they are in the tars; no file is overwritten."""
-    from lightning_shards.readers.open_shards import OpenShards  # noqa: PLC0415
+    from lightning_shards.readers.open_shards import OpenShards
 
     make_folder(folder)
     with OpenShards(source.index, module.loader_config.cache_dir) as shards:

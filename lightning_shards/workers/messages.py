@@ -199,7 +199,7 @@ class _TensorLayout:
     def copied(self, memory: NDArray[np.uint8]) -> list[int]:
         """Copy all to other memory, and say where each begins."""
         starts = self.complete(Arena(memory))
-        assert starts is not None  # noqa: S101 it has room for them
+        assert starts is not None  # it has room for them
         return starts
 
 

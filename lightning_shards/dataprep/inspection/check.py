@@ -223,7 +223,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
             f"{table.num_samples:,} now); index it again if it was meant, else fetch it again"
         )
         return [Finding("changed shard", message, path)]
-    assert table.crc32 is not None  # noqa: S101 it was scanned with them
+    assert table.crc32 is not None  # it was scanned with them
     changed = np.flatnonzero(known.crc32 != table.crc32).tolist()
     if not changed:
         message = (

@@ -173,7 +173,7 @@ def _is_of(known: MemberTable, data: TarBytes) -> bool:
 def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
     """Whether the bytes of a member are those that were indexed."""
     start, size = int(known.offsets[member]), int(known.sizes[member])
-    assert known.crc32 is not None  # noqa: S101 the callers look
+    assert known.crc32 is not None  # the callers look
     return start + size <= len(data) and data.crc32(start, size) == known.crc32[member]
 
 

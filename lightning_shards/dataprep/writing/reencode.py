@@ -61,7 +61,7 @@ class Reencode:
 
     def _smaller(self, data: bytes, kind: str, name: str) -> bytes:
         """The file of one image as it is stored."""
-        from PIL import Image, ImageOps  # noqa: PLC0415 an extra
+        from PIL import Image, ImageOps
 
         try:
             image = decode_pil(data)
