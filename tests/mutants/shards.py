@@ -137,8 +137,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.index:_scan",
-        "for name, samples in found.items() if samples",
-        "for name, samples in found.items() if samples is not None",
+        "for name, samples in cached.items() if samples",
+        "for name, samples in cached.items() if samples is not None",
         "shards/counts/test_zero_counts.py",
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.urls:split_joined",
-        'if found[0] == "::"',
+        'if match[0] == "::"',
         "if True",
         "shards/test_urls.py",
     ),
