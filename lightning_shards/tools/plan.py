@@ -1,4 +1,4 @@
-"""`lightning-shards plan`: an epoch in numbers, before it is run."""
+"""`lightning-shards plan`: shows an epoch in numbers before it is run."""
 
 import json
 import os
@@ -30,7 +30,7 @@ _SAMPLES_TRIED = 4
 
 
 class Found(NamedTuple):
-    """What is known before any arithmetic."""
+    """The source of the split, and the sizes of shards and batches, before any arithmetic."""
 
     source: "StreamSource | IndexedSource"
     size_bytes: int | None
@@ -64,7 +64,7 @@ def _plan(options: Namespace) -> int:
     from lightning_shards.config_files import read_setting
     from lightning_shards.datamodule import ShardDataModule
 
-    sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
+    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
     module = ShardDataModule.from_config(options.config)
     devices = _positive(read_setting(options.config, "trainer.devices"))
     nodes = _positive(read_setting(options.config, "trainer.num_nodes")) or 1
@@ -103,7 +103,7 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 
 
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
-    """The split's source, and how large its shards and its batches are."""
+    """The split's source, and the sizes of its shards and batches."""
     from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
     from lightning_shards.shards.index import load_index
     from lightning_shards.shards.urls import expand_urls, is_local
@@ -139,7 +139,7 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
 
 
 def _remote_folder(urls: str | list[str]) -> str:
-    """The folder of the first pattern if it is remote, else the empty string."""
+    """The folder of the first pattern if it is remote, otherwise the empty string."""
     from lightning_shards.shards.urls import is_local, split_joined, split_url
 
     first = split_joined(urls if isinstance(urls, str) else urls[0])[0]
@@ -147,11 +147,11 @@ def _remote_folder(urls: str | list[str]) -> str:
 
 
 def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, str]:
-    """Bytes of a batch, by the first samples as decoded and transformed."""
+    """Estimated bytes of a batch, from the first samples after decoding and transforms."""
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.place import Place
 
-    # one at a time: samples of different shapes have a size, too
+    # Batches of one sample, because samples of different shapes cannot be stacked.
     epochs = replace(source.epochs, batch_size=1)
     is_stream = source.reader["reader"] == "stream"
     alone = replace(
@@ -209,7 +209,7 @@ def _epoch(
         "world_size": world_size,
         "steps": plan.steps,
         "served": plan.served,
-        # draws with replacement: an epoch is nominal, and drops nothing
+        # With draws with replacement an epoch is nominal and drops nothing.
         "dropped": 0 if source.sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
         "first_sizes": _sizes(plan, 0),
@@ -221,21 +221,21 @@ def _epoch(
 
 
 def _message_bytes(batch_bytes: int | None) -> int | None:
-    """Of the batches that a worker process sends at once, in shared memory."""
+    """Bytes in shared memory of the batches that a worker process sends in one message."""
     from lightning_shards.workers.messages import BatchBytes, shared_bytes
 
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
 def _workers(module: "ShardDataModule", ranks: int) -> "Workers":
-    """Of one node."""
+    """The workers of one node with this many ranks."""
     config = module.loader_config
     per_rank = 0 if config.pool == "inline" else module.num_workers
     return Workers(ranks, per_rank, config.prefetch_factor)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:
-    """Least and largest batch of a step; [] if the epoch has none."""
+    """Smallest and largest batch of a step; [] if the epoch has no such step."""
     if plan.steps == 0:
         return []
     sizes = [plan.size(step, 0), plan.size(step, plan.world_size - 1)]
@@ -285,7 +285,7 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Where more samples are dropped than nobody would miss."""
+    """A note for each world size at which many samples are dropped."""
     from lightning_shards.splits import drop_remark
 
     remarks = {
@@ -295,7 +295,7 @@ def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Whether this machine's /dev/shm would hold the batches."""
+    """A note if this machine's /dev/shm is too small for the batches."""
     most = max((row["shm_bytes"] or 0 for row in rows), default=0)
     if not most or not Path("/dev/shm").is_dir():  # noqa: S108
         return []

@@ -1,4 +1,4 @@
-"""`lightning-shards verify`: is every shard what it was, and what can be saved of the others?"""
+"""`lightning-shards verify`: checks that shards are unchanged, and repairs damaged ones."""
 
 import json
 from argparse import Namespace
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def image_decoder(suffix: str) -> Decode | None:
-    """What decodes the images of a suffix; None for what is no image."""
+    """The decoder of images of a suffix; None if the suffix is not of images."""
     from lightning_shards.samples.fields import decoder_of
     from lightning_shards.samples.images import decode_pil
 
