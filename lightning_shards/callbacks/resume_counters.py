@@ -74,7 +74,7 @@ class TrainerOverrides:
         if sum(trainer.num_val_batches) == 0:
             return
         if getattr(trainer, "_val_check_time_interval", None) is not None:
-            trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts anew with the fit
+            trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts again with the fit
             return
         loop, self._val_check_batch = trainer.fit_loop.epoch_loop, trainer.val_check_batch
         counts_all = trainer.check_val_every_n_epoch is None

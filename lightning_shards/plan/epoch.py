@@ -152,8 +152,8 @@ class EpochPlan:
         """
         self._check("step", step, self.steps)
         start = self.trained(step)
-        places = self._total(step) if self._is_even else self.global_batch
-        return start, start + places
+        length = self._total(step) if self._is_even else self.global_batch
+        return start, start + length
 
     def rank_span(self, step: int, rank: int) -> tuple[int, int]:
         """Positions (start, stop) of this rank at this step: its slice of `span(step)`.

@@ -115,9 +115,9 @@ def footprint(
         message_bytes: bytes of the batches that a worker sends in one message.
         run: consecutive samples that the indexed reader keeps together.
     """
-    places, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
-    per_node = places * ranks / plan.world_size
-    touched = _shards_touched(places, per_node / max(places, 1), data, workers, sampling, run)
+    served, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
+    per_node = served * ranks / plan.world_size
+    touched = _shards_touched(served, per_node / max(served, 1), data, workers, sampling, run)
     num_workers = ranks * max(workers.per_rank, 1)
     return Footprint(
         nodes=-(-plan.world_size // workers.ranks),
@@ -141,24 +141,24 @@ def _times(size: float | None, number: float) -> int | None:
 
 
 def _shards_touched(
-    places: int, share: float, data: DataShape, workers: Workers, sampling: Sampling, run: int
+    served: int, share: float, data: DataShape, workers: Workers, sampling: Sampling, run: int
 ) -> float:
     """Different shards that a node reads on average; `share` is its fraction of all samples."""
     shards, per_shard = data.shards, data.samples / max(data.shards, 1)
     if not shards or not per_shard:
         return 0.0
     if data.is_streamed and sampling == "resampled":
-        return _distinct(shards, places * share / per_shard)
+        return _distinct(shards, served * share / per_shard)
     if data.is_streamed:
         # Each worker reads one stretch of the epoch, which begins and ends within a shard.
         stretches = workers.ranks * max(workers.per_rank, 1)
-        return min(shards, places * share / per_shard + stretches)
+        return min(shards, served * share / per_shard + stretches)
     # Blocks are shuffled, so each sample may go to any node.
     in_run = min(run or per_shard, per_shard)
     if sampling == "resampled":
         meets = 1 - (1 - share) ** in_run
-        return _distinct(shards, places / in_run * meets)
-    return shards * (1 - (1 - share) ** (per_shard * places / data.samples))
+        return _distinct(shards, served / in_run * meets)
+    return shards * (1 - (1 - share) ** (per_shard * served / data.samples))
 
 
 def _distinct(kinds: float, draws: float) -> float:

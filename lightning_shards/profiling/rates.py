@@ -158,7 +158,7 @@ class Throughput:
 
     @property
     def side(self) -> Side:
-        """The slower side, or that both are equally fast."""
+        """The slower side, or the word for loader and trainer being equally fast."""
         if self.headroom < BALANCED:
             return "balanced"
         return "loader-bound" if self.loader < self.trainer else "trainer-bound"

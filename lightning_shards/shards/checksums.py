@@ -48,14 +48,17 @@ def joined_crc32(checksums: _Sums, counts: NDArray[np.int64], size: int) -> _Sum
 
 
 def _followed(checksums: _Sums, tables: list[_Sums]) -> _Sums:
-    """The crc32 of the same bytes followed by zeros, whose number the tables were made for."""
+    """The share of these crc32s in the crc32 of longer bytes, to be xored with that of the rest.
+
+    How many bytes the rest has is fixed by the tables.
+    """
     parts = [table[checksums >> 8 * byte & 255] for byte, table in enumerate(tables)]
     return np.bitwise_xor.reduce(parts)
 
 
 @lru_cache(maxsize=256)
 def _tables(size: int, doubled: int) -> list[_Sums]:
-    """`_followed` of each value of each byte of a crc32, for `size * 2**doubled` zeros."""
+    """`_followed` of each value of each byte of a crc32, if `size * 2**doubled` bytes follow."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if doubled:
         half = _tables(size, doubled - 1)

@@ -126,15 +126,15 @@ def load_index(
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
     require_local_shards(urls)
-    places = [split_url(url) for url in urls]
-    by_place = dict(zip(places, urls, strict=True))
+    paths = [split_url(url) for url in urls]
+    url_of = dict(zip(paths, urls, strict=True))
     folders: dict[str, list[str]] = {}
-    for folder, name in by_place:
+    for folder, name in url_of:
         folders.setdefault(folder, []).append(name)
     known: dict[tuple[str, str], int] = {}
     unknown: dict[str, list[str]] = {}
     for folder, names in folders.items():
-        claims = _believed_claims(folder, names, by_place)
+        claims = _believed_claims(folder, names, url_of)
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
@@ -144,19 +144,19 @@ def load_index(
         if names:
             counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
             known |= {(folder, name): samples for name, samples in counts.items()}
-    _report_empty([by_place[place] for place, samples in known.items() if not samples], len(known))
-    in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
+    _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
+    in_order = np.fromiter((known[path] for path in paths), np.int64, count=len(paths))
     return ShardIndex(tuple(urls), in_order)
 
 
 def _believed_claims(
-    folder: str, names: Sequence[str], by_place: Mapping[tuple[str, str], str]
+    folder: str, names: Sequence[str], url_of: Mapping[tuple[str, str], str]
 ) -> dict[str, CountClaim]:
     """The counts that files give for shards of a folder, without a false count of 0."""
     return {
         name: claim
         for name, claim in _claims(folder, names).items()
-        if claim.samples or _is_empty(by_place[folder, name], claim)
+        if claim.samples or _is_empty(url_of[folder, name], claim)
     }
 
 

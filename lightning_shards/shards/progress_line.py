@@ -23,7 +23,7 @@ cast("Any", _Bar).set_lock(RLock())
 
 @contextmanager
 def progress_line(
-    verb: str, total: int, place: str, *, show: bool | None = None
+    verb: str, total: int, where: str, *, show: bool | None = None
 ) -> Generator[Callable[[], object], None, None]:
     """A function to call after each shard: it draws `counted 3 of 12 shards in /data`.
 
@@ -32,8 +32,8 @@ def progress_line(
     if not _is_shown(show):
         yield lambda: None
         return
-    text = f"{verb} {{n}} of {{total}}{{desc}}"  # the place may contain braces
-    with _Bar(total=total, desc=f" shards in {place or '.'}", bar_format=text, miniters=1) as bar:
+    text = f"{verb} {{n}} of {{total}}{{desc}}"  # the folder may contain braces
+    with _Bar(total=total, desc=f" shards in {where or '.'}", bar_format=text, miniters=1) as bar:
         yield bar.update
 
 

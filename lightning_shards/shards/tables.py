@@ -172,8 +172,8 @@ def build_tables(
     if not missing:
         return
     folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
-    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
-    with progress_line("listed", len(missing), place, show=show_progress) as step:
+    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    with progress_line("listed", len(missing), where, show=show_progress) as step:
         for path in missing:
             store.table_of(path)
             step()

@@ -307,8 +307,8 @@ def require_hosts(urls: Sequence[str]) -> None:
     """
     proxies = getproxies()
     parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
-    for scheme, place in parts:
-        host = urlsplit(f"//{place}").hostname
+    for scheme, address in parts:
+        host = urlsplit(f"//{address}").hostname
         if scheme in proxies or not host:
             continue
         try:

@@ -42,7 +42,7 @@ class Runs:
         is_configured: whether this is the setting of the configuration.
         loader: runs of the loader alone.
         both: runs of the fit.
-        refused: reason why the setting cannot be used; empty if it can.
+        refused: reason why the setting cannot be used; None if it can.
     """
 
     setting: "Setting"
@@ -196,7 +196,7 @@ def save_bench_plot(
     allowed = [runs for runs in rows if runs.refused is None]
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    places = range(len(allowed))
+    positions = range(len(allowed))
     series = {"loader alone": [spread_of(runs.loader) for runs in allowed]}
     if trainer:
         series["both"] = [spread_of(runs.both) for runs in allowed]
@@ -207,8 +207,8 @@ def save_bench_plot(
         medians = [spread.median for spread in spreads]
         below = [spread.median - spread.least for spread in spreads]
         above = [spread.most - spread.median for spread in spreads]
-        axes.errorbar(places, medians, (below, above), fmt="o", capsize=4, label=label)
-    axes.set_xticks(places, [runs.name for runs in allowed], rotation=30, ha="right")
+        axes.errorbar(positions, medians, (below, above), fmt="o", capsize=4, label=label)
+    axes.set_xticks(positions, [runs.name for runs in allowed], rotation=30, ha="right")
     axes.set(ylabel="samples/s", ylim=(0, None))
     axes.set_title(heading, fontsize="small", wrap=True)
     axes.legend()

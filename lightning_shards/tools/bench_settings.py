@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Sort key by use of the machine: workers at work first, then processes."""
+        """Sort key by use of the machine: threads at work, kind of workers, number of workers."""
         slots = self.num_workers * self.threads_per_worker
         return slots, _POOLS_BY_COST.index(self.pool), self.num_workers
 

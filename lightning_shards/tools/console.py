@@ -70,7 +70,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
         if listed[finding.rule] > _MAX_LISTED:
             continue
         kind = "wrong" if finding.is_failure else "note"
-        place = (
+        location = (
             f"{finding.shard}: " if finding.shard and finding.shard not in finding.message else ""
         )
         byte = (
@@ -78,7 +78,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
             if finding.byte is None or "at byte" in finding.message
             else f" (byte {finding.byte})"
         )
-        print(f"{kind}: {finding.rule}: {place}{printable(finding.message)}{byte}")
+        print(f"{kind}: {finding.rule}: {location}{printable(finding.message)}{byte}")
     for rule, count in listed.items():
         if count > _MAX_LISTED:
             print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")

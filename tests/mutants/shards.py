@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tar.plain_runs:_run_at",
-        "are_plain[1:] &= following[:-1] == places[1:]",
+        "are_plain[1:] &= following[:-1] == numbers[1:]",
         "following",
         "shards/tar/test_plain_runs.py",
     ),
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.index:_believed_claims",
-        "if claim.samples or _is_empty(by_place[folder, name], claim)",
+        "if claim.samples or _is_empty(url_of[folder, name], claim)",
         "if True",
         "shards/counts/test_zero_counts.py",
     ),

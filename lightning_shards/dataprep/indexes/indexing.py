@@ -110,7 +110,7 @@ class IndexFiles:
                 f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
                 "index a local copy of them, or leave it out"
             )
-        _places_of([redact(url) for url in remote], self.output)
+        _paths_of([redact(url) for url in remote], self.output)
 
 
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
@@ -183,13 +183,13 @@ def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[Shar
     """Remote shards with paths in the output folder, whose folders are made."""
     if output is None:
         return shards
-    places = _places_of([shard.path for shard in shards], output)
-    for below in dict.fromkeys(place.parent.relative_to(output) for place in places):
+    paths = _paths_of([shard.path for shard in shards], output)
+    for below in dict.fromkeys(path.parent.relative_to(output) for path in paths):
         make_folder(output, str(below))
-    return [replace(shard, path=str(place)) for shard, place in zip(shards, places, strict=True)]
+    return [replace(shard, path=str(path)) for shard, path in zip(shards, paths, strict=True)]
 
 
-def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
+def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
     """The paths in the output folder that stand for these shards.
 
     Raises:
@@ -207,14 +207,14 @@ def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
         raise ConfigError(
             f"{urls[0]} and other shards are on different hosts; index those of one at a time"
         )
-    places = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
-    if len(set(places)) < len(places):
-        twice = Counter(places).most_common(1)[0][0]
+    paths = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
+    if len(set(paths)) < len(paths):
+        twice = Counter(paths).most_common(1)[0][0]
         raise ConfigError(
             f"several of the URLs name {twice.name!r} in one folder, and an index tells shards by "
             "their names; index one of them"
         )
-    return places
+    return paths
 
 
 _LEAST_PARTS = 3

@@ -356,5 +356,5 @@ def _renumbered(
     numbers: NDArray[np.int64], old: Sequence[str], new: Sequence[str]
 ) -> NDArray[np.int64]:
     """Positions in `old` as positions in `new`; -1 stays."""
-    places = {name: number for number, name in enumerate(new)}
-    return np.array([places[name] for name in old] + [-1], np.int64)[numbers]
+    positions = {name: number for number, name in enumerate(new)}
+    return np.array([positions[name] for name in old] + [-1], np.int64)[numbers]

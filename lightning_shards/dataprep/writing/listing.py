@@ -85,9 +85,9 @@ def list_tars(
         SampleError: A key or a field could not be written so that it reads back.
     """
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
-    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
     listing_by_path: dict[str, Listing] = {}
-    with progress_line("listed", len(paths), place, show=show_progress) as step:
+    with progress_line("listed", len(paths), where, show=show_progress) as step:
         for path, listing in run_in_processes(_list_tar, paths, processes):
             listing_by_path[path] = listing
             step()
@@ -103,14 +103,14 @@ def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
     if not os.path.isdir(folder):  # noqa: PTH112 - paths stay strings here
         raise ShardNotFoundError(f"{folder} is no folder; check the path and the mount")
     visited: set[tuple[int, int]] = set()
-    for place, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
-        status = os.stat(place)  # noqa: PTH116
+    for below, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        status = os.stat(below)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in visited:
-            raise ConfigError(f"{place} is reached twice, by a link; remove the link")
+            raise ConfigError(f"{below} is reached twice, by a link; remove the link")
         visited.add((status.st_dev, status.st_ino))
         ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(place, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
+        yield from (os.path.join(below, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
 
 
 def _raise(error: OSError) -> None:

@@ -119,9 +119,11 @@ def with_unique_keys(catalog: Catalog, *, may_rename: bool) -> Catalog:
         first = int(repeated[0])
         key = catalog.key(first)
         second = next(int(n) for n in repeated[1:] if catalog.key(int(n)) == key)
-        places = f"{catalog.source_of(first) or 'a row'} and {catalog.source_of(second) or 'a row'}"
+        sources = (
+            f"{catalog.source_of(first) or 'a row'} and {catalog.source_of(second) or 'a row'}"
+        )
         raise SampleError(
-            f"{len(repeated)} samples share their keys with others, such as {key!r} of {places}; "
+            f"{len(repeated)} samples share their keys with others, such as {key!r} of {sources}; "
             "put the names of their files before these keys (--duplicate-keys prefix), or make "
             "them unique"
         )

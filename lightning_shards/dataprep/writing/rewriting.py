@@ -150,9 +150,9 @@ def rewrite(
         is_kept = None if edit.keeps is None else _filtered(catalog, edit, output, journal)
         plan = assign(catalog, packing, is_kept)
         named = _named(plan, prefixes)
-        done = {place: journal.written(*place) for place in named}
+        done = {shard_id: journal.written(*shard_id) for shard_id in named}
         kept_shards = sum(shard is not None for shard in done.values())
-        missing = {place: named[place] for place, shard in done.items() if shard is None}
+        missing = {shard_id: named[shard_id] for shard_id, shard in done.items() if shard is None}
         done |= _write_missing(catalog, missing, edit, output, journal)
         for name, text in beside.items():
             replace_file(output.folder / name, text)
@@ -236,8 +236,8 @@ def _write_missing(
         make_folder(output.folder, split)
     write = partial(_write, edit=edit, cache_dir=output.cache_dir)
     done: dict[tuple[str, str], WrittenShard | None] = {}
-    place = str(output.folder)
-    with progress_line("wrote", len(missing), place, show=output.show_progress) as step:
+    where = str(output.folder)
+    with progress_line("wrote", len(missing), where, show=output.show_progress) as step:
         for job, shard in run_in_processes(write, jobs, output.processes):
             journal.note(job.split, shard)
             done[job.split, shard.name] = shard

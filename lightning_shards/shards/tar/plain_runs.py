@@ -163,33 +163,33 @@ def plain_runs(data: Buffer) -> Iterator[SampleRun]:
 def _run_at(data: Buffer, position: int, window: int) -> SampleRun | None:
     """The samples that are whole in this window; None if there is none."""
     # blocks: the window in tar blocks, shape (count, BLOCK). Headers are found by their magic.
-    # places: the number of each header's block, shape (num_headers,).
+    # numbers: the number of each header's block, shape (num_headers,).
     # headers, sizes, flags, are_plain: one entry per header. The run ends at the first that is
     # not plain. members, extended: numbers of headers of this type.
     count = min(window, (len(data) - position) // BLOCK)
     part = data[position : position + count * BLOCK]
     blocks = np.frombuffer(part, np.uint8).reshape(count, BLOCK)
-    places = np.flatnonzero(blocks[:, _MAGIC].view(np.uint32) == _USTA)
-    if len(places) < _TWO or len(places) * _MAX_SPARSE < count:
+    numbers = np.flatnonzero(blocks[:, _MAGIC].view(np.uint32) == _USTA)
+    if len(numbers) < _TWO or len(numbers) * _MAX_SPARSE < count:
         return None
-    headers = blocks[places]
+    headers = blocks[numbers]
     sizes, are_plain = _octal(headers[:, _SIZE], 11)
     are_plain &= (headers[:, _PREFIX] == 0) & _are_summed(headers)
     # A member is whole if the next header follows it; the last one is left to the next window.
-    following = places + 1 + (sizes + BLOCK - 1) // BLOCK
-    are_plain[0] &= places[0] == 0
-    are_plain[1:] &= following[:-1] == places[1:]
+    following = numbers + 1 + (sizes + BLOCK - 1) // BLOCK
+    are_plain[0] &= numbers[0] == 0
+    are_plain[1:] &= following[:-1] == numbers[1:]
     flags = headers[:, _FLAG]
     members, extended = np.flatnonzero(flags == _ZERO), np.flatnonzero(flags == _EXTENDED)
     names = _split(headers[:, _NAME][members])
     are_known = np.zeros(len(headers), np.bool_)
     are_known[members] = names.are_plain
-    are_known[extended] = _are_times(blocks, places[extended] + 1, sizes[extended])
+    are_known[extended] = _are_times(blocks, numbers[extended] + 1, sizes[extended])
     are_known[1:] &= (flags[1:] == _ZERO) | (flags[:-1] == _ZERO)  # not two extended ones
     are_plain &= are_known
     length = len(are_plain) if are_plain.all() else int(are_plain.argmin())
     members = members[: np.searchsorted(members, length)]
-    return _samples(names, position + places * BLOCK, sizes, members)
+    return _samples(names, position + numbers * BLOCK, sizes, members)
 
 
 def _octal(fields: Bytes, digits: int) -> tuple[Ints, Flags]:
@@ -211,9 +211,9 @@ def _are_summed(headers: Bytes) -> Flags:
     return are_numbers & (headers.sum(axis=1, dtype=np.uint16) == expected)
 
 
-def _are_times(blocks: Bytes, places: Ints, sizes: Ints) -> Flags:
+def _are_times(blocks: Bytes, numbers: Ints, sizes: Ints) -> Flags:
     """Whether these extended headers hold only a time (compare `_pax_overrides`)."""
-    texts = blocks[:, : len(_TIMES)][np.minimum(places, len(blocks) - 1)]
+    texts = blocks[:, : len(_TIMES)][np.minimum(numbers, len(blocks) - 1)]
     begins = _TIMES[np.minimum(sizes, len(_TIMES) - 1)]
     records = _strings(texts)
     are_single = np.strings.find(records, b"\n") == sizes - 1
