@@ -126,7 +126,6 @@ class ShardCLI(LightningCLI):
             raise
 
     def _data_settings(self) -> dict[str, Any]:
-        """The section `data` in plain values."""
         data = self._get(self.config, "data")
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)

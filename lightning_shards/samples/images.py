@@ -255,7 +255,6 @@ def _turbo_crop(data: bytes, choose: ChooseBox, size: int, mode: str) -> Pixels:
 
 
 def _turbo_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG."""
     if not data.startswith(_JPEG):
         raise _NotForTurboError
     try:

@@ -159,7 +159,6 @@ def _kill(stream: Any) -> None:
 
 
 def _fetch(url: str, file: IO[bytes]) -> None:
-    """Put all bytes of a remote shard into a file."""
     size, problem = 0, ""
     try:
         with opened(url) as stream:

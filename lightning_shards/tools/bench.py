@@ -253,7 +253,6 @@ def _fitted(measure: "Callable[[], Measurement]") -> "Measurement":
 
 
 def _about(options: Namespace, subject: _Subject, batch: "OneBatch") -> dict[str, Any]:
-    """The measured data and the machine, in plain values."""
     names = ("torch", "lightning", "lightning-shards")
     return {
         "config": [str(path) for path in options.config or ()],

@@ -186,7 +186,6 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _first_suffixes(urls: Sequence[str]) -> list[str]:
-    """The suffixes of the first sample of all shards."""
     for sample in _first_samples(urls):
         return [name for name in sample if not name.startswith("__")]
     raise ConfigError(f"the {len(urls)} shards of --urls hold no sample")

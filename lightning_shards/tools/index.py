@@ -77,7 +77,6 @@ def _index(options: Namespace) -> int:
 
 
 def _document(found: Survey, written: Sequence[Path]) -> dict[str, Any]:
-    """The whole result in plain values."""
     return {
         "shards": len(found.shards),
         "samples": found.samples,

@@ -72,7 +72,6 @@ def _info(options: Namespace) -> int:
 
 
 def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:
-    """The whole result in plain values."""
     sound = [shard for shard in found.shards if not shard.is_damaged]
     keys = [key for shard in sound for key in shard.example_keys]
     return {

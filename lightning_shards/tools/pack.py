@@ -87,7 +87,6 @@ def _pack(options: Namespace) -> int:
 
 
 def _reencoding(options: Namespace) -> Edit:
-    """The edit that reencodes images."""
     if options.resize is None and options.quality is None:
         return Edit()
     from lightning_shards.dataprep.writing.reencode import Reencode
@@ -97,7 +96,6 @@ def _reencoding(options: Namespace) -> Edit:
 
 
 def _list(options: Namespace) -> Listing:
-    """The samples of the input."""
     first: str = options.input[0]
     if os.path.isdir(first):  # noqa: PTH112 - a leading ./ stays
         _refuse(options, _FOR_TABLES, "a table")
@@ -137,7 +135,6 @@ def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
 
 
 def _refuse(options: Namespace, names: Sequence[str], kind: str) -> None:
-    """Refuse options that belong to another kind of input."""
     for name in names:
         if getattr(options, name):
             option = name.replace("_", "-")

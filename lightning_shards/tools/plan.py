@@ -166,7 +166,6 @@ def _batch_bytes(source: "StreamSource | IndexedSource") -> tuple[int | None, st
 
 
 def _num_bytes(batch: object) -> int:
-    """Bytes of all values in a batch."""
     from torch.utils._pytree import tree_leaves
 
     return sum(map(_value_bytes, tree_leaves(batch)))

@@ -68,7 +68,6 @@ def _reshard(options: Namespace) -> int:
 
 
 def _edit(options: Namespace) -> Edit:
-    """The edit of samples that the options ask for."""
     settings: dict[str, Any] = {}
     functions: dict[str, Any] = {"filter": None, "map": None}
     for name in functions:

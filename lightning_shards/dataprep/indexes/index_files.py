@@ -61,7 +61,6 @@ def _parsed(path: Path) -> object:
 
 
 def _sizes_as_entries(content: object) -> list[dict[str, Any]]:
-    """The counts of a `sizes.json` as entries of a wids JSON."""
     return [{"url": name, "nsamples": count} for name, count in json_object(content).items()]
 
 

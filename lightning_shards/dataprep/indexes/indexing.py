@@ -241,7 +241,6 @@ def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    """The entries of the wids JSON of a folder."""
     names = {Path(shard.path).name for shard in shards}
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None

@@ -132,7 +132,6 @@ def _split_path(
 
 
 def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
-    """Add a file to those of its sample."""
     if suffix in files:
         raise SampleError(f"{files[suffix]} and {path} would be one member; rename one")
     image = next((other for other in files if other in IMAGE_FIELDS), None)
@@ -159,7 +158,6 @@ def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
 
 
 def _list_tar(path: str) -> Listing:
-    """The samples of one tar."""
     ignored: Counter[str] = Counter()
     samples: dict[str, dict[str, Member]] = {}
     joined = 0

@@ -257,7 +257,6 @@ def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShar
 def _edited(
     samples: list[Listed], files: InputFiles, edit: Edit
 ) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
-    """The keys and members to write."""
     for key, extents in samples:
         if edit.is_needed:
             sample = edit(_read(key, extents, files))
