@@ -100,7 +100,7 @@ def make_source(
     epochs, fields = _schedule(split, config, index), split_fields(config, allow_unsafe)
     transforms, max_bad = config.transforms or {}, _max_bad(split, config, batch_format)
     sampling = config.sampling
-    assert sampling is not None  # noqa: S101 they are complete
+    assert sampling is not None  # they are complete
     if choose_reader(split, config, sampling, index) == "stream":
         return StreamSource(
             *(index, epochs, sampling, seed, fields, transforms),
@@ -109,7 +109,7 @@ def make_source(
             batch_format=batch_format,
             max_bad=max_bad,
         )
-    assert index.counts is not None  # noqa: S101 local shards have been counted
+    assert index.counts is not None  # local shards have been counted
     run, block = config.shuffle_run, config.shuffle_block
     order = SampleOrder(index.counts, seed, sampling, run, block)
     return IndexedSource(
@@ -123,9 +123,9 @@ def make_source(
 def _schedule(split: Split, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
     """The epochs of a split; those of evaluation rewind."""
     sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
-    assert sampling is not None  # noqa: S101 they are complete
-    assert remainder is not None  # noqa: S101
-    assert batch_size is not None  # noqa: S101
+    assert sampling is not None  # they are complete
+    assert remainder is not None
+    assert batch_size is not None
     samples = epoch_samples(split, config.dataset_size, sampling, index)
     return EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
 

@@ -39,7 +39,7 @@ _USERS_TO_MEND = (
     StateError,
     UrlError,
 )
-"""Errors of a run that another option mends: a traceback would only hide the message."""
+"""Errors of a run that the user can fix by an option: a traceback would only hide the message."""
 
 
 class ShardArgumentParser(LightningArgumentParser):
@@ -49,12 +49,12 @@ class ShardArgumentParser(LightningArgumentParser):
         """End with exit status 2, or raise ArgumentError if the parser was made to do so."""
         if ex is not None and self.exit_on_error:
             plain = plain_message(ex)
-            # models and callbacks may be one of many classes: there all of the message is wanted
+            # Models and callbacks may be one of many classes, so there the whole message is kept.
             message = plain if plain.startswith("data") else message
         super().error(message, ex)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
-        """Nothing before an error: a page of options would push its line off the screen."""
+        """Print nothing: a page of options would push the line of the error off the screen."""
         if file is not sys.stderr:
             cast("Any", super()).print_usage(file)
 
@@ -62,12 +62,12 @@ class ShardArgumentParser(LightningArgumentParser):
 class ShardCLI(LightningCLI):
     """`LightningCLI` with `ShardDataModule` and our callbacks.
 
-    Each of `SetEpoch`, `ExactResume`, `EpochDigest` and `DataThroughputMonitor` that the
-    configuration does not bring is added.
+    It adds `SetEpoch`, `ExactResume`, `EpochDigest` and `DataThroughputMonitor`, each unless the
+    configuration has it already.
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
-    ``--data.batch`` as ``--data.batch_size``). Settings that cannot work end in one line and exit
-    status 2. ``${trainer.devices}`` in a YAML is interpolated by omegaconf.
+    ``--data.batch`` as ``--data.batch_size``). Settings that cannot work give an error of one line
+    and exit status 2. omegaconf resolves interpolations like ``${trainer.devices}`` in a YAML.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ShardCLI(LightningCLI):
         return super().init_parser(**{**ours, **kwargs})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the options and files; an interpolation that leads nowhere is an option's error."""
+        """Read options and files; an interpolation that cannot be resolved is an option error."""
         with self._errors_in_one_line(parser):
             cast("Any", super()).parse_arguments(parser, args)
 
@@ -95,7 +95,7 @@ class ShardCLI(LightningCLI):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer, with those of our callbacks that the configuration does not bring itself."""
+        """The trainer, with those of our callbacks that the configuration lacks."""
         given: Any = self._get(self.config_init, "trainer", default={}).get("callbacks") or []
         callbacks = cast("list[object]", given if isinstance(given, list) else [given])
         kinds = {type(callback) for callback in callbacks}
@@ -115,7 +115,7 @@ class ShardCLI(LightningCLI):
 
     @contextmanager
     def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:
-        """Turn errors of settings, which jsonargparse wraps or lets through, into the parser's."""
+        """Turn errors of settings, whether wrapped by jsonargparse or not, into parser errors."""
         try:
             yield
         except Exception as error:
@@ -126,7 +126,6 @@ class ShardCLI(LightningCLI):
             raise
 
     def _data_settings(self) -> dict[str, Any]:
-        """What the section `data` says, in plain values."""
         data = self._get(self.config, "data")
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)

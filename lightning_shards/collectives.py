@@ -1,6 +1,6 @@
-"""All ranks agree on an epoch before it starts, or all of them raise the same error.
+"""Collectives by which all ranks agree on an epoch before it starts, or raise the same error.
 
-A rank that fails alone leaves the others in a collective until its timeout, half an hour later.
+If a rank failed alone, the others would wait in a collective for its timeout, half an hour.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from lightning_shards.errors import PlanError, RankError, ShardError
 
 
 class _Report(NamedTuple):
-    """What one rank tells the others: its facts, or how it failed.
+    """The message of one rank to the others: its facts, or its error.
 
-    An error travels as text: one with a lock in it cannot be pickled, and one whose class wants two
-    arguments cannot be made again from its message.
+    An error travels as text, because an error that holds a lock cannot be pickled, and an error
+    whose class takes two arguments cannot be made again from its message.
     """
 
     facts: dict[str, int | str]
@@ -24,17 +24,17 @@ class _Report(NamedTuple):
 
 
 def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
-    """Compare what the ranks know; every rank must call this, also one that failed before.
+    """Compare the facts of all ranks; every rank must call this, also one that failed before.
 
     Without an initialised process group there is one rank, which only raises its own error.
 
     Args:
         facts: plain values that must be equal on all ranks, such as the steps of an epoch.
-        error: what went wrong on this rank.
+        error: the error of this rank, if it failed.
 
     Raises:
-        ShardError: the first rank's error, on all ranks.
-        RankError: likewise, for an error that is none of ours.
+        ShardError: the error of the first rank that failed, on all ranks.
+        RankError: the same, for an error that is not a `ShardError`.
         PlanError: a fact differs between ranks.
     """
     reports: list[_Report] = gather(_Report(dict(facts), _as_text(error)))
@@ -61,7 +61,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def _as_text(error: Exception | None) -> tuple[str, str] | None:
-    """The error as all ranks can raise it: by a class of the tree, or as that of another rank."""
+    """The error in a form that all ranks can raise: the name of a class in `errors`, and text."""
     if error is None:
         return None
     if not isinstance(error, ShardError):
@@ -71,8 +71,8 @@ def _as_text(error: Exception | None) -> tuple[str, str] | None:
 
 
 def _compare(facts: list[dict[str, int | str]]) -> None:
-    for name in dict.fromkeys(name for each in facts for name in each):
-        values = [each.get(name) for each in facts]
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        values = [fact.get(name) for fact in facts]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             raise PlanError(

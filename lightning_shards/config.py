@@ -65,10 +65,10 @@ class SplitConfig:
     max_bad: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what can be seen to be wrong without looking at the shards.
+        """Refuse settings that are wrong whatever the shards hold.
 
         Raises:
-            ConfigError: naming the setting, its value and the remedy.
+            ConfigError: a setting is wrong; the message names it, its value and the remedy.
         """
         if not self.urls:
             raise ConfigError(
@@ -98,24 +98,24 @@ class SplitConfig:
         self._load_callables()
 
     def __repr__(self) -> str:
-        """As any dataclass, but without the passwords, signatures and commands in URLs."""
+        """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
         urls = self.urls
         shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
-        others = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)[1:]]
+        others = [f"{setting.name}={getattr(self, setting.name)!r}" for setting in fields(self)[1:]]
         return f"{type(self).__name__}({', '.join([f'urls={shown!r}', *others])})"
 
     def _load_callables(self) -> None:
-        """Put what can be called in the place of its name: the one change, before anybody looks."""
+        """Replace names of callables by the callables, once and before any use."""
         if self.transforms is not None:
             transforms = load_callables("the transform of", self.transforms)
             object.__setattr__(self, "transforms", transforms)
-        stages = [load_callable(f"stages[{i}]", each) for i, each in enumerate(self.stages)]
+        stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
         object.__setattr__(self, "stages", stages)
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How batches are made, not which: nothing here changes a batch.
+    """How batches are made; no setting here changes which batches they are.
 
     Args:
         pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
@@ -148,10 +148,10 @@ class LoaderConfig:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Refuse settings that cannot work.
 
         Raises:
-            ConfigError: naming the setting, its value and the remedy.
+            ConfigError: a setting is wrong; the message names it, its value and the remedy.
         """
         require_choice("pool", self.pool, ("processes", "threads", "inline"))
         require_at_least("threads_per_worker", self.threads_per_worker, 1)
@@ -176,7 +176,7 @@ def require_at_least(name: str, value: int, least: int) -> None:
     """Check a whole number against its least value.
 
     Raises:
-        ConfigError: it is below, or no whole number.
+        ConfigError: it is smaller, or not a whole number.
     """
     if type(value) is not int or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -186,7 +186,7 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
     """Check a setting against its choices.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: it is not one of them.
     """
     if value not in choices:
         raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")

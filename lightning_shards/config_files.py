@@ -1,4 +1,4 @@
-"""From a YAML file, a dict or an omegaconf config to a data module."""
+"""The door to YAML and omegaconf: makes a data module from a file, a dict or a config."""
 
 import inspect
 from collections.abc import Generator, Iterator, Mapping
@@ -24,7 +24,7 @@ def module_from_config(
     """The data module that a configuration describes; see `ShardDataModule.from_config`.
 
     Raises:
-        ConfigError: it cannot be read, or holds what the module does not take.
+        ConfigError: it cannot be read, or holds settings that the module does not take.
         FileNotFoundError: there is no such file.
     """
     module_class, settings, unchecked = _chosen_class(
@@ -44,7 +44,7 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
     """One setting of a YAML of LightningCLI, as in `trainer.devices`, with interpolations resolved.
 
     Raises:
-        ConfigError: the file is no YAML, or an interpolation leads nowhere.
+        ConfigError: the file is not YAML, or an interpolation cannot be resolved.
         OSError: there is no such file, or it holds a bare value.
     """
     with _errors_name(repr(fspath(path))):
@@ -52,25 +52,25 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
 
 
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
-    """The message with the section, and the split where it is one's, that it is about.
+    """The message with the section that it is about, and the split if it is about one.
 
     Args:
-        error: what a data module or a split said of its settings.
-        settings: those of the data module, in plain values.
+        error: an error of a data module or of a split about its settings.
+        settings: the settings of the data module, in plain values.
     """
-    if str(error).startswith("data"):  # from the parser, which knows the key
+    if str(error).startswith("data"):  # from the parser, which names the key
         return str(error)
     split = _refused_split(settings)
     return f"data.{split}: {error}" if split else f"data: {error}"
 
 
 def omegaconf_message(error: OmegaConfBaseException) -> str:
-    """What it says and the key, in one line."""
+    """The message and the key, in one line."""
     return f"{str(error).partition(chr(10))[0]}, at {cast('Any', error).full_key!r}"
 
 
 def _refused_split(settings: Mapping[str, Any]) -> str | None:
-    """The first split that cannot be made of its settings: the error itself does not say."""
+    """The first split whose settings are refused; the error itself does not name it."""
     for split in get_args(Split):
         if isinstance(settings.get(split), Mapping):
             try:
@@ -83,7 +83,7 @@ def _refused_split(settings: Mapping[str, Any]) -> str | None:
 def _data_section(
     module_class: type[object], config: DictConfig | Mapping[str, Any] | str | PathLike[str]
 ) -> dict[str, Any]:
-    """The settings of the module: all of the config, or its section `data` where it has one."""
+    """The settings of the module: the section `data` of the config if it has one, or all of it."""
     where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
     with _errors_name(where):
         node = cast("Any", _opened(config))
@@ -99,7 +99,7 @@ def _data_section(
 
 @contextmanager
 def _errors_name(where: str) -> Generator[None]:
-    """Errors of YAML and omegaconf become ours, in one line that begins with the file's name."""
+    """Turn errors of YAML and omegaconf into ours, in one line that begins with the file's name."""
     try:
         yield
     except ShardError:  # a ConfigError is a ValueError, too
@@ -115,25 +115,25 @@ def _opened(config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> obj
         return OmegaConf.load(fspath(config))
     if OmegaConf.is_config(config):
         return config
-    # may hold callables, as Python code writes them
+    # A config made by Python code may hold callables.
     return OmegaConf.create(dict(config), flags={"allow_objects": True})
 
 
 def _chosen_class(
     module_class: type[_T], section: dict[str, Any]
 ) -> tuple[type[_T], dict[str, Any], dict[str, Any]]:
-    """The class that a section names by `class_path`, its settings, and those without a check."""
+    """The class that a section names by `class_path`, its settings, and unchecked settings."""
     if "class_path" not in section:
         return module_class, section, {}
-    found = _named_class(module_class, section["class_path"])
+    chosen_class = _named_class(module_class, section["class_path"])
     if unknown := sorted(section.keys() - {"class_path", "init_args", "dict_kwargs"}):
         raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
-    return found, section.get("init_args") or {}, section.get("dict_kwargs") or {}
+    return chosen_class, section.get("init_args") or {}, section.get("dict_kwargs") or {}
 
 
 def _named_class(module_class: type[_T], path: Any) -> type[_T]:
-    """The class at an import path, or with the bare name of a class that is imported already."""
-    known = {each.__name__: each for each in _with_subclasses(module_class)}
+    """The class at an import path, or the already imported class of this bare name."""
+    known = {known_class.__name__: known_class for known_class in _with_subclasses(module_class)}
     try:
         found = known.get(path) or resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

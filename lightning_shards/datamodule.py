@@ -207,7 +207,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Apply `device_transforms`, then the LightningModule's own hook, which ours would hide."""
-        assert self.trainer is not None  # noqa: S101 only a trainer calls hooks
+        assert self.trainer is not None  # only a trainer calls hooks
         config = self.splits[_SPLIT_OF[self.trainer.state.stage]]
         for number, name in enumerate((config and config.fields) or self.fields):
             if name not in self.device_transforms:
@@ -302,7 +302,7 @@ class ShardDataModule(pl.LightningDataModule):
                 error = caught
         if loader is None or self._agreed.get(split) is not loader:  # else one may ask alone
             agree(loader.facts if loader else {}, error)
-        assert loader is not None  # noqa: S101 agree() raised otherwise
+        assert loader is not None  # agree() raised otherwise
         self._agreed[split] = loader
         return loader
 

@@ -1,22 +1,22 @@
-"""The tree of errors: what went wrong, the value that was met, and the remedy, in one message.
+"""The tree of errors; each message says what went wrong, with which value, and what to do.
 
-Every error is a `ShardError` and also the builtin that it refines, so that ``except ValueError``
-goes on working for who does not know this package::
+Every error is a `ShardError` and also the builtin error that it refines, so that code which does
+not know this package can still use ``except ValueError``::
 
     ShardError
     ├── ConfigError (ValueError)            a setting, or two settings that do not go together
-    │   └── UnsafeError                     something that could run code and was not switched on
+    │   └── UnsafeError                     a value that could run code and was not switched on
     ├── PlanError (ValueError)              an epoch that cannot be cut into equal steps
     ├── UrlError (ValueError)               a pattern of shards that cannot be read
     ├── ShardNotFoundError (FileNotFoundError)   a shard, or all that a pattern should have matched
-    ├── FileAccessError (OSError)           a file that is there and cannot be opened or read
+    ├── FileAccessError (OSError)           a file that exists and cannot be opened or read
     ├── IndexMismatchError (ValueError)     two sources of counts, or counts and shard, disagree
     ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
     │   ├── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
     │   └── TransformError                  a transform raised an error on it
     ├── StateError (ValueError)             a checkpoint of another data set or another run
-    ├── DigestError (RuntimeError)          what was served is not what the order says
+    ├── DigestError (RuntimeError)          samples served that are not those of the order
     ├── WorkerError (RuntimeError)          a worker that could not start or that died
     └── RankError (RuntimeError)            another rank failed: its message, raised here too
 """
@@ -26,7 +26,7 @@ class ShardError(Exception):
     """The root of all errors that this package raises on purpose."""
 
     def __str__(self) -> str:
-        """The message as it was written (`KeyError` would show its quoted form)."""
+        """The message as it was written (`KeyError` would put it in quotes)."""
         return str(self.args[0]) if self.args else ""
 
 
@@ -35,7 +35,7 @@ class ConfigError(ShardError, ValueError):
 
 
 class UnsafeError(ConfigError):
-    """Something that can run a program (a pickle, a `pipe:` URL) was met and is not switched on."""
+    """A value that can run a program (a pickle, a `pipe:` URL) is used and not switched on."""
 
 
 class PlanError(ShardError, ValueError):
@@ -51,7 +51,7 @@ class ShardNotFoundError(ShardError, FileNotFoundError):
 
 
 class FileAccessError(ShardError, OSError):
-    """A file is there and cannot be used: no permission, a fifo or folder, more than its limit."""
+    """A file exists and cannot be used: no permission, a fifo or folder, or too large."""
 
 
 class IndexMismatchError(ShardError, ValueError):

@@ -1,8 +1,8 @@
-"""The guard of processes that we start: it ends them, and what they run, with the one that did.
+"""The guard of processes that we start: it ends them, and their programs, with their owner.
 
-It begins before any other line runs in a process that is not forked: multiprocessing unpickles the
-name of a process before it imports the main script. As the path of imports is not set then, this
-file is run by its path, and imports nothing but the standard library.
+In a process that is not forked it begins before any other code runs, because multiprocessing
+unpickles the name of a process before it imports the main script. The import path is not set yet at
+that time, so this file is run by its path and imports nothing but the standard library.
 """
 
 import os
@@ -22,23 +22,23 @@ _THREAD = "the guard of a worker"
 
 
 class GuardedName(str):
-    """The name of a process, which begins the guard where it is unpickled.
+    """The name of a process, which begins the guard when it is unpickled.
 
     Args:
-        owner_pid: the process whose end is this one's, too.
-        folder: of sockets; see `end_with`.
+        owner_pid: the process with which this one shall end.
+        folder: folder of sockets; see `end_with`.
     """
 
     __slots__ = ("_folder", "_owner_pid")
 
     def __new__(cls, owner_pid: int, folder: str | None = None) -> Self:
-        """Give the process its name."""
+        """Make the name of the process."""
         name = super().__new__(cls, "lightning_shards worker")
         name._owner_pid, name._folder = owner_pid, folder
         return name
 
     def begin(self) -> None:
-        """Begin the guard in a process that is forked: there nothing is unpickled."""
+        """Begin the guard in a forked process, in which nothing is unpickled."""
         end_with(self._owner_pid, self._folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class GuardedName(str):
 
 
 class _Begun:
-    """What becomes of this file's globals, when it is run with what is given."""
+    """The globals of this file after it was run with the given ones."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._given = given
@@ -59,10 +59,10 @@ class _Begun:
 def end_with(owner_pid: int, folder: str | None) -> None:
     """End this process, and the programs that it runs, as soon as its owner is gone.
 
-    The workers of a fork server outlive a trainer that was killed: their parent is the server. A
-    guarded process leads a process group of its own, because all of a group end at once: one by
-    one, a download that is ended could be started again before its process is. (Ctrl-C then reaches
-    the owner alone, which ends its processes.)
+    The workers of a fork server would outlive a trainer that is killed, because their parent is the
+    server. A guarded process leads a process group of its own, since all processes of a group end
+    at once; one by one, a process could restart its download before it is ended itself. (Ctrl-C
+    then reaches only the owner, which ends its processes.)
 
     Args:
         owner_pid: the process that started this one.
@@ -79,21 +79,21 @@ def _watch(owner_pid: int, folder: str | None) -> None:
         ended = select.poll()
         ended.register(os.pidfd_open(owner_pid))  # readable when the process has ended
         ended.poll()
-    except (AttributeError, OSError):  # the system has none, or the owner has ended already
+    except (AttributeError, OSError):  # the system lacks pidfds, or the owner has ended already
         with suppress(ProcessLookupError):
             while True:
                 os.kill(owner_pid, 0)
                 time.sleep(_WATCH_INTERVAL_S)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # with curl, which may wait for a server that sends nothing
+    os.killpg(0, signal.SIGKILL)  # curl too, which may wait for a silent server
 
 
 def kill(pid: int) -> None:
-    """Kill a guarded process that was not waited for yet, and the programs that it runs."""
+    """Kill a guarded process that has not been joined yet, and the programs that it runs."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):  # it had no group of its own yet
+    with suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
         os.killpg(pid, signal.SIGKILL)
 
 

@@ -1,9 +1,9 @@
 """The loader: a sized iterable that cuts one endless stream into epochs and keeps the cursor.
 
-It is not a DataLoader, as Lightning calls `iter()` up to three times an epoch, the first time
-before it says which epoch it is. So `__iter__` is a lazy generator: where to begin is asked at the
+It is not a DataLoader, because Lightning calls `iter()` up to three times an epoch, the first time
+before it sets the epoch. So `__iter__` is a lazy generator, which looks up where to begin at the
 first `next()`. Lightning also never exhausts a loader that has a length, so the cursor moves on
-**before** a batch is handed out, and nothing that matters stands after the last `yield`.
+**before** a batch is handed out, and no code that matters stands after the last `yield`.
 """
 
 import copy
@@ -37,27 +37,27 @@ WAYS_TO_A_PLACE = (
 
 
 class Progress(Protocol):
-    """Tells a loader where to begin: a trainer's progress, or none for a plain loop."""
+    """Tells a loader where to begin, as a trainer's progress does."""
 
     def begin(self, loader: "ShardLoader") -> tuple[Cursor, int | None]:
-        """At an iteration's first `next()`: the cursor, and the trainer's own limit of steps."""
+        """The cursor to begin at and the trainer's limit of steps, at the first `next()`."""
         ...
 
     def trained(self, loader: "ShardLoader") -> Cursor:
-        """How far the whole job has come, for a checkpoint."""
+        """The cursor of the whole job, for a checkpoint."""
         ...
 
 
 @dataclass
 class LoaderTimes:
-    """What the loader measured since it was made; the throughput window reads it.
+    """Times that the loader has measured since it was made; the throughput window reads them.
 
     Attributes:
         batches: batches handed out.
-        samples: samples in them, of this rank.
-        wait_s: seconds that `next()` took, without the first batch of a stream.
-        produce_s: seconds that the workers spent to make these batches, summed over workers.
-        start_s: seconds until the first batches of streams came: workers start, buffers fill.
+        samples: samples of this rank in these batches.
+        wait_s: seconds that `next()` took, without the first batch of each stream.
+        produce_s: seconds that the workers spent on these batches, summed over workers.
+        start_s: seconds until the first batch of each stream, while workers start and buffers fill.
         stages: `produce_s` by stage, see `stage_clock.STAGES`; the rest is bookkeeping.
         handed_at: `time.perf_counter()` when the last batch was handed out.
     """
@@ -73,14 +73,14 @@ class LoaderTimes:
 
 @dataclass
 class Served:
-    """What this rank has handed out of one epoch, since its start or since it was resumed.
+    """The batches of one epoch that this rank has handed out since it began or was resumed.
 
     Attributes:
         begin: the cursor of the first batch.
-        samples: the cursor's samples behind the last one; positions of all ranks, without repeats.
+        samples: the cursor's samples after the last batch, over all ranks and without repeats.
         steps: batches handed out.
-        digest: of the ids in them (`plan.digest`), without repeats and substitutes.
-        bad: samples that could not be read, in whose place others stood.
+        digest: digest of the ids in them (`plan.digest`), without repeats and substitutes.
+        bad: samples that could not be read and were replaced by others.
     """
 
     begin: Cursor
@@ -90,7 +90,7 @@ class Served:
     bad: list[BadSample] = field(default_factory=list[BadSample])
 
     def add(self, loaded: LoadedBatch, samples: int) -> None:
-        """Count a batch; `samples` is where the job stands behind it."""
+        """Count a batch; `samples` is the cursor's samples after it."""
         self.samples = samples
         self.steps += 1
         self.digest = add_digests(self.digest, loaded.digest)
@@ -98,7 +98,7 @@ class Served:
 
 
 class _OpenStream(NamedTuple):
-    """Where a stream stands: the next batch it will give, and the limit it was started with."""
+    """The cursor of the next batch that a stream will give, and the limit it was started with."""
 
     stream: BatchStream
     cursor: Cursor
@@ -108,18 +108,18 @@ class _OpenStream(NamedTuple):
 class ShardLoader:
     """Batches of one split for one rank, the same number on every rank.
 
-    The one rule: if the stream stands at the wanted (epoch, samples, limit), go on; otherwise start
-    it there. So workers are busy with the next epoch while the model validates.
+    It has one rule: if the stream stands at the wanted (epoch, samples, limit), go on; otherwise
+    start it there. So workers are busy with the next epoch while the model validates.
 
-    Without a Trainer a batch counts as trained when it is handed out; an iteration starts at the
-    beginning of `epoch`, except right after `load_state_dict`; finishing an epoch moves `epoch` on,
+    Without a Trainer a batch counts as trained when it is handed out. An iteration starts at the
+    beginning of `epoch`, except right after `load_state_dict`. Finishing an epoch moves `epoch` on;
     a `break` does not.
 
     Args:
-        source: what makes the batches.
-        pool: where they are loaded.
-        place: the rank and the world size. None: the only one there is, which is refused at the
-            first batch if this process turns out to be one of several.
+        source: makes the batches.
+        pool: runs the source in its workers.
+        place: the rank and the world size. None stands for a single process, and is refused at the
+            first batch if this process is one of several.
         progress: a trainer's progress; None for a plain loop.
     """
 
@@ -148,12 +148,12 @@ class ShardLoader:
 
     @property
     def source(self) -> Source:
-        """What makes the batches; frozen."""
+        """The source that makes the batches; it is frozen."""
         return self._source
 
     @property
     def epochs(self) -> EpochSchedule:
-        """How the samples are cut into epochs."""
+        """The schedule by which samples are cut into epochs."""
         return self._source.epochs
 
     @property
@@ -162,14 +162,14 @@ class ShardLoader:
         return self.epochs.plan(self.place.world_size)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, also in one that is resumed in the middle."""
+        """Steps of a whole epoch, even while one is resumed in the middle."""
         return self.epochs.steps(self.place.world_size)
 
     def with_epoch(self, steps: int) -> "ShardLoader":
         """A new loader whose epochs have `steps` steps on every rank.
 
         Raises:
-            ConfigError: fewer than one, or more than the plan has.
+            ConfigError: `steps` is below 1, or more than the plan has.
         """
         planned = self.plan.steps
         if not 1 <= steps <= planned:
@@ -181,11 +181,11 @@ class ShardLoader:
         return self._copy(self._source.with_epochs(self.epochs.with_limit(limit)))
 
     def with_length(self, steps: int) -> "ShardLoader":
-        """A new loader that reports `steps` as its length, which must be the truth.
+        """A new loader that reports `steps` as its length, which must be the true number.
 
         Raises:
-            ConfigError: an epoch has another number of steps. One too many and Lightning skips
-                validation silently; one too few and it cuts the epoch.
+            ConfigError: an epoch has another number of steps. With one too many Lightning would
+                skip validation silently, and with one too few it would cut the epoch.
         """
         if steps != len(self):
             raise ConfigError(
@@ -195,15 +195,15 @@ class ShardLoader:
         return self._copy(self._source)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch; evaluation stays at 0, a Trainer's own wins."""
+        """Begin the next iteration with this epoch, except in evaluation or under a Trainer."""
         if epoch != self.epoch and not self.epochs.pinned:
             self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of one epoch; nothing starts before the first is asked for.
+        """The batches of one epoch; nothing starts before the first `next()`.
 
         Raises:
-            ConfigError: nobody said which rank this is, and there are several.
+            ConfigError: the loader was made without a place, and there are several ranks.
         """
         self._require_place()
         cursor, limit = self._begin()
@@ -233,13 +233,13 @@ class ShardLoader:
 
     @property
     def shape(self) -> State:
-        """What a count of batches depends on: it means nothing under another one."""
+        """The values that a count of batches depends on: with others it means nothing."""
         plan = self.plan
         return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
 
     @property
     def facts(self) -> State:
-        """What must be the same on all ranks; nothing of the rank itself."""
+        """The values that must be equal on all ranks."""
         return {
             "the steps of an epoch": len(self),
             "the batch size": self.epochs.batch_size,
@@ -248,7 +248,7 @@ class ShardLoader:
         }
 
     def state_dict(self) -> State:
-        """Plain values: the cursor, and what a checkpoint must agree with; equal on all ranks."""
+        """The cursor and the identity in plain values, equal on all ranks."""
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
@@ -259,10 +259,10 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Begin the next iteration where the state was taken.
+        """Begin the next iteration at the cursor of the state.
 
         Raises:
-            StateError: the state belongs to other shards, another seed or another version, or it is
+            StateError: the state belongs to other shards, another seed or another version, or is
                 damaged.
         """
         state = require_state(state, "the train loader")
@@ -272,7 +272,7 @@ class ShardLoader:
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
-        """Around a plain loop: the workers end with it."""
+        """A context for a plain loop, at whose end the workers end."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -286,7 +286,7 @@ class ShardLoader:
 
     @property
     def _iterator(self) -> None:
-        """Lightning ends a loader's workers by setting this to None."""
+        """Lightning sets this to None to end the workers of a loader."""
         return
 
     @_iterator.setter
@@ -294,7 +294,7 @@ class ShardLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the running stream: a copy in another process starts its own."""
+        """Leave out the running stream: a copy in another process starts its own."""
         return self.__dict__ | {"_open": None}
 
     def _copy(self, source: Source) -> "ShardLoader":
@@ -303,7 +303,7 @@ class ShardLoader:
         return loader
 
     def _require_place(self) -> None:
-        """Each process sees this by itself: one that iterates alone asks no other."""
+        """Refuse to guess a rank; no collective, because one process may iterate alone."""
         group = torch.distributed
         if self._is_placed or not (group.is_available() and group.is_initialized()):
             return
@@ -319,7 +319,7 @@ class ShardLoader:
             return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         resumed, self._resumed = self._resumed, None
         if resumed and not self.epochs.steps(self.place.world_size, resumed.samples):
-            resumed = self.epochs.next_epoch(resumed)  # it was saved at what is an epoch's end now
+            resumed = self.epochs.next_epoch(resumed)  # in this run's schedule it is an epoch's end
         return resumed or Cursor(0 if self.epochs.pinned else self.epoch), None
 
     def _shorter(self, limit: int) -> int:
@@ -361,7 +361,7 @@ class ShardLoader:
         times.samples += samples
         times.produce_s += loaded.seconds
         for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most are nothing
+            if spent_s:  # most are 0
                 times.stages[stage] += spent_s
         if self._is_first:
             times.start_s += seconds

@@ -1,6 +1,6 @@
-"""Where Lightning is: the only reader of its counters, some of which are semi-private.
+"""The only reader of Lightning's progress counters, some of which are semi-private.
 
-The counters are read when the first batch of an iteration is asked for. By then Lightning has
+The counters are read when the first batch of an iteration is requested. By then Lightning has
 restored and reset them; hooks run too early or, on a resume, not at all.
 """
 
@@ -25,11 +25,11 @@ from lightning_shards.saved_state import (
 
 
 class Loader(Protocol):
-    """What is asked of a loader here."""
+    """The properties of a loader that are used here."""
 
     @property
     def epochs(self) -> EpochSchedule:
-        """How its samples are cut into epochs."""
+        """The schedule by which its samples are cut into epochs."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Loader(Protocol):
 
     @property
     def shape(self) -> State:
-        """What a count of its batches depends on."""
+        """The values that a count of its batches depends on."""
         ...
 
     def __len__(self) -> int:
@@ -53,12 +53,13 @@ class Loader(Protocol):
 
 
 class FitPosition(NamedTuple):
-    """Where a fit stands between two batches, in Lightning's terms.
+    """The position of a fit between two batches, in Lightning's terms.
 
     Attributes:
-        epoch: the open epoch, or the next one; as many have ended.
-        batches: batches of it that are trained.
-        is_over: whether these are all, so that only validation and the epoch's end may be left.
+        epoch: the open epoch, or the next one; also the number of epochs that have ended.
+        batches: batches of this epoch that are trained.
+        is_over: whether all its batches are trained, so that at most validation and the epoch's
+            end are left.
         total: batches trained since the first epoch, whatever their size was.
         validation_due: whether a validation comes next.
     """
@@ -71,20 +72,20 @@ class FitPosition(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether the epoch has yet to begin."""
+        """Whether the epoch has not begun yet."""
         return self.batches == 0 and not (self.is_over or self.validation_due)
 
     def is_stepped(self, accumulate: int) -> bool:
-        """Whether Lightning takes the last batch for one that closes an accumulation window."""
+        """Whether the last batch closes an accumulation window for Lightning."""
         return self.is_over or self.batches % accumulate == 0
 
 
 class EpochAnchor(NamedTuple):
-    """From where the rest of one epoch is counted, when its batch size changed on the way.
+    """The point from which the rest of an epoch is counted after its batch size changed.
 
     Attributes:
         cursor: the first sample that was not trained before the change.
-        batches: Lightning's number of batches there, in batches of the new size.
+        batches: Lightning's number of batches at this cursor, in batches of the new size.
     """
 
     cursor: Cursor
@@ -103,24 +104,26 @@ class TrainProgress:
         """The first sample that is not trained yet, and the steps that the trainer wants.
 
         Raises:
-            StateError: the checkpoint is from within an epoch, and its batches mean nothing here.
+            StateError: the checkpoint is from within an epoch, and counts batches of unknown or
+                other size.
         """
         if not (self._is_known or self.anchor):
-            self.require_known(loader, {})  # a trainer that has a loader did not ask for one
+            # A trainer that was given a loader by hand never called the data module's check.
+            self.require_known(loader, {})
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
         return self._cursor(loader, epoch, batches), limit
 
     def require_known(self, loader: Loader, saved: State) -> None:
-        """Refuse a checkpoint whose count of batches means nothing here, before it is gone on with.
+        """Refuse a checkpoint whose count of batches means nothing in this run.
 
         Args:
             loader: the train loader of this run.
-            saved: what the checkpoint says of a loader, `{}` if nothing.
+            saved: the state of a loader in the checkpoint, `{}` if there is none.
 
         Raises:
-            StateError: within an epoch, of batches of another size, or nothing says of which; or
-                of an epoch that ends earlier now, which Lightning would train again.
+            StateError: the checkpoint is from within an epoch, and its batches are of another or
+                unknown size; or its epoch ends earlier now, so that Lightning would train it again.
         """
         restored = _restored(self._trainer)
         if restored is not None:
@@ -138,26 +141,26 @@ class TrainProgress:
         self._is_known = True
 
     def trained(self, loader: Loader) -> Cursor:
-        """Samples whose optimiser step was taken; counted by Lightning, not by what was fetched."""
+        """The cursor of samples whose optimiser step was taken, by Lightning's own counters."""
         position = self.position(loader)
         if position.is_over:
             return Cursor(position.epoch + 1)
         return self._cursor(loader, position.epoch, position.batches)
 
     def position(self, loader: Loader) -> FitPosition:
-        """Where the fit stands; an open accumulation window counts as not begun.
+        """The position of the fit; an open accumulation window counts as not begun.
 
-        `processed` is right in checkpoints from the end of a batch, of a validation and from an
-        exception alike; `ready` and `completed` are not.
+        Lightning's `processed` is right in checkpoints from the end of a batch, from the end of a
+        validation and from an exception; `ready` and `completed` are not.
         """
         fit_loop = self._trainer.fit_loop
         progress, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
         end = min(len(loader), fit_loop.max_batches)
         epoch, batches = progress.processed, batch.current.processed
-        if progress.started == progress.processed:  # between epochs: batches are of the one before
+        if progress.started == progress.processed:  # between epochs; batches are of the last one
             if not (epoch and 0 < batches < end and self._ended_by_max_steps()):
                 return FitPosition(epoch, 0, is_over=False, total=batch.total.processed)
-            epoch -= 1  # it was not at its end, which a fit with more steps goes on to
+            epoch -= 1  # that epoch was not at its end; a fit with more steps goes on with it
         if batches >= end:
             return FitPosition(epoch, batches, is_over=True, total=batch.total.processed)
         is_here = self.anchor is not None and self.anchor.cursor.epoch == epoch
@@ -167,7 +170,7 @@ class TrainProgress:
         return FitPosition(epoch, stepped, is_over=False, total=total)
 
     def is_validation_due(self, position: FitPosition) -> bool:
-        """Whether Lightning validates after the last trained batch, be it done or not."""
+        """Whether a validation follows the last trained batch, whether it has run or not."""
         fit_loop = self._trainer.fit_loop
         epochs = fit_loop.epoch_progress.current
         batches = fit_loop.epoch_loop.batch_progress.current
@@ -187,7 +190,7 @@ class TrainProgress:
         return Cursor(epoch, rest.trained(batches - anchor.batches))
 
     def _position(self, limit: int | None) -> tuple[int, int]:
-        """Epoch, and batches of it that are trained."""
+        """The epoch, and how many of its batches are trained."""
         fit_loop = self._trainer.fit_loop
         progress = fit_loop.epoch_progress.current
         batches = fit_loop.epoch_loop.batch_progress.current.processed
@@ -199,13 +202,13 @@ class TrainProgress:
 
 
 class _Restored(NamedTuple):
-    """What a checkpoint's own counters say.
+    """The position in a checkpoint by Lightning's own counters.
 
     Attributes:
         batches: batches of its epoch that are trained.
-        is_over: whether these are all.
+        is_over: whether all batches of the epoch are trained.
         is_within: whether it was saved at the end of a batch that was not the epoch's last.
-        loader: the state of its loader, where Lightning kept it.
+        loader: the state of its loader, if Lightning saved it.
     """
 
     batches: int
@@ -215,9 +218,10 @@ class _Restored(NamedTuple):
 
 
 def _restored(trainer: Any) -> _Restored | None:
-    """The counters of a checkpoint, before Lightning goes on with them; None if it starts anew.
+    """The counters of a checkpoint that is resumed; None if the fit starts from the beginning.
 
-    Who estimates the steps of a fit asks for its loader before the counters are restored.
+    If Lightning estimates the steps of a fit, it requests the loader before it restores its
+    counters; they are then read from the checkpoint itself.
     """
     fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
     if not checkpoint:
@@ -225,8 +229,8 @@ def _restored(trainer: Any) -> _Restored | None:
         is_over = batch.is_last_batch or epochs.ready == epochs.processed
         is_within = not is_over and batch.total.completed < batch.total.processed
         states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-        found = _Restored(batch.current.processed, is_over, is_within, _first(states))
-        return found if fit_loop.restarting else None
+        restored = _Restored(batch.current.processed, is_over, is_within, _first(states))
+        return restored if fit_loop.restarting else None
     with reading_counters():
         saved = checkpoint["loops"]["fit_loop"]
         epochs, batch = saved["epoch_progress"]["current"], saved["epoch_loop.batch_progress"]
@@ -234,8 +238,8 @@ def _restored(trainer: Any) -> _Restored | None:
         states = saved["state_dict"].get("combined_loader")
         is_over = batch["is_last_batch"] or not is_open
         is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
-        found = _Restored(batch["current"]["processed"], is_over, is_within, _first(states))
-    return found if is_open or fit_loop._iteration_based_training() else None  # noqa: SLF001 as its `restarting`
+        restored = _Restored(batch["current"]["processed"], is_over, is_within, _first(states))
+    return restored if is_open or fit_loop._iteration_based_training() else None  # noqa: SLF001 as its `restarting`
 
 
 def _first(states: list[State] | None) -> State:
@@ -255,20 +259,20 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
 
 
 class EvaluationProgress:
-    """The position of a validation, test or prediction: always at the beginning."""
+    """The position of a validation, test or prediction, which always starts at the beginning."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
-        """The beginning, and the steps that the trainer wants of this loader."""
+        """The beginning of the epoch, and the steps that the trainer wants of this loader."""
         loaders = evaluation_loaders(self._trainer)
         steps = _evaluation_loop(self._trainer).max_batches
-        limits = [limit for each, limit in zip(loaders, steps, strict=True) if each is loader]
+        limits = [limit for listed, limit in zip(loaders, steps, strict=True) if listed is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
 
     def trained(self, loader: Loader) -> Cursor:
-        """Nothing: evaluation keeps no progress."""
+        """The beginning of the epoch, because evaluation keeps no progress."""
         return Cursor()
 
 
@@ -288,7 +292,7 @@ def _as_limit(batches: float) -> int | None:
 
 
 def limit_of(trainer: Any, steps: int) -> int:
-    """How many of an epoch's `steps` the trainer will run, as it says itself once it has begun."""
+    """How many of an epoch's `steps` the trainer will run."""
     limit = trainer.limit_train_batches
     return min(steps, limit) if isinstance(limit, int) else int(steps * limit)
 
@@ -300,19 +304,19 @@ def validates_now(trainer: Any) -> bool:
 
 
 def batches_seen(trainer: Any) -> tuple[int, int]:
-    """The open epoch, and its batches that went through the model."""
+    """The open epoch, and how many of its batches went through the model."""
     fit_loop = trainer.fit_loop
     batches = fit_loop.epoch_loop.batch_progress.current.processed
     return int(fit_loop.epoch_progress.current.processed), int(batches)
 
 
 def translates_batches(callbacks: Iterable[Any]) -> bool:
-    """Whether one of the callbacks resumes with another batch size, as `ExactResume` does."""
-    return any(getattr(each, "translates_batches", False) for each in callbacks)
+    """Whether a callback can resume with another batch size, as `ExactResume` does."""
+    return any(getattr(callback, "translates_batches", False) for callback in callbacks)
 
 
 def place_of(trainer: Any) -> Place:
-    """The data-parallel rank of this process, and the world size, as the trainer has them."""
+    """The data-parallel rank of this process and the world size, from the trainer."""
     replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
     return Place(replicas["rank"], replicas["num_replicas"])
 
@@ -330,13 +334,13 @@ def evaluation_loaders(trainer: Any) -> list[Any]:
 
 
 def restart_train_loaders(trainer: Any) -> None:
-    """Make the train iterators anew: those of the first epoch are older than any hook."""
+    """Make the train iterators again: those of the first epoch are made before any hook runs."""
     trainer.fit_loop._combined_loader.reset()  # noqa: SLF001 ends workers that know the old epoch
     iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 what fit_loop.setup_data did
 
 
 def should_log(trainer: Any) -> bool:
-    """Whether the loggers are due at this step."""
+    """Whether Lightning logs at this step."""
     return bool(trainer._logger_connector.should_update_logs)  # noqa: SLF001 as Lightning's monitors
 
 

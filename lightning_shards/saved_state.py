@@ -1,4 +1,4 @@
-"""What a checkpoint says, checked before it is believed: it is a file that others can damage."""
+"""Checks of the state in a checkpoint, which is a file that may be damaged."""
 
 import reprlib
 from collections.abc import Generator, Mapping
@@ -22,10 +22,10 @@ _ANOTHER = "resume from another checkpoint, or start anew without this one's sta
 
 
 def require_state(state: object, whose: str) -> State:
-    """A state as a dict, whatever is in it.
+    """The state itself if it is a dict; its values are not checked.
 
     Raises:
-        StateError: it is something else.
+        StateError: it is not a dict.
     """
     if not isinstance(state, Mapping):
         raise StateError(
@@ -36,10 +36,10 @@ def require_state(state: object, whose: str) -> State:
 
 
 def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, least: int = 0) -> int:
-    """A number of a state that counts something.
+    """A count in a state.
 
     Raises:
-        StateError: it is missing, no whole number, below `least` or above `most`.
+        StateError: it is missing, not a whole number, below `least` or above `most`.
     """
     value = state.get(name)
     if type(value) is not int or not least <= value <= most:
@@ -51,10 +51,10 @@ def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, leas
 
 
 def read_choice(state: Mapping[str, object], name: str, choices: tuple[str, ...]) -> str:
-    """A word of a state.
+    """A word in a state.
 
     Raises:
-        StateError: it is missing, or none of the choices.
+        StateError: it is missing, or is not one of the choices.
     """
     value = state.get(name)
     if not isinstance(value, str) or value not in choices:
@@ -73,7 +73,7 @@ def require_same(
     """Check that a saved state agrees with this run.
 
     Raises:
-        StateError: naming the field, both values and the two ways out.
+        StateError: a value differs; the message names the field, both values and two remedies.
     """
     for name, value in expected.items():
         saved = state.get(name)
@@ -86,10 +86,10 @@ def require_same(
 
 @contextmanager
 def reading_counters() -> Generator[None, None, None]:
-    """Around a look at Lightning's own part of a checkpoint.
+    """A context for reading Lightning's own part of a checkpoint.
 
     Raises:
-        StateError: what is looked for is not there.
+        StateError: a counter is missing.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def reading_counters() -> Generator[None, None, None]:
 
 
 def _shown(value: object) -> str:
-    """A value cut short; of a huge number Python makes no digits."""
+    """A value as text, cut short; Python refuses to print a huge number."""
     if isinstance(value, int) and abs(value) > MOST:
         return f"a number of {value.bit_length()} bits"
     return reprlib.repr(value)

@@ -62,7 +62,7 @@ def pack(folder: Path, sample: Callable[[np.random.Generator], dict[str, Any]]) 
 
 def pack_digits(folder: Path) -> None:
     """What `python examples/quickstart.py --pack-only` does, in this process."""
-    from examples.quickstart import pack_digits as pack_real  # noqa: PLC0415 needs its folder
+    from examples.quickstart import pack_digits as pack_real
 
     pack_real(folder / "data/digits")
 

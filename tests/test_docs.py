@@ -59,7 +59,7 @@ class Nothing(torch.nn.Module):
 @pytest.fixture
 def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that pages give to the reader."""
-    from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: PLC0415 for this alone
+    from lightning.pytorch.demos.boring_classes import BoringModel
 
     module = ModuleType("my_project")
     for name in ("RandomCrop", "normalize", "only_large_images"):

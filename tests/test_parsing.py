@@ -102,7 +102,7 @@ def test_what_names_none_is_refused(named, message):
 
 def test_what_jsonargparse_5_will_leave_to_us_is_made_here(monkeypatch):
     """It will not make objects of ``class_path`` in `Any`; 4.51 to 4.53 warn of that."""
-    import jsonargparse._common as common  # noqa: PLC0415 no public way back
+    import jsonargparse._common as common
 
     monkeypatch.setitem(common.parsing_settings, "instantiate_subclass_spec_in_any", False)
     both = load_callable("this", spec("Both", parts=[Times(3), Times(2)]))

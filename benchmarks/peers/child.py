@@ -124,8 +124,8 @@ def _peer(job: Job) -> Any:
 
 
 def _actions() -> dict[str, Callable[[Job], Result]]:
-    from benchmarks.peers import floor, overheads  # noqa: PLC0415 not in the peers' memory
-    from benchmarks.peers.datasets import make_data  # noqa: PLC0415 likewise
+    from benchmarks.peers import floor, overheads
+    from benchmarks.peers.datasets import make_data
 
     return {"data": make_data, "floors": floor.floors} | overheads.ACTIONS
 

@@ -58,7 +58,7 @@ def read_members(job: Job, limit: int) -> list[bytes]:
 
 def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
-    assert file is not None  # noqa: S101 all members are files
+    assert file is not None  # all members are files
     return file.read()
 
 

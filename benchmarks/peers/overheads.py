@@ -41,7 +41,7 @@ def imports(_: Job) -> dict[str, Any]:
 
 def epoch_ends(_: Job) -> dict[str, Any]:
     """Milliseconds from a validation's end to the next epoch's first batch, as `epoch_end.py`."""
-    from benchmarks import epoch_end as ends  # noqa: PLC0415 torch, in this action only
+    from benchmarks import epoch_end as ends
 
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
@@ -59,9 +59,9 @@ def epoch_ends(_: Job) -> dict[str, Any]:
 
 def monitor(job: Job) -> dict[str, Any]:
     """Microseconds that a step takes in a bare Lightning loop, by what is added to it."""
-    import lightning.pytorch as pl  # noqa: PLC0415 in this action only
+    import lightning.pytorch as pl
 
-    from lightning_shards import DataThroughputMonitor  # noqa: PLC0415 likewise
+    from lightning_shards import DataThroughputMonitor
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -86,7 +86,7 @@ def monitor(job: Job) -> dict[str, Any]:
 
 
 def _step_us(loader: Any, callbacks: list[Any], *, logs: bool, steps: int) -> float:
-    import lightning.pytorch as pl  # noqa: PLC0415 as above
+    import lightning.pytorch as pl
 
     stamps: list[float] = []
 
@@ -120,7 +120,7 @@ class _Constant:
 
     def describe(self) -> Any:
         """What the trainer's own thread is."""
-        from lightning_shards.workers.pool import PoolDescription  # noqa: PLC0415 as above
+        from lightning_shards.workers.pool import PoolDescription
 
         return PoolDescription("constant")
 
@@ -135,9 +135,9 @@ class _Constant:
 
 
 def _same_batch_again(job: Job) -> Any:
-    from benchmarks.peers.loaders.shards import LOADERS  # noqa: PLC0415 as above
-    from lightning_shards.plan.cursor import Cursor  # noqa: PLC0415
-    from lightning_shards.workers.inline import InlinePool  # noqa: PLC0415
+    from benchmarks.peers.loaders.shards import LOADERS
+    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.workers.inline import InlinePool
 
     loader = LOADERS["ours, inline"](job)
     stream = InlinePool().start(loader.source, loader.place, Cursor())

@@ -1,1 +1,1 @@
-"""Lightning callbacks: the epoch for foreign loaders, and who waits for whom."""
+"""Lightning callbacks: set_epoch, exact resume, the digest of an epoch, throughput."""

@@ -1,4 +1,4 @@
-"""The proof, at each epoch's end, that the ranks were served what the order says: one line."""
+"""The callback that proves at each epoch's end that the ranks were served the planned samples."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -17,24 +17,24 @@ from lightning_shards.progress import evaluation_loaders, place_of, train_loader
 
 
 class EpochDigest(pl.Callback):
-    """Compares what all ranks were served with what the order says, and logs one line an epoch.
+    """Compares the samples served to all ranks with the order, and logs one line per epoch.
 
     Each worker digests the ids that are really in its batches. At the end of an epoch the digests
-    are added over the ranks and compared with that of the order's positions since the epoch's
-    start, or since it was resumed: a sample that was lost, repeated or exchanged changes it. The
-    same is done, without a line, after a validation, test or prediction. It is one collective, and
-    0.2 us for each sample of the epoch, shared by the ranks.
+    are added over the ranks and compared with the digest of the order's positions since the epoch
+    began or was resumed: a sample that was lost, repeated or exchanged changes it. The same check
+    runs after a validation, test or prediction, without a line. It costs one collective and 0.2 us
+    for each sample of the epoch, shared by the ranks.
 
-    Samples under ``on_bad_sample="substitute"`` that could not be read are counted over all ranks
-    here, and the line says how many.
+    Samples that could not be read under ``on_bad_sample="substitute"`` are counted over all ranks
+    here, and the line says how many there were.
 
-    What a stream draws with replacement has no order to compare with: there the ranks' numbers of
-    steps are compared, and a line is logged only where samples were bad.
+    Draws with replacement by a stream have no order to compare with. There the numbers of steps of
+    the ranks are compared, and a line is logged only if samples were bad.
 
     Raises:
-        DigestError: other samples were served than the order says, or the ranks are not in step.
+        DigestError: the samples served are not those of the order, or the ranks are not in step.
         SampleError: more samples were bad than `max_bad` allows.
-        ConfigError: a loader is one of another rank than this.
+        ConfigError: a loader was made for another rank.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -42,19 +42,19 @@ class EpochDigest(pl.Callback):
         require_own_places(trainer, train_loaders(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Likewise."""
+        """Refuse loaders of another rank."""
         require_own_places(trainer, evaluation_loaders(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Likewise."""
+        """Refuse loaders of another rank."""
         require_own_places(trainer, evaluation_loaders(trainer))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Likewise."""
+        """Refuse loaders of another rank."""
         require_own_places(trainer, evaluation_loaders(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prove the epoch of the train loaders; before any checkpoint of its end is written."""
+        """Prove the epoch of the train loaders, before a checkpoint of its end is written."""
         for loader in train_loaders(trainer):
             _prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
 
@@ -72,9 +72,9 @@ class EpochDigest(pl.Callback):
 
 
 class _Part(NamedTuple):
-    """What one rank was served, what its share of the order says, and how many were bad, and why.
+    """What one rank was served, the digest of its share of the order, and its bad samples.
 
-    `planned` is the digest of the samples that were served and of the bad ones.
+    `planned` is the digest of the served samples and the bad ones together.
     """
 
     rank: int
@@ -93,12 +93,12 @@ def _prove_evaluation(trainer: pl.Trainer, name: str) -> None:
 
 
 def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> None:
-    """Compare, and say so; nothing for a foreign loader, or one that gave no batch."""
+    """Compare and log; does nothing for a foreign loader, or for one that gave no batch."""
     if not isinstance(loader, ShardLoader) or loader.served is None:
         return
-    own = _part_of(loader, loader.served)
+    part_here = _part_of(loader, loader.served)
     loader.served = None
-    gathered = gather(own)
+    gathered = gather(part_here)
     _require_lockstep(name, gathered)
     _require_world(name, gathered, place_of(trainer).world_size)
     parts = {part.rank: part for part in gathered}  # tensor-parallel processes share a rank
@@ -115,12 +115,12 @@ def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> 
     _require_budget(name, bad, loader.source.describe().max_bad)
     if bad or (is_said and expected):
         proof = f", as the order says (digest {digest:016x})" if expected else ""
-        rank_zero_info(f"{name}: {_size(own, len(parts))}{proof}{_loss(bad)}")
+        rank_zero_info(f"{name}: {_size(part_here, len(parts))}{proof}{_loss(bad)}")
 
 
 def _part_of(loader: ShardLoader, served: Served) -> _Part:
     begin, place = served.begin, loader.place
-    bad = np.array([(each.shard, each.sample) for each in served.bad], dtype=np.int64)
+    bad = np.array([(sample.shard, sample.sample) for sample in served.bad], dtype=np.int64)
     return _Part(
         rank=place.rank,
         world_size=place.world_size,
@@ -129,7 +129,7 @@ def _part_of(loader: ShardLoader, served: Served) -> _Part:
         steps=served.steps,
         planned=add_digests(served.digest, digest_ids(bad.reshape(-1, 2))),
         expected=loader.source.expected_digest(begin.epoch, begin.samples, served.samples, place),
-        bad=Counter(each.reason for each in served.bad),
+        bad=Counter(sample.reason for sample in served.bad),
     )
 
 
@@ -145,7 +145,7 @@ def _require_lockstep(name: str, parts: list[_Part]) -> None:
 
 
 def _require_world(name: str, parts: list[_Part], world_size: int) -> None:
-    """Each rank of the trainer's world is there, and as often as any other."""
+    """Check that every rank of the trainer's world is present, and each equally often."""
     ranks = Counter(part.rank for part in parts)
     is_whole = ranks == dict.fromkeys(range(world_size), len(parts) // world_size)
     if not is_whole or any(part.world_size != world_size for part in parts):
@@ -175,6 +175,6 @@ def _loss(bad: Counter[str]) -> str:
 
 
 def _count(bad: Counter[str]) -> str:
-    """Numbers by reason, as in '3 samples (2 SampleError, 1 MissingFieldError)'."""
+    """The number of bad samples by reason: '3 samples (2 SampleError, 1 MissingFieldError)'."""
     reasons = ", ".join(f"{number} {reason}" for reason, number in bad.most_common())
     return f"{bad.total()} samples ({reasons})"

@@ -1,4 +1,4 @@
-"""A loader that was passed by hand may be one of another rank: refused before its first batch."""
+"""The check that a loader passed by hand was made for this rank, before its first batch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,10 +9,10 @@ from lightning_shards.progress import place_of
 
 
 def require_own_places(trainer: Any, loaders: Iterable[object]) -> None:
-    """Check that loaders of ours give the batches of this process; others are left alone.
+    """Check that our loaders give the batches of this process; foreign loaders are not checked.
 
     Raises:
-        ConfigError: one gives those of another rank, or of a world of another size.
+        ConfigError: a loader is for another rank, or for a world of another size.
     """
     own = place_of(trainer)
     for loader in loaders:

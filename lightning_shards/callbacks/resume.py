@@ -1,9 +1,9 @@
-"""Resume at the sample: from any checkpoint, with another batch size and another number of ranks.
+"""The callback that resumes at the exact sample, also with other batch sizes and world sizes.
 
-Lightning saves how many batches it has trained, which says nothing once batches have another size,
-and in some places it says the wrong thing even when they have not: it loses a validation that was
-due, and with `max_steps` it resumes an epoch's end in the middle of that epoch. So `ExactResume`
-saves what was trained, in samples, and before Lightning restores its counters it writes them anew.
+Lightning saves how many batches it has trained, which says nothing once batches have another size.
+Even with the same size it is wrong in some cases: a validation that was due is lost, and with
+`max_steps` the end of an epoch is resumed as its middle. So `ExactResume` saves the number of
+trained samples, and rewrites Lightning's counters before Lightning restores them.
 """
 
 from typing import Any, cast
@@ -40,30 +40,32 @@ from lightning_shards.saved_state import (
 )
 
 CHECKPOINT_VERSION = 1
-"""Of what a checkpoint holds: plain values, equal on all ranks.
+"""Version of our state in a checkpoint: plain values, equal on all ranks.
 
-- ``epoch``, ``samples``: the cursor of the job. Samples of an accumulation window whose optimiser
-  step was not taken are not in it: a checkpoint does not hold their gradients.
+- ``epoch``, ``samples``: the cursor of the job. It does not count samples of an accumulation window
+  whose optimiser step was not taken, because a checkpoint does not hold their gradients.
 - ``ended``: how many epochs have ended; one less than ``epoch`` between the last batch of an epoch
   and its end.
-- ``validation``: ``due`` after the last trained batch, ``done`` or ``none``.
-- ``batches``: trained since the first epoch, whatever their size was.
+- ``validation``: whether the validation after the last trained batch is ``due``, ``done`` or
+  ``none`` is planned.
+- ``batches``: batches trained since the first epoch, whatever their size was.
 - ``epoch_samples``, ``global_batch``: samples of an epoch, and of a step on all ranks.
-- and the loader's identity: seed, sampling, shards, version of the order.
+- the loader's identity: seed, sampling, shards, version of the order.
 """
 
 
 class ExactResume(pl.Callback):
-    """Makes a checkpoint resume with the next untrained sample, whatever the ranks and batch size.
+    """Resumes a checkpoint with the next untrained sample, whatever the ranks and batch size.
 
-    Add it to the callbacks of the run that saves and of the run that resumes; the data are those of
-    a `ShardDataModule`. With N samples in an epoch, p of them trained and a new global batch G, an
-    epoch still has N // G steps and this one (N - p) // G more. A validation that was due is run.
-    Under ``sampling="resampled"`` by the stream reader the rest of the epoch is fresh draws.
+    Add it to the callbacks of the run that saves and of the run that resumes; the data must come
+    from a `ShardDataModule`. With N samples in an epoch, p of them trained and a new global batch
+    G, an epoch still has N // G steps, and this epoch has (N - p) // G steps left. A validation
+    that was due is run. With ``sampling="resampled"`` and the stream reader, the rest of the epoch
+    is drawn afresh.
 
     Attributes:
-        translates_batches: whether a checkpoint with another global batch can be resumed from;
-            False for one that was made without this callback.
+        translates_batches: whether a checkpoint with another global batch can be resumed; False
+            for a checkpoint that was made without this callback.
     """
 
     def __init__(self) -> None:
@@ -75,7 +77,7 @@ class ExactResume(pl.Callback):
         self._start: FitPosition | None = None
         self._overrides: TrainerOverrides | None = None
         self._is_cut_short = False
-        self._due: tuple[int, int] | None = None  # epoch, and batches of it
+        self._due: tuple[int, int] | None = None  # the epoch, and its batches before the validation
         self._validated: tuple[int, int] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -86,7 +88,7 @@ class ExactResume(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add our state; all ranks save the same."""
+        """Add our state to the checkpoint; it is equal on all ranks."""
         watched = self._watched(trainer)
         if watched is None:
             return
@@ -113,10 +115,10 @@ class ExactResume(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write Lightning's counters for this run's batches, before Lightning restores them.
+        """Rewrite Lightning's counters for this run's batches before Lightning restores them.
 
         Raises:
-            StateError: the checkpoint is of other shards, another seed or order, or damaged.
+            StateError: the checkpoint is of other shards, another seed or order, or is damaged.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -125,7 +127,7 @@ class ExactResume(pl.Callback):
         data = cast("Any", trainer).datamodule
         if data is None or (saved is None and not train_loaders(trainer)):
             return
-        loader = data.train_dataloader()  # all ranks are here; Lightning gets the same one later
+        loader = data.train_dataloader()  # on all ranks; Lightning gets the same loader later
         progress = _progress_of(loader)
         if saved is None or progress is None:
             return
@@ -149,7 +151,7 @@ class ExactResume(pl.Callback):
         if steps == trainer.max_steps and (position.is_over or position.validation_due):
             self._overrides = TrainerOverrides(trainer)
         if trainer.strategy.restore_checkpoint_after_setup:
-            self.on_fit_start(trainer, pl_module)  # it was before
+            self.on_fit_start(trainer, pl_module)  # Lightning called it before
 
     def _begin_at(self, position: FitPosition, validation: str, *, is_cut_short: bool) -> None:
         here = (position.epoch, position.batches)
@@ -158,15 +160,15 @@ class ExactResume(pl.Callback):
         self._validated = here if validation == "done" else None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """With `max_steps` reached Lightning returns at once, also when a validation is due.
+        """Let a fit with `max_steps` reached begin all the same if a validation is due.
 
-        Not earlier: `configure_optimizers` looks at `max_steps`.
+        This must not come earlier, because `configure_optimizers` may read `max_steps`.
         """
         if self._overrides is not None:
             self._overrides.allow_end_of_epoch()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell Lightning what no counter can say."""
+        """Set up in Lightning what its counters cannot express."""
         require_own_places(trainer, train_loaders(trainer))
         if self._watched(trainer) is None:
             rank_zero_warn(
@@ -180,21 +182,21 @@ class ExactResume(pl.Callback):
             self._start = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember that this batch is validated; checkpoints of the same hook come later."""
+        """Remember that this batch is validated, before the same hook saves checkpoints."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._validated = batches_seen(trainer)
             self._end_overrides()
             leave_restart(trainer, after_validation=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From the next epoch on nothing is resumed."""
+        """End the resume: from the next epoch on Lightning counts by itself."""
         self._end_overrides()
         leave_restart(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the trainer as it was."""
+        """Restore the trainer's own settings."""
         self._end_overrides()
 
     def _end_overrides(self) -> None:
@@ -202,14 +204,14 @@ class ExactResume(pl.Callback):
             self._overrides.end()
 
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
-        """The train loader and its progress, when it is ours and the only one."""
+        """The train loader and its progress; None unless it is ours and the only one."""
         loaders: list[Any] = train_loaders(trainer) or [self._loader]
         progress = _progress_of(loaders[0])
         return (loaders[0], progress) if progress and len(loaders) == 1 else None
 
 
 def _checked(loader: ShardLoader, saved: object) -> State:
-    """The state of a checkpoint, if it is whole and of this run's data."""
+    """The state in a checkpoint, after a check that it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
     require_same({"version": CHECKPOINT_VERSION, **identity}, state)
@@ -222,7 +224,7 @@ def _checked(loader: ShardLoader, saved: object) -> State:
 
 
 def _fit_loop_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Lightning's own state of its loop, in which the counters are written anew."""
+    """Lightning's state of its fit loop, whose counters are rewritten."""
     with reading_counters():
         fit_loop = checkpoint["loops"]["fit_loop"]
         fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"]
@@ -235,7 +237,7 @@ def _progress_of(loader: object) -> TrainProgress | None:
 
 
 def position_after(state: State, epochs: EpochSchedule, world_size: int, end: int) -> FitPosition:
-    """Where a run of this world size and these epochs stands at the samples of a checkpoint.
+    """The fit position of a run with this world size and schedule at the cursor of a checkpoint.
 
     >>> state = {"epoch": 0, "samples": 18, "ended": 0, "batches": 9, "validation": "none"}
     >>> epochs = EpochSchedule(48, batch_size=5, remainder="drop")  # was: size 2, on one rank
@@ -244,8 +246,8 @@ def position_after(state: State, epochs: EpochSchedule, world_size: int, end: in
 
     Args:
         state: what `ExactResume` saved.
-        epochs: how this run cuts epochs.
-        world_size: ranks of this run.
+        epochs: the schedule of this run's epochs.
+        world_size: number of ranks of this run.
         end: batches of an epoch that the trainer will run.
     """
     epoch = int(state["ended"])
@@ -254,5 +256,6 @@ def position_after(state: State, epochs: EpochSchedule, world_size: int, end: in
         return FitPosition(epoch, end, True, int(state["batches"]), is_due)
     left = epochs.with_limit(end).steps(world_size, int(state["samples"]))
     is_over = left == 0
-    is_due = is_due or (is_over and state["validation"] != "done")  # an epoch ends with one
+    # An epoch ends with a validation.
+    is_due = is_due or (is_over and state["validation"] != "done")
     return FitPosition(epoch, end - left, is_over, int(state["batches"]), is_due)

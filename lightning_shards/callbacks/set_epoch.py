@@ -1,4 +1,4 @@
-"""Tell everything that wants to know it which epoch this is; Lightning tells samplers alone."""
+"""The callback that calls `set_epoch` wherever it exists; Lightning calls it on samplers only."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,17 +14,17 @@ from lightning_shards.progress import restart_train_loaders, train_loaders
 class SetEpoch(pl.Callback):
     """Calls `set_epoch` on every train loader, sampler, batch sampler and dataset that has it.
 
-    From the second epoch of a process on the call comes before the iterator is made. In the first
-    one Lightning has made the iterator before any hook runs, and workers may hold the wrong epoch.
-    That matters when a run is resumed: then the iterators of foreign loaders are made anew. A
-    `ShardLoader` needs none of this, as it asks for the epoch when its first batch is wanted.
+    From the second epoch of a process on, the call comes before the iterator is made. In the first
+    epoch Lightning makes the iterator before any hook runs, so workers may hold the wrong epoch.
+    This matters when a run is resumed: the iterators of foreign loaders are then made again. A
+    `ShardLoader` does not need this, because it looks up the epoch at its first batch.
 
     Workers of a foreign loader with `persistent_workers=True` keep the dataset that they were
-    started with; a dataset that has `set_epoch` is warned about there.
+    started with. If such a dataset has `set_epoch`, there is a warning.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Repair the first epoch of this process; on a resume within it no epoch hook runs."""
+        """Repair the first epoch of this process: a resume within it runs no epoch hook."""
         loaders = train_loaders(trainer)
         require_own_places(trainer, loaders)
         if not any(True for loader in loaders for _ in find_set_epochs(loader)):
@@ -37,11 +37,11 @@ class SetEpoch(pl.Callback):
             restart_train_loaders(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set the epoch that begins; a second call with the same epoch changes nothing."""
+        """Set the epoch that begins; repeated calls with the same epoch change nothing."""
         self._set_epochs(trainer)
 
     def _set_epochs(self, trainer: pl.Trainer) -> bool:
-        """Set the epoch everywhere; whether a foreign object was told."""
+        """Set the epoch everywhere, and return whether a foreign object has `set_epoch`."""
         foreign = False
         for loader in train_loaders(trainer):
             for set_epoch in find_set_epochs(loader):
@@ -56,7 +56,7 @@ class SetEpoch(pl.Callback):
 
 
 def find_set_epochs(loader: object) -> Iterator[Callable[[int], object]]:
-    """The `set_epoch` methods of a loader and of what it is made of, each object once."""
+    """The `set_epoch` methods of a loader and of its parts, each object once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     parts: list[Any] = [
         loader,

@@ -1,4 +1,4 @@
-"""Who waits for whom: what the loader could give against what the trainer could take."""
+"""The throughput callback: how fast the loader and the trainer could be, and which one waits."""
 
 import time
 from dataclasses import astuple
@@ -19,32 +19,32 @@ from lightning_shards.progress import logger_step, should_log, train_loaders
 
 
 class DataThroughputMonitor(pl.Callback):
-    """Logs the throughput of loader and trainer, and ends a fit with what to change.
+    """Logs the throughput of loader and trainer, and ends a fit with the one change to make.
 
-    At the loggers' own cadence it logs `data/samples_per_s` (trained, over all ranks),
-    `data/loader_samples_per_s` (what the workers could make), `data/trainer_samples_per_s` (what
-    the model could take), `data/wait_fraction`, `data/transfer_fraction` (moving batches to the
-    device) and, of the workers' own time, `data/loader_read_fraction` and so on for each stage
-    (`samples.stage_clock.STAGES`), of rank 0 since the last log. A fit ends with a
-    table over the whole run, its last epoch and all ranks: the bottleneck, the headroom, and the
-    one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended with
-    Ctrl-C says the same of rank 0 alone.
+    It logs whenever the loggers do, for rank 0 since the last log: `data/samples_per_s` (trained,
+    over all ranks), `data/loader_samples_per_s` (what the workers could make),
+    `data/trainer_samples_per_s` (what the model could take), `data/wait_fraction`,
+    `data/transfer_fraction` (moving batches to the device) and the share of each stage in the
+    workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). A fit ends
+    with a table of the whole run and its last epoch over all ranks: the bottleneck, the headroom,
+    and the one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended
+    with Ctrl-C reports on rank 0 alone.
 
-    Waiting is measured inside the loader's `next()`, by the trainer's thread. Beside a CPU that is
-    exact. On CUDA the device may still have work queued, so events tell whether it had (they are
-    asked, never waited for), and `data/starved_fraction` is the wait before which it had none.
-    Beside other devices the wait is an upper bound of what was lost. Validation and the start of
-    workers are left out.
+    Waiting is measured inside the loader's `next()`, by the trainer's thread. On a CPU that is
+    exact. A CUDA device may still have queued work to do, which events show (they are queried,
+    never waited for): `data/starved_fraction` counts only waits at whose end it had none. On other
+    devices the wait is an upper bound of the time lost. Validation and the start of workers are
+    left out.
 
-    Ranks are in lockstep, by the gradients they exchange: a rank that is late is waited for inside
-    the backward pass of all others, never inside their loaders. So the rank with the largest wait
-    is the one whose loader holds all others, and the job's wait is that rank's. A rank is named
-    when it costs the others more than 5 % of the time; else the forward passes are compared by the
-    same measure, where the time is a rank's own. What this cannot see are delays that change from
-    rank to rank: they count as the trainer's time. It costs one exchange between ranks, at the end.
+    Ranks are in lockstep by the gradients that they exchange: all ranks wait for a late rank inside
+    their backward pass, never inside their loaders. So the rank with the largest wait is the one
+    whose loader holds up all others, and the job's wait is that rank's wait. A rank is named if it
+    costs the others more than 5 % of the time. If no loader stands out, the forward passes, whose
+    time is also a rank's own, are compared in the same way. Delays that change from rank to rank
+    cannot be seen and count as the trainer's time. All this costs one collective, at the end.
 
     Args:
-        plot: a .png, .pdf or .svg file for the wait beside the time of a step over the run; needs
+        plot: a .png, .pdf or .svg file for a plot of step time and waiting time over the run; needs
             the extra `plot`.
 
     Raises:
@@ -82,14 +82,14 @@ class DataThroughputMonitor(pl.Callback):
             self._waited_s = self._loader.times.wait_s
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last epoch has figures of its own."""
+        """Begin the figures of a new epoch: the report has those of the last one."""
         if self._loader is not None and self._began is not None:
             self._epoch_began = self._measure(self._loader)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """See what the wait for this batch has cost."""
+        """Count the wait for this batch."""
         if self._loader is None:
             return
         times = self._loader.times
@@ -101,7 +101,7 @@ class DataThroughputMonitor(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor
     ) -> None:
-        """The forward pass has ended; what comes next waits for other ranks."""
+        """End the timing of the forward pass: the backward pass waits for other ranks."""
         if self._compares_forwards:
             self._clock.forward_ended()
 
@@ -139,10 +139,13 @@ class DataThroughputMonitor(pl.Callback):
         if loader is None or self._began is None:
             return
         now = self._measure(loader)
-        own = [astuple(now.since(earlier)) for earlier in (self._began, self._epoch_began)]
-        # each rank fills its own rows, and all are added: torch deprecates Lightning's all_gather
-        sums = torch.zeros(2, trainer.world_size, len(own[0]), device=trainer.strategy.root_device)
-        sums[:, trainer.global_rank] = torch.tensor(own, device=sums.device)
+        totals = [astuple(now.since(earlier)) for earlier in (self._began, self._epoch_began)]
+        # sums: (whole run or last epoch, rank, field of TimeTotals). Each rank fills its own rows,
+        # and all are added, because torch deprecates what Lightning's all_gather calls.
+        sums = torch.zeros(
+            2, trainer.world_size, len(totals[0]), device=trainer.strategy.root_device
+        )
+        sums[:, trainer.global_rank] = torch.tensor(totals, device=sums.device)
         sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
         run, epoch = ([TimeTotals(*rank) for rank in span] for span in sums.tolist())
         self._report(trainer, loader, {"whole run": run, "last epoch": epoch})
@@ -150,13 +153,13 @@ class DataThroughputMonitor(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Report to who ends a fit by hand; other ranks may be anywhere, so they are not asked."""
+        """Report when the user ends a fit; other ranks may not answer, so they are left out."""
         loader, self._loader = self._loader, None
         if loader is None or self._began is None:
             return
         if isinstance(exception, KeyboardInterrupt):
-            own = self._measure(loader).since(self._began)
-            self._report(trainer, loader, {"whole run": [own]})
+            totals = self._measure(loader).since(self._began)
+            self._report(trainer, loader, {"whole run": [totals]})
 
     def _report(
         self, trainer: pl.Trainer, loader: ShardLoader, spans: dict[str, list[TimeTotals]]

@@ -1,8 +1,8 @@
-"""One function over many tasks, in processes that end with the one that started them.
+"""Parallel execution of one function over many tasks, in processes that end with their parent.
 
 `concurrent.futures` leaves its workers behind when their parent is killed: each holds both ends of
-the queue and waits on itself. Here every worker has a pipe of its own, whose end it sees, and a
-guard that ends it in the midst of a task, too: the next run may want its file.
+the queue and waits for itself. Here every worker has a pipe of its own, and notices when that is
+closed. A guard ends it even in the middle of a task, because the next run may need its file.
 """
 
 import os
@@ -25,7 +25,7 @@ _JOIN_TIMEOUT_S = 10.0
 
 _MAX_CHUNK = 64
 _CHUNKS_PER_PROCESS = 8
-"""Enough chunks that processes end together, few enough that sending them costs nothing."""
+"""Enough chunks that processes end at about the same time; few enough to send at no cost."""
 
 
 def map_parallel(
@@ -33,7 +33,7 @@ def map_parallel(
 ) -> Generator[_Result]:
     """`function(item)` for each item, in the order of the items, whatever the number of processes.
 
-    With one process, or one item, all is done in this one. Raises what `run_in_processes` does.
+    With one process or one item, all work is done in this process. Errors as in `run_in_processes`.
     """
     processes = min(processes, len(items))
     if processes <= 1:
@@ -60,15 +60,15 @@ def _map_chunk(
 def run_in_processes(
     function: Callable[[_Task], _Result], tasks: Iterable[_Task], processes: int
 ) -> Generator[tuple[_Task, _Result]]:
-    """Each task with what the function made of it, as they are done; close it to end the processes.
+    """Each task with its result, in order of completion; close it to end the processes.
 
-    With one process it runs in this one. Else function, tasks and results are pickled, and tasks
-    are taken from the iterable as processes get free.
+    With one process the function runs in this process. Otherwise function, tasks and results are
+    pickled, and tasks are taken from the iterable when a process is free.
 
     Raises:
-        ConfigError: Fewer than one process.
+        ConfigError: `processes` is below 1.
         WorkerError: A process died, or could not start.
-        Exception: What the function raises; the other tasks are given up.
+        Exception: An error that the function raises; the other tasks are given up.
     """
     if processes < 1:
         raise ConfigError(f"processes must be at least 1, got {processes}")
@@ -90,7 +90,7 @@ def run_in_processes(
 
 
 def _collect(workers: list["_Worker"], remaining: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-    """Results as they come, each followed by a new task for its worker while there are any."""
+    """Yield results as they come, and give each free worker a new task while there are any."""
     busy = {worker.connection: worker for worker in workers}
     while busy:
         for ready in wait(list(busy)):
@@ -121,7 +121,7 @@ class _Worker:
 
     def send(self, task: Any) -> None:
         self._task = task
-        with suppress(BrokenPipeError, ConnectionResetError):  # dead: `receive` says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: `receive` reports it
             self.connection.send(task)
 
     def receive(self) -> tuple[Any, Any]:
@@ -139,7 +139,7 @@ class _Worker:
         return self._task, result
 
     def stop(self) -> None:
-        """End the process, in the midst of its task too: what it leaves is a temporary file."""
+        """End the process, even in the middle of a task, which leaves only a temporary file."""
         self.connection.close()
         if self._process.pid is not None:
             if self._process.is_alive():
@@ -148,7 +148,7 @@ class _Worker:
 
 
 def _work(function: Callable[[Any], Any], connection: Connection) -> None:
-    """Answer tasks until the other end is closed."""
+    """Run tasks until the other end is closed."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = connection.recv()

@@ -1,7 +1,8 @@
 """The digest of a set of sample ids: equal for equal sets, in whatever order and parts they came.
 
-A sum, so that ranks and workers digest what they served and the parts are added: see Bellare and
-Micciancio, "A new paradigm for collision-free hashing" (1997). It finds mistakes, not forgers.
+It is a sum, so each rank and worker digests what it served, and the parts are added: see Bellare
+and Micciancio, "A new paradigm for collision-free hashing" (1997). It finds mistakes, and gives no
+protection against forgery.
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ _MODULUS = 2**64
 def digest_ids(ids: NDArray[np.int64]) -> int:
     """The digest of sample ids, int64 of shape (n, 2): below 2**64, 0 for none.
 
-    An id that is there twice counts twice.
+    An id that occurs twice counts twice.
 
     >>> digest_ids(np.array([[0, 1], [3, 2]])) == digest_ids(np.array([[3, 2], [0, 1]]))
     True
@@ -35,23 +36,23 @@ def id_digests(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def sum_digests(digests: NDArray[np.uint64]) -> int:
-    """The digest of the ids of these digests together."""
+    """The digest of a set of ids, from the digests of its ids, shape (n,)."""
     return int(digests.sum(dtype=np.uint64))
 
 
 def add_digests(*digests: int) -> int:
-    """The digest of all the ids of these digests together."""
+    """The digest of the union of sets of ids, from the digests of the sets."""
     return sum(digests) % _MODULUS
 
 
 def digest_share(order: Order, epoch: int, start: int, stop: int, place: Place) -> int:
-    """A rank's share of the digest of what an order has at the positions start to stop of an epoch.
+    """A rank's share of the digest of the samples at positions start to stop of an epoch.
 
-    The shares of all ranks, added, are the digest: each takes an equal part of the positions.
+    Each rank digests an equal part of the positions; `add_digests` of all shares is the digest.
     """
     begin = start + (stop - start) * place.rank // place.world_size
     end = start + (stop - start) * (place.rank + 1) // place.world_size
     starts = range(begin, end, _AT_ONCE)
     return add_digests(
-        *(digest_ids(order.at(epoch, each, min(each + _AT_ONCE, end))) for each in starts)
+        *(digest_ids(order.at(epoch, first, min(first + _AT_ONCE, end))) for first in starts)
     )

@@ -1,10 +1,10 @@
-"""The order of an epoch: which shards and which positions a worker reads, and in which sequence.
+"""Random draws of shards and samples, and the positions that a worker of a stream reads.
 
 Everything here is a pure function of its arguments. Randomness is the raw stream of a Philox
 generator, a bijection of a counter under a key, so any draw is reached without the ones before it.
-Only raw words are used, integer arithmetic and a stable sort: numpy promises the bits of its bit
-generators for ever, those of its `Generator` methods it does not. One layout serves every use, so
-that no two uses ever share a word::
+Only raw words, integer arithmetic and a stable sort are used, because numpy promises that the bits
+of its bit generators never change, and does not promise this of its `Generator` methods. All uses
+share one layout of key and counter, so that no two of them ever get the same word::
 
     key      seed | epoch
     counter  block of four words | stream | resumed_at | purpose
@@ -28,7 +28,7 @@ WORDS_PER_BLOCK = 4
 """Philox 4x64 gives four 64-bit words for one value of its counter."""
 
 MAX_SHARDS = 2**32 - 1
-"""More than any pattern of shards can mean."""
+"""More shards than any pattern can name."""
 
 
 class Purpose(IntEnum):
@@ -65,7 +65,7 @@ def shard_draws(
     """Draws number start to stop of the epoch's one endless sequence of uniform shard draws.
 
     With replacement; int64, shape (stop - start,), each in range(num_shards). The sequence is
-    global: who splits it over ranks and workers takes every n-th draw. Any two cuts of it agree::
+    global: to split it over n ranks and workers, each takes every n-th draw. Any two cuts agree::
 
         shard_draws(n, s, e, 0, 9) == concat(shard_draws(n, s, e, 0, 5), shard_draws(n, s, e, 5, 9))
 
@@ -93,15 +93,15 @@ def draw_sample(
 ) -> tuple[int, int]:
     """Where a stream begins: one uniform sample of the data set, as (shard, sample in it).
 
-    A stream reads this shard from that sample to its end, then whole shards drawn uniformly. Read
-    that way, every position of every stream is uniform over the samples, however short the epoch:
-    the stream is a renewal process (a shard is one renewal) and this is its stationary start.
-    To see it, let a position be uniform over N samples in K shards. The next one starts a shard
-    with the chance K / N of having been at a shard's end, any given shard with 1 / N: each first
-    sample gets its share, each other sample inherits that of the sample before it.
+    A stream reads this shard from that sample to its end, and then whole shards drawn uniformly.
+    Every position of such a stream is uniform over the samples, however short the epoch is: the
+    stream is a renewal process (each shard is one renewal), and this is its stationary start.
+    To see it, let a position be uniform over N samples in K shards. It is the last of its shard
+    with probability K / N, so the next position is the first sample of any given shard with
+    probability 1 / N. Every other sample inherits the probability of the sample before it.
 
-    Beginning at a shard's start instead favours the first samples of shards, and when epochs are
-    shorter than shards the rest of each shard is never seen.
+    A stream that begins at the start of a shard instead favours the first samples of shards, and
+    when epochs are shorter than shards it never sees the rest of each shard.
 
     Args:
         counts: samples per shard, int64, shape (num_shards,); zeros are allowed.
@@ -122,13 +122,14 @@ def draw_sample(
         Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
     )
     number = int(words[0]) * total >> 64
-    # The first shard that ends after this number: an empty one ends where the one before it does.
+    # The shard of this number is the first that ends after it. Empty shards are passed over,
+    # because they end where the shard before them ends.
     shard = int(np.searchsorted(ends, number, side="right"))
     return shard, number - int(ends[shard] - counts[shard])
 
 
 def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArray[np.int64]:
-    """Every shard once: in file order, or in a new uniform order each epoch.
+    """Every shard once, in file order or in a new uniform order each epoch.
 
     int64, shape (num_shards,).
 
@@ -145,7 +146,7 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
 
 
 def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """``argsort(words, kind="stable")``, four times as fast for words that hardly ever repeat."""
+    """The same as ``argsort(words, kind="stable")``, four times as fast if words seldom repeat."""
     order = np.argsort(words)
     ordered = words[order]
     has_ties = (ordered[1:] == ordered[:-1]).any()
@@ -155,11 +156,11 @@ def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
     """The positions that one worker reads, in its order, when it can only read forward.
 
-    The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each of
-    these into one per worker, each as long as the steps of that worker need (worker w serves the
-    steps w, w + num_workers, ...). Over all ranks and workers every served position comes once
-    with weight 1. Repeats follow, with weight 0: number k of them, counted in rank order, is
-    position k % samples. Spans are never empty; a worker without a sample has none.
+    The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each
+    stretch is cut again into one per worker, as long as the steps of that worker need (worker w
+    serves the steps w, w + num_workers, ...). Over all ranks and workers every served position
+    comes once with weight 1. Repeats follow, with weight 0: repeat number k, counted in rank
+    order, is position k % samples. Spans are never empty; a worker without a sample has none.
 
     Five samples, two ranks, batch size 2, ``pad``; ``*`` marks a repeat, ``|`` parts the steps::
 
@@ -170,8 +171,8 @@ def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
     >>> [(span.start, span.stop, span.weight) for span in spans(plan, Place(1, 2))]
     [(3, 5, 1), (1, 3, 0)]
 
-    In this order, unlike that of `EpochPlan.span`, a step is no stretch of the sequence: what k
-    steps trained are not the first positions, so it cannot be resumed inside of an epoch.
+    Here a step is not a stretch of the sequence, as it is in `EpochPlan.span`. The samples that
+    k steps trained are not the first positions, so this order cannot be resumed within an epoch.
 
     Raises:
         ConfigError: the place is in a world of another size than the plan.
@@ -191,21 +192,21 @@ def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
 
 
 def _repeat_spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
-    """The repeats of this worker: of the plan's last step, if that one is its step."""
+    """The repeats of the plan's last step, if this worker makes that step."""
     last = plan.steps - 1
     if last < 0 or last % place.num_workers != place.worker:
         return ()
     repeats = plan.repeats(last)
     start = sum(repeats[: place.rank])
     stop = start + repeats[place.rank]
-    found: list[Span] = []
-    # Once per wrap: at most batch_size turns, and one or two unless the data set is tiny.
+    repeated: list[Span] = []
+    # One pass for each time the sequence wraps round: one or two unless the data set is tiny.
     while start < stop:
         first = start % plan.samples
         length = min(stop - start, plan.samples - first)
-        found.append(Span(first, first + length, 0))
+        repeated.append(Span(first, first + length, 0))
         start += length
-    return tuple(found)
+    return tuple(repeated)
 
 
 def random_words(
@@ -247,7 +248,9 @@ def scale_words(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
 
     No number is more than 2**-64 likelier than another.
     """
-    # The upper 64 of up to 127 bits, from products of halves, none of which overflows.
+    # `words` and all that follows: uint64, shape (len(words),).
+    # The product has up to 127 bits, of which the upper 64 are wanted. As in multiplication by
+    # hand, with digits of 32 bits: four products of halves, none of which overflows 64 bits.
     half, mask = np.uint64(32), np.uint64(2**32 - 1)
     low, high = words & mask, words >> half
     total_low, total_high = np.uint64(total & 2**32 - 1), np.uint64(total >> 32)

@@ -5,7 +5,7 @@ plan, so they stay in lockstep without talking. Every answer is a formula, so a 
 samples costs no more than one of ten.
 
 Ten samples, four ranks, batch size 2. Numbers are positions of the epoch's global sequence, ``*``
-marks a repeat (weight 0), ``|`` parts the ranks::
+marks a repeat (weight 0), ``|`` separates the ranks::
 
     remainder   step 0               step 1                   dropped   padded
     drop        0 1|2 3|4 5|6 7      -                              2        0
@@ -27,7 +27,7 @@ Remainder = Literal["drop", "pad", "balanced"]
 class EpochPlan:
     """The rest of one epoch, cut into steps; made by `plan_epoch`.
 
-    Steps are numbered from 0 at `done`. A step out of range, or a rank, is a `ConfigError`.
+    Steps are numbered from 0 at `done`. A step or rank that is out of range is a `ConfigError`.
 
     Attributes:
         samples: samples of the whole epoch.
@@ -47,7 +47,7 @@ class EpochPlan:
         """Refuse numbers that no epoch can have.
 
         Raises:
-            ConfigError: a size below its least value, `done` outside of the epoch, or an unknown
+            ConfigError: a size below its least value, `done` outside the epoch, or an unknown
                 remainder.
         """
         for name, value, least, remedy in (
@@ -70,7 +70,7 @@ class EpochPlan:
 
     @property
     def global_batch(self) -> int:
-        """Places in a full step: batch size x world size."""
+        """Samples of a full step over all ranks: batch size x world size."""
         return self.batch_size * self.world_size
 
     @cached_property
@@ -92,13 +92,13 @@ class EpochPlan:
 
     @property
     def padded(self) -> int:
-        """Places filled with repeats, over all ranks; all of them are in the last step."""
+        """Repeats over all ranks; all of them are in the last step."""
         return 0 if self._is_even else self.steps * self.global_batch - self.served
 
     def require_steps(self) -> "EpochPlan":
         """This plan, if its epoch has a step at all.
 
-        The rest of an epoch may well be empty (`done` > 0): the next epoch follows.
+        The rest of an epoch (`done` > 0) may be empty: the next epoch follows it.
 
         Raises:
             PlanError: a whole epoch (`done` == 0) without a single step.
@@ -133,7 +133,7 @@ class EpochPlan:
         return tuple(self.size(step, rank) for rank in range(self.world_size))
 
     def repeats(self, step: int) -> tuple[int, ...]:
-        """Repeats at the end of each rank's batch at this step, one number per rank.
+        """Number of repeats at the end of each rank's batch at this step, one per rank.
 
         >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="pad")
         >>> plan.sizes(1), plan.repeats(1)
@@ -144,16 +144,16 @@ class EpochPlan:
     def span(self, step: int) -> tuple[int, int]:
         """Positions (start, stop) of this step in the epoch's global sequence.
 
-        The ranks take consecutive slices of it (`rank_span`), of `sizes(step)`. In a padded step
-        `stop` exceeds `samples`: position p >= samples is a repeat of position p % samples.
+        The ranks take consecutive slices of it (`rank_span`), whose lengths are `sizes(step)`. In
+        a padded step `stop` exceeds `samples`: position p >= samples repeats position p % samples.
 
         >>> plan_epoch(10, batch_size=2, world_size=4, remainder="pad").span(1)
         (8, 16)
         """
         self._check("step", step, self.steps)
         start = self.trained(step)
-        places = self._total(step) if self._is_even else self.global_batch
-        return start, start + places
+        length = self._total(step) if self._is_even else self.global_batch
+        return start, start + length
 
     def rank_span(self, step: int, rank: int) -> tuple[int, int]:
         """Positions (start, stop) of this rank at this step: its slice of `span(step)`.
@@ -171,7 +171,7 @@ class EpochPlan:
     def trained(self, steps: int) -> int:
         """The cursor's samples after `steps` further steps, 0 <= steps <= `self.steps`.
 
-        Plans are memoryless: the plan with this number as `done` is exactly the rest of this plan.
+        Plans are memoryless: the plan with this number as its `done` is the rest of this plan.
         """
         self._check("steps", steps, self.steps + 1)
         first_steps, first_total, later_total = self._totals
@@ -179,7 +179,7 @@ class EpochPlan:
         return self.done + first * first_total + (steps - first) * later_total
 
     def share(self, rank: int, worker: int = 0, num_workers: int = 1) -> int:
-        """Distinct samples of this rank in the steps worker, worker + num_workers, and so on.
+        """Distinct samples of this rank in the steps `worker`, `worker` + `num_workers`, ...
 
         >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="balanced")
         >>> plan.share(rank=0), plan.share(rank=0, worker=1, num_workers=2)
@@ -199,14 +199,14 @@ class EpochPlan:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether every rank gets a sample at every step without a repeat, as balanced wants."""
+        """Whether the plan is balanced, and every rank gets a sample at every step."""
         return self.remainder == "balanced" and self._left >= self.steps * self.world_size
 
     @cached_property
     def _totals(self) -> tuple[int, int, int]:
-        """Number of first steps, distinct samples in each of them, and in each later step."""
+        """Number of first steps, and distinct samples in each first step and each later step."""
         if self._is_even and self.steps:
-            # The larger steps come first: then the rest of the plan is a balanced plan again.
+            # The larger steps come first, so that the rest of a plan is a balanced plan too.
             total, num_larger = divmod(self._left, self.steps)
             return num_larger, total + 1, total
         full_steps, rest = divmod(self._left, self.global_batch)
@@ -218,7 +218,7 @@ class EpochPlan:
         return first_total if step < first_steps else later_total
 
     def _slice(self, total: int, rank: int) -> int:
-        """This rank's part of `total` distinct samples of one step."""
+        """How many of the `total` distinct samples of one step this rank takes."""
         if self._is_even:
             return total // self.world_size + (rank < total % self.world_size)
         return min(max(total - rank * self.batch_size, 0), self.batch_size)
@@ -230,7 +230,6 @@ class EpochPlan:
         return self._slice(self._total(step), rank)
 
     def _check(self, name: str, value: int, total: int) -> None:
-        """Refuse a number that is not in range(total)."""
         if not 0 <= value < total:
             raise ConfigError(
                 f"{name} must be at least 0 and below {total}, got {value}; stay inside {self}"
@@ -245,12 +244,12 @@ def plan_epoch(
     With R = samples - done and G = batch_size x world_size:
 
     - ``drop``: R // G full steps; the rest is not served.
-    - ``pad``: the rest gets one more full step; its places beyond R are repeats.
-    - ``balanced``: as many steps as ``pad``, without repeats. Steps differ by at most one sample,
-      the larger ones first, and so do the ranks of one step. It pads exactly like ``pad`` when
-      some step would leave a rank without a sample (R // steps < world_size).
+    - ``pad``: the rest gets one more full step, filled up with repeats.
+    - ``balanced``: as many steps as ``pad``, without repeats. The sizes of steps differ by at most
+      one sample, larger steps first, and so do the sizes of the ranks of one step. It pads exactly
+      like ``pad`` when some step would leave a rank without a sample (R // steps < world_size).
 
-    A plan without a step is a plan: `EpochPlan.require_steps` refuses it.
+    A plan may have no step at all; `EpochPlan.require_steps` refuses such a plan.
 
     >>> plan = plan_epoch(10, batch_size=2, world_size=4, remainder="drop")
     >>> plan.steps, plan.served, plan.dropped, plan.padded

@@ -1,7 +1,7 @@
-"""What one epoch asks of a node, as numbers: bytes to read, shards to keep, memory for batches.
+"""The footprint of one epoch on a node: bytes to read, shards to keep, memory for batches.
 
-Estimates from means, not promises: a node that reads k of S shards drawn with replacement meets
-S * (1 - (1 - 1/S)**k) different ones in the mean.
+The numbers are expected values, not bounds: a node that draws k times from S shards with
+replacement reads S * (1 - (1 - 1/S)**k) different shards on average.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_shards.plan.epoch import EpochPlan
 
 SPARE_BUFFERS = 1
-"""Blocks of shared memory of each worker that the trainer may keep batches in."""
+"""Shared buffers of each worker that the trainer may keep batches in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class DataShape:
     """A data set in four numbers.
 
     Attributes:
-        shards: how many.
-        samples: in all of them.
-        size_bytes: of all of them; None if nobody knows.
-        is_streamed: whether whole shards are read forward, and not samples by their offsets.
+        shards: number of shards.
+        samples: number of samples in all shards.
+        size_bytes: size of all shards; None if unknown.
+        is_streamed: whether whole shards are read forward, rather than samples by their offsets.
     """
 
     shards: int
@@ -36,13 +36,13 @@ class DataShape:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who makes the batches of one node.
+    """The workers that make the batches of one node.
 
     Attributes:
-        ranks: of the node.
-        per_rank: worker processes of a rank; 0 for none.
-        prefetch_factor: messages that each keeps ready.
-        shuffle_buffer: samples that each holds undecoded.
+        ranks: ranks on the node.
+        per_rank: worker processes of each rank; 0 for none.
+        prefetch_factor: messages that each worker keeps ready.
+        shuffle_buffer: undecoded samples that each worker holds.
     """
 
     ranks: int
@@ -53,7 +53,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What an epoch asks of one node; bytes are None where nobody knows the sizes.
+    """What an epoch asks of one node; numbers of bytes are None where sizes are unknown.
 
     >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
     >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
@@ -62,15 +62,15 @@ class Footprint:
     (2, 500.0, 25000, 2400)
 
     Attributes:
-        nodes: how many there are.
-        shards_per_rank: mean share of the shards.
-        shards_per_worker: likewise; below 1 where there are more workers than shards.
-        samples_per_node: places filled in an epoch, repeats included.
-        bytes_read: of shards, in an epoch.
+        nodes: number of nodes.
+        shards_per_rank: shards divided by ranks.
+        shards_per_worker: shards divided by workers; below 1 if there are more workers.
+        samples_per_node: samples that a node serves in an epoch, repeats included.
+        bytes_read: bytes of shards that a node reads in an epoch.
         shards_touched: different shards that a node reads in an epoch.
-        cache_bytes: that hold these.
-        shm_bytes: batches in /dev/shm, all workers of the node.
-        buffer_bytes: undecoded samples in shuffle buffers, likewise.
+        cache_bytes: size of these shards.
+        shm_bytes: memory for batches in /dev/shm, for all workers of the node.
+        buffer_bytes: undecoded samples in the shuffle buffers of all workers of the node.
     """
 
     nodes: int
@@ -85,12 +85,12 @@ class Footprint:
 
 
 def buffers_per_worker(prefetch_factor: int) -> int:
-    """Messages of one worker process that are in shared memory, each in a buffer of its own.
+    """Shared buffers that one worker process needs, one for each message in shared memory.
 
     torch asks a worker for message number k + prefetch_factor when it hands out number k. While
-    that one is made, the others up to k may be on their way or be taken apart. One more is left to
-    the trainer, for the batches that it works with. (A message that is larger than any before it
-    needs another buffer for a moment.)
+    the worker makes that message, those from number k on may be on their way or in use. One more
+    buffer is left to the trainer, for the batches that it works with. (A message that is larger
+    than any before it needs another buffer for a moment.)
     """
     return prefetch_factor + 1 + SPARE_BUFFERS
 
@@ -107,16 +107,16 @@ def footprint(
     """What an epoch asks of one node.
 
     Args:
-        plan: of the epoch.
-        data: what is read.
-        workers: of one node.
+        plan: the plan of the epoch.
+        data: the data set.
+        workers: the workers of one node.
         sampling: the order's own word; `resampled` is with replacement.
-        message_bytes: of the batches that a worker sends at once, in /dev/shm.
-        run: samples that the indexed reader keeps together.
+        message_bytes: bytes of the batches that a worker sends in one message.
+        run: consecutive samples that the indexed reader keeps together.
     """
-    places, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
-    per_node = places * ranks / plan.world_size
-    touched = _shards_touched(places, per_node / max(places, 1), data, workers, sampling, run)
+    served, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
+    per_node = served * ranks / plan.world_size
+    touched = _shards_touched(served, per_node / max(served, 1), data, workers, sampling, run)
     num_workers = ranks * max(workers.per_rank, 1)
     return Footprint(
         nodes=-(-plan.world_size // workers.ranks),
@@ -140,26 +140,26 @@ def _times(size: float | None, number: float) -> int | None:
 
 
 def _shards_touched(
-    places: int, share: float, data: DataShape, workers: Workers, sampling: str, run: int
+    served: int, share: float, data: DataShape, workers: Workers, sampling: str, run: int
 ) -> float:
-    """Different shards that a node reads in an epoch, in the mean; `share` is its part of all."""
+    """Different shards that a node reads on average; `share` is its fraction of all samples."""
     shards, per_shard = data.shards, data.samples / max(data.shards, 1)
     if not shards or not per_shard:
         return 0.0
     if data.is_streamed and sampling == "resampled":
-        return _distinct(shards, places * share / per_shard)
+        return _distinct(shards, served * share / per_shard)
     if data.is_streamed:
-        # a worker reads one stretch of the epoch, which begins and ends within a shard
+        # Each worker reads one stretch of the epoch, which begins and ends within a shard.
         stretches = workers.ranks * max(workers.per_rank, 1)
-        return min(shards, places * share / per_shard + stretches)
-    # blocks are shuffled, so that each sample goes to any node
+        return min(shards, served * share / per_shard + stretches)
+    # Blocks are shuffled, so each sample may go to any node.
     in_run = min(run or per_shard, per_shard)
     if sampling == "resampled":
         meets = 1 - (1 - share) ** in_run
-        return _distinct(shards, places / in_run * meets)
-    return shards * (1 - (1 - share) ** (per_shard * places / data.samples))
+        return _distinct(shards, served / in_run * meets)
+    return shards * (1 - (1 - share) ** (per_shard * served / data.samples))
 
 
 def _distinct(kinds: float, draws: float) -> float:
-    """How many of so many kinds are met in so many draws, in the mean."""
+    """The mean number of different kinds in this many draws with replacement."""
     return kinds * (1 - (1 - 1 / kinds) ** draws)

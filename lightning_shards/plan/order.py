@@ -1,17 +1,18 @@
 """The order of samples: which sample stands at which position of an epoch's global sequence.
 
-`Order` is what the readers ask; `SampleOrder` is ours: a pure function of (counts, seed, epoch,
-sampling, run, block) that starts anywhere without what comes before, and never builds an array of
-the length of the data set. Seven samples in two shards,
-``shuffled`` with runs of 2 and blocks of 4, seed 4, epoch 0::
+`Order` is what the readers ask. `SampleOrder` is ours: a pure function of (counts, seed, epoch,
+sampling, run, block). It can start at any position without computing the ones before, and never
+builds an array of the length of the data set. Seven samples in two shards, ``shuffled`` with runs
+of 2 and blocks of 4, seed 4, epoch 0::
 
     file order, in runs   a0 a1|a2 b0|b1 b2|b3
     runs permuted         b1 b2|a2 b0|b3|a0 a1
     cut in blocks         b1 b2 a2 b0|b3 a0 a1
     blocks shuffled       b2 a2 b1 b0|a1 a0 b3
 
-Runs, not whole shards, are what is mixed: on shards sorted by class, blocks of whole shards mix
-worse than webdataset's buffer, runs of 64 nearly like a full shuffle (`benchmarks/order.py`).
+Runs are mixed, not whole shards: where shards are sorted by class, blocks of whole shards mix
+worse than webdataset's buffer, and runs of 64 mix almost as well as a full shuffle
+(`benchmarks/order.py`).
 """
 
 from abc import abstractmethod
@@ -38,14 +39,14 @@ Sampling = Literal["resampled", "shuffled", "sequential"]
 """With replacement; each sample once in a new order each epoch; each sample once in file order."""
 
 MAX_BLOCK = 2**20
-"""A block is held in memory, a few at a time, 8 bytes a sample. Who wants to mix more takes a
-smaller run: runs of 1 are a full shuffle without any block."""
+"""A few blocks are held in memory at a time, 8 bytes a sample. To mix more than a block can, take
+a smaller run: runs of 1 are a full shuffle without any block."""
 
 BLOCKS_KEPT = 4
-"""Blocks remembered: batches come one after another, so that each is served from a few blocks."""
+"""Blocks remembered: batches are consecutive positions, so a few blocks serve each of them."""
 
 _MAX_UNWANTED = 4
-"""How many times the wanted positions `at_spans` computes, rather than one span after the other."""
+"""`at_spans` computes up to this many times the wanted positions to save a call per span."""
 
 ENDLESS = 2**63 - 1
 """Where an endless sequence ends: positions are int64."""
@@ -126,15 +127,17 @@ class SampleOrder(Order):
     ``sequential``: file order. ``resampled``: draws with replacement; each draw is a uniform
     sample of the data set and the `run` - 1 that follow it in its shard, wrapping round within the
     shard, so that every sample is equally likely at every position. ``shuffled``: each sample once;
-    file order is cut in runs (the last one may be short), the runs are permuted. Both are then cut
-    in blocks, and the samples of each block are permuted uniformly.
+    file order is cut into runs (the last one may be short), and the runs are permuted. A
+    ``resampled`` or ``shuffled`` sequence is then cut into blocks, and the samples of each block
+    are permuted uniformly.
 
     Attributes:
         counts: samples per shard, int64, shape (num_shards,); zeros are allowed. Not copied.
         seed: 0 <= seed < 2**64.
         sampling: see above.
-        run: consecutive samples kept together when shards are mixed; 0: whole shards, only
-            ``shuffled``. With blocks they come near each other, not side by side.
+        run: consecutive samples kept together when shards are mixed; 0 keeps whole shards
+            together (``shuffled`` only). With blocks, the samples of a run come near each other
+            and not side by side.
         block: consecutive positions of the mixed sequence that are shuffled; 0 or 1: none.
     """
 
@@ -145,7 +148,7 @@ class SampleOrder(Order):
     block: int = 16_384
 
     def __post_init__(self) -> None:
-        """Refuse what has no order.
+        """Refuse arguments that name no order.
 
         Raises:
             ConfigError: a value out of its range, or whole shards with ``resampled``.
@@ -174,7 +177,7 @@ class SampleOrder(Order):
             )
 
     def __reduce__(self) -> "tuple[type[SampleOrder], tuple[object, ...]]":
-        """What makes this order again: workers get its arguments, not what it has computed."""
+        """Pickle the arguments only: workers compute the rest again."""
         return SampleOrder, (self.counts, self.seed, self.sampling, self.run, self.block)
 
     def __eq__(self, other: object) -> bool:
@@ -222,7 +225,7 @@ class SampleOrder(Order):
         }
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-        """What `at` gives for each of these growing spans of positions, one after the other."""
+        """The results of `at` for each of these spans, concatenated; spans are in rising order."""
         first, last = spans[0][0], spans[-1][1]
         if last - first > _MAX_UNWANTED * sum(stop - start for start, stop in spans):
             return np.concatenate([self.at(epoch, *span) for span in spans])
@@ -248,7 +251,7 @@ class SampleOrder(Order):
             for number in self._blocks_between(start, stop)
         )
 
-    # Inside, a sample is its number in file order, one int64; `_ids_of` makes the pairs.
+    # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
 
     def _require_range(self, epoch: int, start: int, stop: int) -> None:
         if not 0 <= epoch < 2**64:
@@ -346,7 +349,9 @@ class SampleOrder(Order):
         return self._in_runs(epoch, positions) if self.run else self._in_shards(epoch, positions)
 
     def _in_draws(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Position q is in draw q // run, q % run samples behind its first."""
+        """Position q is in draw q // run, q % run samples after the first of that draw."""
+        # shards, begins, offsets: one entry per draw, shape (last + 1 - first,).
+        # draws, wrapped: one entry per position, shape (len(positions),).
         first, last = int(positions[0]) // self.run, int(positions[-1]) // self.run
         words = random_words(
             Purpose.SAMPLE_DRAWS, (self.seed, epoch), (first, last + 1), resumed_at=0, stream=0
@@ -354,13 +359,17 @@ class SampleOrder(Order):
         drawn = scale_words(words, self.samples)
         shards, begins, offsets = self._locate(drawn)
         draws = positions // self.run - first
+        # A draw that reaches the end of its shard goes on at the shard's beginning.
         wrapped = (offsets[draws] + positions % self.run) % self.counts[shards][draws]
         return begins[draws] + wrapped
 
     def _in_runs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slot k of the sequence holds run permutation(k); behind the short run all is earlier."""
+        """Slot k of the sequence holds the run number permutation(k)."""
+        # slots, offsets: one entry per position, shape (len(positions),).
+        # permuted: the run in each slot from `first` to `last`, shape (last + 1 - first,).
         runs = self._run_orders(epoch)
-        # As if the short run were full: then every position p is in slot p // run.
+        # If every run were full, position p would be in slot p // run. The short run lacks
+        # `missing` samples, so the positions after it are moved on by that many.
         missing = -self.samples % self.run
         short_stop = runs.short_slot * self.run + self.run - missing
         slots, offsets = np.divmod(positions + missing * (positions >= short_stop), self.run)
@@ -373,14 +382,14 @@ class SampleOrder(Order):
         order = self._shard_orders(epoch)
         slots = np.searchsorted(order.ends, positions, side="right")
         shards = order.shards[slots]
-        # Both ends are the same distance away from the sample.
+        # A sample is as far from its shard's end in file order as in the order of the epoch.
         return positions + self._ends[shards] - order.ends[slots]
 
     def _locate(
         self, numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Shard, number of the shard's first sample, and sample in the shard, of sample numbers."""
-        # The first shard that ends after the number: an empty one ends where the one before does.
+        # The shard of a number is the first that ends after it; empty shards are passed over.
         shards = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
         begins = self._ends[shards] - self.counts[shards]
         return shards, begins, numbers - begins

@@ -1,4 +1,4 @@
-"""Where a stream of batches is made: which rank, and which worker of that rank."""
+"""The place of a stream of batches: its rank, and the worker of that rank that makes it."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ class Place:
     num_workers: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a place outside of its own world.
+        """Refuse a place outside its own world.
 
         Raises:
             ConfigError: `rank` or `worker` is negative or not below its total.

@@ -1,7 +1,7 @@
-"""The endless stream of a split, cut into epochs, and each epoch into the steps of one worker.
+"""The schedule of epochs: the endless stream of a split, cut into epochs and a worker's steps.
 
-A stream has no other state than its cursor: what a worker makes follows from the cursor and its
-place alone, so that resuming, another number of workers and a new epoch are one operation.
+A stream has no state but its cursor: what a worker makes follows from the cursor and its place
+alone. Resuming, changing the number of workers and beginning an epoch are thus one operation.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class WorkerEpoch:
         epoch: number of the epoch.
         plan: what is left of the epoch.
         steps: how many steps of the plan are run, less than `plan.steps` under a limit.
-        place: the place, its worker counted from the first batch of this turn.
+        place: the place, with the worker's number counted from the first batch of this epoch.
     """
 
     epoch: int
@@ -35,7 +35,7 @@ class WorkerEpoch:
     place: Place
 
     def weights(self, step: int) -> list[int]:
-        """1 for each sample of the rank's batch, 0 for the repeats at its end; [] under `drop`."""
+        """1 for each sample of the rank's batch, 0 for each repeat at its end; [] under `drop`."""
         if self.plan.remainder == "drop":
             return []
         size = self.plan.size(step, self.place.rank)
@@ -70,7 +70,7 @@ class EpochSchedule:
         return plan_epoch(self.samples, self.batch_size, world_size, self.remainder, done)
 
     def steps(self, world_size: int, done: int = 0) -> int:
-        """Steps left in an epoch after `done` samples: of the plan, or up to the limit."""
+        """Steps left in an epoch after `done` samples, up to the plan's end or the limit."""
         whole, left = self.plan(world_size).steps, self.plan(world_size, done).steps
         if self.limit is None:
             return left

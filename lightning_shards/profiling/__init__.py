@@ -1,1 +1,1 @@
-"""Where the time of a fit goes: what is counted, and what is said of it."""
+"""Profiling: the times of a fit, the rates computed from them, and the report."""

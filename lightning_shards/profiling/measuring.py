@@ -1,7 +1,7 @@
-"""Measures a loader alone, a trainer alone on one batch in memory, and both together.
+"""Measurement of a loader alone, a trainer alone on one batch in memory, and both together.
 
-A measurement begins when the first batches are through: workers have started, what they had kept
-ready is used up, kernels are chosen. It ends after so many seconds, and nothing is left running.
+A measurement begins after the first batches: by then workers have started, the batches that they
+kept ready are used up, and kernels are chosen. It ends after a set time and leaves nothing running.
 """
 
 import time
@@ -24,17 +24,17 @@ from lightning_shards.progress import train_loaders
 from lightning_shards.workers.pool import Pool, PoolDescription
 
 _UNKNOWN_LENGTH = 1000
-"""Batches of an epoch of one batch, where the loader does not know its own length."""
+"""Length of an epoch of `OneBatch` if the loader does not know its own length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a measurement takes.
+    """The length of a measurement and of its warm-up.
 
     Attributes:
-        seconds: of the measurement itself.
-        warm_up_s: seconds after the first batch that are left out at least.
-        warm_up_limit_s: likewise at most, if what workers had kept ready is not used up before.
+        seconds: length of the measurement itself.
+        warm_up_s: shortest warm-up, in seconds after the first batch.
+        warm_up_limit_s: longest warm-up, even if batches that workers kept ready are left.
     """
 
     seconds: float
@@ -43,12 +43,12 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: float) -> "Timing":
-        """A fifth of the time to warm up, at most three times as long as it."""
+        """A warm-up of a fifth of the time, and at most three times the time."""
         return cls(seconds, seconds / 5, 3 * seconds)
 
 
 class Measurement(NamedTuple):
-    """What was measured, and the workers' seconds by stage where they are known."""
+    """The totals of a measurement, and the workers' seconds by stage if they are known."""
 
     totals: TimeTotals
     stages: dict[str, float]
@@ -56,13 +56,13 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """What a configuration trains.
+    """The model, data and trainer of a configuration.
 
     Attributes:
         model: the model.
         data: the data module.
-        make_trainer: a new trainer of one rank, with these callbacks alone, that writes nothing.
-        device: what it trains on.
+        make_trainer: makes a trainer of one rank that has only these callbacks and writes nothing.
+        device: the device that it trains on.
     """
 
     model: pl.LightningModule
@@ -73,24 +73,24 @@ class Fit:
 
 @dataclass
 class TimedLoader:
-    """Any loader, with times like those of `ShardLoader`."""
+    """A wrapper that gives any loader the time counters of `ShardLoader`."""
 
     loader: Any
     times: LoaderTimes = field(default_factory=LoaderTimes)
 
     def __post_init__(self) -> None:
-        """Combine several as a Trainer does."""
+        """Combine several loaders as a Trainer does."""
         if type(self.loader) in (list, tuple, dict):
             self.loader = CombinedLoader(self.loader, "max_size_cycle")
 
     def __len__(self) -> int:
-        """Its own length; TypeError if it has none."""
+        """Length of the loader; TypeError if it has none."""
         if isinstance(self.loader, CombinedLoader):
-            iter(self.loader)  # its length is not known before
+            iter(self.loader)  # its length is unknown before
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Its batches, counted."""
+        """Batches of the loader, counted and timed."""
         is_combined = isinstance(self.loader, CombinedLoader)
         begin = time.perf_counter()
         for item in self.loader:
@@ -104,7 +104,7 @@ class TimedLoader:
 
 @dataclass
 class OneBatch:
-    """One batch over and over: a loader that takes no time.
+    """A loader that gives one batch over and over and takes no time.
 
     Attributes:
         batch: the batch.
@@ -122,7 +122,7 @@ class OneBatch:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch of it."""
+        """The batch, `length` times."""
         for _ in range(self.length):
             self.times.batches += 1
             self.times.samples += self.samples
@@ -130,7 +130,7 @@ class OneBatch:
 
 
 def take_batch(data: pl.LightningDataModule) -> OneBatch:
-    """The first batch, and the length of its loader: what `measure_trainer` wants.
+    """The first batch of the train loader and the loader's length, for `measure_trainer`.
 
     Raises:
         ShardError: no batch can be made.
@@ -146,7 +146,7 @@ def take_batch(data: pl.LightningDataModule) -> OneBatch:
 
 
 def measure_loader(data: pl.LightningDataModule, span: Timing) -> Measurement:
-    """The loader of `train` alone, over the ends of epochs.
+    """Measure the train loader alone, from epoch to epoch without a break.
 
     Raises:
         ShardError: no batch can be made, or not with these settings.
@@ -160,11 +160,11 @@ def measure_loader(data: pl.LightningDataModule, span: Timing) -> Measurement:
 
 
 def measure_trainer(fit: Fit, batch: OneBatch, span: Timing) -> Measurement:
-    """A fit on a batch that needs no loading; it is copied to the device at each step."""
+    """Measure a fit on a batch that needs no loading, and is copied to the device at each step."""
     stop_watch = _StopWatch(span)
     trainer = fit.make_trainer([stop_watch])
     if trainer.strategy.root_device.type == "cuda":
-        # copies from page-locked memory are the fastest
+        # Copies from page-locked memory are the fastest.
         pinned = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, batch.batch)
         batch = replace(batch, batch=pinned)
     with _serving(fit.data, lambda: batch):
@@ -173,7 +173,7 @@ def measure_trainer(fit: Fit, batch: OneBatch, span: Timing) -> Measurement:
 
 
 def measure_both(fit: Fit, span: Timing) -> Measurement:
-    """A fit as it is, without validation."""
+    """Measure a whole fit, without validation."""
     stop_watch = _StopWatch(span)
     trainer = fit.make_trainer([stop_watch])
     if isinstance(fit.data, ShardDataModule):
@@ -186,7 +186,7 @@ def measure_both(fit: Fit, span: Timing) -> Measurement:
 
 
 class _Meter:
-    """Tells, batch by batch, where the measurement begins and ends."""
+    """Decides at each batch whether the measurement begins or ends."""
 
     def __init__(
         self, loader: Any, span: Timing, await_device: Callable[[], object] = lambda: None
@@ -201,7 +201,7 @@ class _Meter:
         self._ended: Measurement | None = None
 
     def ends_with_this(self) -> bool:
-        """Whether enough was measured; to be asked after each batch."""
+        """Whether the measurement ends now; to be called after each batch."""
         now = time.perf_counter()
         if not self._times.batches:
             return False
@@ -217,9 +217,9 @@ class _Meter:
         return True
 
     def window(self) -> Measurement:
-        """What was measured between beginning and end."""
-        assert self._began is not None  # noqa: S101 it ended, see callers
-        assert self._ended is not None  # noqa: S101 likewise
+        """The measurement between beginning and end."""
+        assert self._began is not None  # callers ask only after the end
+        assert self._ended is not None
         earlier = self._began.stages
         stages = {name: spent - earlier[name] for name, spent in self._ended.stages.items()}
         return Measurement(self._ended.totals.since(self._began.totals), stages)
@@ -243,14 +243,14 @@ class _Meter:
 
 
 class _StopWatch(pl.Callback):
-    """Ends a fit when enough was measured."""
+    """Ends a fit when the measurement is complete."""
 
     def __init__(self, span: Timing) -> None:
         self._span = span
         self._meter: _Meter | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the loader; schedulers that wait for a validation's metric do without it."""
+        """Find the loader, and let schedulers do without the metric of a validation."""
         for config in trainer.lr_scheduler_configs:
             config.strict = False
         device = trainer.strategy.root_device
@@ -266,13 +266,13 @@ class _StopWatch(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Look at the clock."""
-        assert self._meter is not None  # noqa: S101 on_train_start came first
+        """End the fit if the measurement is complete."""
+        assert self._meter is not None  # on_train_start came first
         if self._meter.ends_with_this():
             trainer.should_stop = True
 
     def window(self) -> Measurement:
-        """What was measured."""
+        """The measurement of the fit."""
         if self._meter is None:
             raise ConfigError("the fit ended before its first step: has the model training_step?")
         return self._meter.window()
@@ -297,7 +297,7 @@ def _closed(loader: Any) -> Generator[None]:
 
 @contextmanager
 def _serving(data: pl.LightningDataModule, load: Callable[[], object]) -> Generator[None]:
-    """Put another loader in the place of the data module's own; its hooks stay."""
+    """Replace the train loader of a data module, whose other hooks stay."""
     vars(data)["train_dataloader"] = load
     try:
         yield

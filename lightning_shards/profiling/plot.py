@@ -1,4 +1,4 @@
-"""A picture of a run: how long a step took, and how much of it was spent waiting for data."""
+"""The plot of a run: the time of a step, and how much of it was spent waiting for data."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ SUFFIXES = (".pdf", ".png", ".svg")
 
 
 class History:
-    """The windows of a run in order, at most `capacity` of them, however long the run.
+    """The time totals of consecutive windows of a run, at most `capacity` of them.
 
-    When there is one too many, neighbours are merged in pairs, and all later windows are as long
-    as these: the whole run stays visible, evenly.
+    When there is one too many, neighbours are merged in pairs, and all later windows are made as
+    long as these, so that the whole run stays visible at one resolution.
 
     Args:
         capacity: an even number.
@@ -26,11 +26,11 @@ class History:
     def __init__(self, capacity: int = 1000) -> None:
         self._capacity = capacity
         self._windows: list[TimeTotals] = []
-        self._merged = 1  # windows that were added, for each that is kept
+        self._merged = 1  # windows that were added for each one that is kept
         self._open, self._in_open = TimeTotals(), 0
 
     def add(self, window: TimeTotals) -> None:
-        """Add what was measured since the window before; nothing, if there was no step."""
+        """Add the totals since the window before; a window without steps is left out."""
         if not window.batches:
             return
         self._open, self._in_open = self._open.plus(window), self._in_open + 1
@@ -45,15 +45,15 @@ class History:
 
     @property
     def windows(self) -> list[TimeTotals]:
-        """All windows, with the open one."""
+        """All windows, including the open one."""
         return self._windows + [self._open] * bool(self._open.batches)
 
 
 def require_plot(path: str) -> None:
-    """Check before a run that its picture can be made at the end.
+    """Check before a run that its plot can be made at the end.
 
     Raises:
-        ConfigError: matplotlib is missing, or the file has a suffix that it is not asked for.
+        ConfigError: matplotlib is missing, or the suffix is none of the supported ones.
     """
     if Path(path).suffix not in SUFFIXES:
         raise ConfigError(f"plot={path!r} must be a file that ends in one of {', '.join(SUFFIXES)}")
@@ -65,8 +65,8 @@ def require_plot(path: str) -> None:
 
 
 def save_plot(path: str, windows: Sequence[TimeTotals]) -> None:
-    """Draw the mean step of each window, and of it the mean wait, in milliseconds."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+    """Draw the mean time of a step in each window, and its mean wait, in milliseconds."""
+    from matplotlib.figure import Figure
 
     steps = list(accumulate((window.batches for window in windows), initial=0.0))
     figure: Any = Figure(figsize=(8, 4), layout="constrained")
@@ -76,7 +76,7 @@ def save_plot(path: str, windows: Sequence[TimeTotals]) -> None:
         ("of it, waiting for data", [window.wait_s for window in windows]),
     ):
         pairs = zip(seconds, windows, strict=True)
-        milliseconds = [1000 * each / max(window.batches, 1) for each, window in pairs]
+        milliseconds = [1000 * second / max(window.batches, 1) for second, window in pairs]
         axes.stairs(milliseconds, steps, fill=label != "step", label=label)
     axes.set(xlabel="step of this fit", ylabel="ms a step (rank 0)", ylim=(0, None))
     axes.legend()
@@ -84,10 +84,10 @@ def save_plot(path: str, windows: Sequence[TimeTotals]) -> None:
 
 
 def save_figure(figure: Any, path: str) -> None:
-    """Write a picture that is there as a whole or not at all; a link there is not followed.
+    """Write a figure to a file in one step; a link at the path is replaced, not followed.
 
     Raises:
-        FileAccessError: It cannot be written.
+        FileAccessError: The file cannot be written.
     """
     make_folder(Path(path).parent)
     with new_file(Path(path)) as file:

@@ -1,8 +1,8 @@
-"""From seconds to rates: what the loader could give, what the trainer could take, who is slow.
+"""Rates of loader and trainer, computed from times, and the rank that holds up the others.
 
-Ranks are in lockstep: where one is late, all others wait for it inside the backward pass, which
-their own clocks take for training. So the sums of a job are the largest of its ranks, not the mean,
-and **the rank whose trainer waited longest for its loader is the one that holds all others**.
+Ranks are in lockstep: if one is late, all others wait for it inside the backward pass, which their
+own clocks count as training. So the times of a job are the largest of its ranks and not the mean,
+and **the rank whose trainer waited longest for its loader is the one that holds up all others**.
 """
 
 import statistics
@@ -17,16 +17,16 @@ IMBALANCE = 0.05
 """Share of the time that one rank must cost all others before it is named."""
 
 BALANCED = 1.1
-"""Loader and trainer count as equally fast when neither could do so many times the other's rate."""
+"""Loader and trainer count as equally fast if neither could do this many times the other's rate."""
 
 _WHOLE = 100
-"""Rates from here on are shown without decimals."""
+"""Rates of at least this many are shown without decimals."""
 
 Side: TypeAlias = Literal["loader-bound", "trainer-bound", "balanced"]
 
 
 def rate_text(rate: float) -> str:
-    """A rate for people: a large language model trains on less than one sample in a second.
+    """A rate as text; below one sample a second, as of large language models, with decimals.
 
     >>> rate_text(12_345.6), rate_text(0.517)
     ('12,346', '0.517')
@@ -39,22 +39,22 @@ class TimeTotals:
     """Sums over some steps of one rank.
 
     Attributes:
-        batches: steps.
-        samples: samples trained.
-        wall_s: seconds that it took, without validation and without the start of workers.
-        wait_s: seconds of these that the trainer waited inside the loader's `next()`.
-        starved_s: seconds of waiting that the device is taken to have lost; all of `wait_s` but on
+        batches: number of steps.
+        samples: number of samples trained.
+        wall_s: wall-clock seconds, without validation and without the start of workers.
+        wait_s: seconds of `wall_s` that the trainer waited inside the loader's `next()`.
+        starved_s: seconds of waiting that count as lost for the device: all of `wait_s`, except on
             CUDA, where the device may have had work queued.
         produce_s: seconds that workers spent on these samples, summed over workers.
-        forward_s: seconds between a batch's arrival and its backward pass; 0 where there is one
-            rank and nothing to compare.
-        transfer_s: seconds between the loader's handing out of batches and their arrival at the
-            step: moved to the device, and through `device_transforms`.
-        open_s: of `produce_s`, opening shards and finding members.
-        read_s: of `produce_s`, reading or fetching bytes.
-        decode_s: of `produce_s`, decoding them.
-        transform_s: of `produce_s`, transforms.
-        collate_s: of `produce_s`, making batches.
+        forward_s: seconds between a batch's arrival and its backward pass; 0 if there is only one
+            rank, and so nothing to compare.
+        transfer_s: seconds from when the loader hands out batches until they arrive at the step,
+            moved to the device and through `device_transforms`.
+        open_s: seconds of `produce_s` for opening shards and finding members.
+        read_s: seconds of `produce_s` for reading or fetching bytes.
+        decode_s: seconds of `produce_s` for decoding.
+        transform_s: seconds of `produce_s` for transforms.
+        collate_s: seconds of `produce_s` for making batches.
     """
 
     batches: float = 0.0
@@ -72,9 +72,9 @@ class TimeTotals:
     collate_s: float = 0.0
 
     def stage_shares(self) -> dict[str, float]:
-        """Each stage's share of the time of the workers, 0 to 1; `other` is what is left.
+        """Each stage's share of the workers' time, 0 to 1; `other` is the rest.
 
-        Empty where no stage was measured.
+        Empty if no stage was measured.
         """
         spent = {stage: getattr(self, f"{stage}_s") for stage in STAGES}
         if not any(spent.values()):
@@ -83,22 +83,22 @@ class TimeTotals:
         return {stage: seconds / sum(spent.values()) for stage, seconds in spent.items()}
 
     def since(self, earlier: "TimeTotals") -> "TimeTotals":
-        """What was added since an earlier measurement."""
+        """The difference to earlier totals."""
         return TimeTotals(*map(sub, _sums(self), _sums(earlier)))
 
     def plus(self, later: "TimeTotals") -> "TimeTotals":
-        """Both together."""
+        """The sum of these totals and later ones."""
         return TimeTotals(*map(add, _sums(self), _sums(later)))
 
 
-# as `astuple`, which copies each number and takes ten times as long: a log in a fit asks twice
+# Like `astuple`, which copies each number and takes ten times as long: each log calls it twice.
 _sums: Callable[[TimeTotals], tuple[float, ...]] = attrgetter(
-    *(each.name for each in fields(TimeTotals))
+    *(total.name for total in fields(TimeTotals))
 )
 
 
 def in_lockstep(ranks: Sequence[TimeTotals]) -> TimeTotals:
-    """What sets the pace of ranks in lockstep: the mean samples, and the largest of all seconds."""
+    """The totals of ranks in lockstep: the mean of samples, and the largest of each time."""
     largest = TimeTotals(*(max(values) for values in zip(*map(_sums, ranks), strict=True)))
     samples = statistics.fmean(rank.samples for rank in ranks)
     return replace(largest, samples=samples)
@@ -109,8 +109,8 @@ class Throughput:
     """Rates of the whole job, in samples per second over all ranks.
 
     Attributes:
-        measured: sums of one rank, or of all in lockstep.
-        num_workers: workers of a rank that make batches side by side.
+        measured: totals of one rank, or of all ranks in lockstep.
+        num_workers: workers of a rank that make batches at the same time.
         world_size: number of ranks.
     """
 
@@ -120,18 +120,18 @@ class Throughput:
 
     @property
     def trained(self) -> float:
-        """What was trained."""
+        """The rate of training."""
         return self.totals.samples * self.world_size / max(self.totals.wall_s, 1e-9)
 
     @property
     def loader(self) -> float:
-        """What the workers could make, were nobody slower than they are."""
+        """The rate that the workers could reach if they never had to wait."""
         per_worker = self.totals.samples / max(self.totals.produce_s, 1e-9)
         return per_worker * self.num_workers * self.world_size
 
     @property
     def trainer(self) -> float:
-        """What the trainer could take, did its device never starve."""
+        """The rate that the trainer could reach if its device never starved."""
         busy_s = self.totals.wall_s - self.totals.starved_s
         return self.totals.samples * self.world_size / max(busy_s, 1e-9)
 
@@ -142,29 +142,29 @@ class Throughput:
 
     @property
     def starved_fraction(self) -> float:
-        """Share of the time that the device was idle for want of data, 0 to 1."""
+        """Share of the time that the device was idle because data was missing, 0 to 1."""
         return self.totals.starved_s / max(self.totals.wall_s, 1e-9)
 
     @property
     def transfer_fraction(self) -> float:
-        """Share of the time in which batches were moved to the device, 0 to 1."""
+        """Share of the time that batches took to be moved to the device, 0 to 1."""
         return self.totals.transfer_s / max(self.totals.wall_s, 1e-9)
 
     @property
     def headroom(self) -> float:
-        """How many times its rate the faster side could do, beside the slower one; at least 1."""
+        """The faster side's possible rate divided by the slower side's; at least 1."""
         slower, faster = sorted((self.loader, self.trainer))
         return faster / max(slower, 1e-9) if faster else 1.0
 
     @property
     def side(self) -> Side:
-        """Which side is the slower one."""
+        """The slower side, or the word for loader and trainer being equally fast."""
         if self.headroom < BALANCED:
             return "balanced"
         return "loader-bound" if self.loader < self.trainer else "trainer-bound"
 
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
-        """The figures under the names that loggers show."""
+        """The figures by the names under which loggers show them."""
         return {
             f"{prefix}samples_per_s": self.trained,
             f"{prefix}loader_samples_per_s": self.loader,
@@ -177,7 +177,7 @@ class Throughput:
         }
 
     def verdict(self) -> str:
-        """One line: which side is slower, by how much, and the figures behind it."""
+        """One line that says which side is slower, by how much, and by which figures."""
         if not self.totals.samples:
             return "data throughput: nothing was trained"
         said = {
@@ -198,10 +198,10 @@ class SlowRank:
     """A rank that costs all others more than `IMBALANCE` of the time.
 
     Attributes:
-        rank: its number.
+        rank: number of the rank.
         part: its loader, or the forward pass of its model.
-        fraction: share of the time that this part took there, 0 to 1.
-        median: the same share at the median rank.
+        fraction: share of the time that this part took on this rank, 0 to 1.
+        median: median of this share over all ranks.
     """
 
     rank: int
@@ -216,10 +216,10 @@ class SlowRank:
 
 
 def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
-    """The rank that holds all others, if one stands out.
+    """The rank that holds up all others, if one stands out.
 
-    Its loader is looked at first: where buffers are broadcast before a forward pass, a late rank 0
-    makes the forward passes of the others longer.
+    Loaders are compared before forward passes: if buffers are broadcast before a forward pass, a
+    late rank 0 makes the forward passes of the others longer.
 
     >>> find_slow_rank([TimeTotals(wall_s=10, starved_s=wait_s) for wait_s in (0, 4, 0, 1)])
     SlowRank(rank=1, part='loader', fraction=0.4, median=0.0)

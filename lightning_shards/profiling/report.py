@@ -1,4 +1,4 @@
-"""What a fit's end says about its data: the figures, the bottleneck, the one thing to change."""
+"""The report at the end of a fit: the figures, the bottleneck, and the one change to make."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from lightning_shards.profiling.rates import (
 )
 
 WORTH_A_CHANGE = 0.1
-"""Share of the time lost for want of data from which on a loader that is fast enough is blamed."""
+"""Share of the time lost to waiting at which even a loader that is fast enough is blamed."""
 
 NAMED = 0.05
-"""Share of the loader's time from which on a stage is named."""
+"""Share of the loader's time at which a stage is named."""
 
 _REMEDIES = {
     "open": "fewer and larger shards",
@@ -34,13 +34,13 @@ _RankColumn = tuple[Throughput, SlowRank | None]
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the figures do not say.
+    """The workers, the machine and the device of a run, which the figures do not show.
 
     Attributes:
         num_workers: workers of a rank; 0 for the trainer's own thread.
-        cores: cores of a machine for each of its ranks, at least 1.
+        cores: processor cores of a machine for each of its ranks, at least 1.
         world_size: number of ranks.
-        device: its type, such as `cpu` or `cuda`.
+        device: type of the device, such as `cpu` or `cuda`.
     """
 
     num_workers: int
@@ -49,7 +49,7 @@ class RunContext:
     device: str
 
     def throughput(self, totals: TimeTotals) -> Throughput:
-        """The rates of these sums."""
+        """The rates that follow from these totals."""
         return Throughput(totals, max(1, self.num_workers), self.world_size)
 
 
@@ -57,8 +57,8 @@ def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext)
     """The verdict in one line, then a table and the one change to make.
 
     Args:
-        spans: what each rank measured, by the name of the time it covers; the first is judged. With
-            figures of one rank among several the report says so.
+        spans: time totals of each rank, by the name of the time span; the first span is judged. If
+            there are only figures of one rank among several, the report says so.
         context: the workers, the machine and the device.
     """
     columns: dict[str, _RankColumn] = {
@@ -85,7 +85,7 @@ def _describe_stages(totals: TimeTotals) -> list[str]:
 
 
 def describe_slow_rank(slow: SlowRank) -> str:
-    """Which rank, why, and against what."""
+    """A sentence that names the rank, the reason and the median that it is compared with."""
     if slow.part == "loader":
         took = f"it waited for data {slow.fraction:.1%} of the time, the median rank"
         return f"rank {slow.rank} holds all others by its loader: {took} {slow.median:.1%}"
@@ -94,7 +94,7 @@ def describe_slow_rank(slow: SlowRank) -> str:
 
 
 def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunContext) -> str:
-    """The one change that gives most; it may be none."""
+    """The one change that helps most, or that none is needed."""
     if slow and slow.part == "loader" and slow.excess > slow.median:
         return (
             f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
@@ -114,7 +114,7 @@ def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunCon
 
 def _advise_loader(throughput: Throughput, context: RunContext) -> str:
     now, cores = context.num_workers, context.cores
-    # the trainer's own thread counts as one worker in the rates
+    # The trainer's own thread counts as one worker in the rates.
     wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
     if now == 0:
         few = min(max(wanted, 1), cores)
@@ -136,7 +136,7 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
 
 
 def _cheaper(totals: TimeTotals) -> str:
-    """What to change in the stage that takes longest."""
+    """How to make the stage cheaper that takes longest."""
     shares = totals.stage_shares()
     if not shares:
         return "smaller images, fewer transforms"
@@ -149,14 +149,14 @@ def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]
     waited = "waited for data" + ("" if context.device in ("cpu", "cuda") else ", at most")
     rows: dict[str, list[str]] = {
         "": list(columns),
-        "trained, samples/s": [rate_text(each.trained) for each in rates],
-        "loader alone, samples/s": [rate_text(each.loader) for each in rates],
-        "trainer alone, samples/s": [rate_text(each.trainer) for each in rates],
-        waited: [f"{each.wait_fraction:.1%}" for each in rates],
-        "moved to the device": [f"{each.transfer_fraction:.1%}" for each in rates],
-        "device starved, at most": [f"{each.starved_fraction:.1%}" for each in rates],
-        "bottleneck": [each.side.removesuffix("-bound") for each in rates],
-        "headroom": [f"{each.headroom:.1f}x" for each in rates],
+        "trained, samples/s": [rate_text(rate.trained) for rate in rates],
+        "loader alone, samples/s": [rate_text(rate.loader) for rate in rates],
+        "trainer alone, samples/s": [rate_text(rate.trainer) for rate in rates],
+        waited: [f"{rate.wait_fraction:.1%}" for rate in rates],
+        "moved to the device": [f"{rate.transfer_fraction:.1%}" for rate in rates],
+        "device starved, at most": [f"{rate.starved_fraction:.1%}" for rate in rates],
+        "bottleneck": [rate.side.removesuffix("-bound") for rate in rates],
+        "headroom": [f"{rate.headroom:.1f}x" for rate in rates],
         f"slowest rank, if over {IMBALANCE:.0%}": [
             str(slow.rank) if slow else "none" for _, slow in columns.values()
         ],

@@ -1,11 +1,11 @@
-"""What was lost for want of data: all the wait beside a CPU, less beside a device with work queued.
+"""Clocks of starvation: the time that a device is idle because it waits for data.
 
-The trainer's thread runs ahead of a CUDA device, so while it waits for a batch the device may still
-be at work. Whether it is, an event tells that was put behind the step's last kernel: if it has been
-reached when the next batch is here, the device ran dry at some time in between, and the wait is
-taken as lost; if not, nothing was lost. The sum is an estimate from above: a device that ran dry
-just before the batch came counts as idle for the whole of that wait. Events are asked, never waited
-for.
+On a CPU all waiting is lost. The trainer's thread runs ahead of a CUDA device, so while it waits
+for a batch, the device may still be at work. An event behind the last kernel of the step shows it:
+if the event has been reached when the next batch comes, the device ran dry during the wait, and the
+whole wait counts as lost; if not, nothing was lost. The sum is an upper bound, because a device
+that ran dry just before the batch came counts as idle for the whole wait. Events are queried, never
+waited for.
 """
 
 import time
@@ -16,7 +16,7 @@ import torch
 
 
 class StarvationClock(Protocol):
-    """What was lost so far; its methods are called in the order of a step.
+    """The time lost so far; the methods are called in the order of a step.
 
     Attributes:
         starved_s: seconds of waiting that count as lost.
@@ -27,26 +27,26 @@ class StarvationClock(Protocol):
     forward_s: float
 
     def batch_came(self, waited_s: float) -> None:
-        """The next batch is here, after a wait of so many seconds."""
+        """Called when the next batch comes, after a wait of so many seconds."""
         ...
 
     def forward_begins(self) -> None:
-        """A batch goes into the model."""
+        """Called when a batch goes into the model."""
         ...
 
     def forward_ended(self) -> None:
-        """A backward pass comes next; only the first one of a step counts."""
+        """Called before a backward pass; only the first one of a step counts."""
         ...
 
     def step_ended(self) -> None:
-        """All work of a step is queued."""
+        """Called when all work of a step is queued."""
         ...
 
 
 class HostClock:
-    """Beside a CPU, which does the work itself, all waiting is lost: the figures are exact.
+    """The clock for a CPU, which does the work itself: all waiting is lost, and figures are exact.
 
-    Beside another device than CUDA they are an upper bound.
+    For devices other than CUDA the figures are an upper bound.
     """
 
     def __init__(self) -> None:
@@ -59,28 +59,28 @@ class HostClock:
         self.starved_s += waited_s
 
     def forward_begins(self) -> None:
-        """Note the time."""
+        """Store the time."""
         self._forward_began = time.perf_counter()
 
     def forward_ended(self) -> None:
-        """Count the time since."""
+        """Count the time since the forward pass began."""
         if self._forward_began is not None:
             self.forward_s += time.perf_counter() - self._forward_began
             self._forward_began = None
 
     def step_ended(self) -> None:
-        """Nothing is queued."""
+        """Do nothing, because nothing is queued."""
 
 
 class Event(Protocol):
-    """What is used of `torch.cuda.Event`; none of it blocks."""
+    """The methods of `torch.cuda.Event` that are used here; none of them blocks."""
 
     def record(self) -> object:
         """Put the event behind all work queued so far."""
         ...
 
     def query(self) -> bool:
-        """Whether the device has got there."""
+        """Whether the device has reached the event."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
@@ -89,13 +89,13 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """Beside a CUDA device a wait is lost only if the device had ended its work.
+    """The clock for a CUDA device: a wait is lost only if the device had ended its work.
 
-    A forward pass is timed only when the one timed before it has ended, and stands for those that
-    came since. So three events are enough, however far the trainer's thread runs ahead.
+    A forward pass is timed only when the pass timed before it has ended, and its time counts for
+    all passes in between. So three events are enough, however far the trainer's thread runs ahead.
 
     Args:
-        make_event: makes an event that keeps time.
+        make_event: makes an event with timing enabled.
     """
 
     def __init__(self, make_event: Callable[[], Event]) -> None:
@@ -111,7 +111,7 @@ class DeviceClock:
             self.starved_s += waited_s
 
     def forward_begins(self) -> None:
-        """Collect the pass timed before, if it has ended, and time this one."""
+        """Count the pass that was timed before if it has ended, and time this one."""
         if self._is_timed:
             if not self._forward_end.query():
                 self._forwards += 1

@@ -117,7 +117,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     @cached_property
     def _stops(self) -> np.ndarray:
         """The number after the last sample of each shard, behind a 0; shape (num_shards + 1,)."""
-        assert self._index.counts is not None  # noqa: S101 local shards have been counted
+        assert self._index.counts is not None  # local shards have been counted
         return np.concatenate(([0], np.cumsum(self._index.counts)))
 
     @cached_property

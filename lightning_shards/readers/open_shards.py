@@ -117,7 +117,7 @@ class OpenShards:
         return SampleMembers(self.reader(shard), sample, self.urls[shard], clock or StageClock())
 
     def _open(self, shard: int) -> ShardReader:
-        assert self._counts is not None  # noqa: S101 the data module sees to it
+        assert self._counts is not None  # the data module sees to it
         url, expected = self.urls[shard], int(self._counts[shard])
         while True:
             try:

@@ -60,7 +60,7 @@ def exact_slices(
         weight: 1 for the samples themselves, 0 for the repeats that fill the last step.
         shuffled: whether shards come in a new order each epoch.
     """
-    assert index.counts is not None  # noqa: S101 the data module refuses exact sampling without counts
+    assert index.counts is not None  # the data module refuses exact sampling without counts
     order = shard_order(index.num_shards, seed, worker_epoch.epoch, shuffled)
     stops = np.cumsum(index.counts[order])
     for span in spans(worker_epoch.plan, worker_epoch.place):

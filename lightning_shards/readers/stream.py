@@ -333,7 +333,7 @@ class _Expand:
             if number == part.skip and not is_local(url):
                 _require_any(url)
             if self.is_planned:
-                assert stop is not None  # noqa: S101 exact sampling has counts
+                assert stop is not None  # exact sampling has counts
                 self.ledger.lose_planned(shard, range(number, stop), error)
             else:
                 self.ledger.lose_rest(shard, number, error)

@@ -1,7 +1,7 @@
-"""Arrays from bytes, one by one and a batch at once: `.npy`, raw numbers, `.safetensors`.
+"""Decoders of arrays, for single members and for a whole batch: `.npy`, numbers, `.safetensors`.
 
-Raw numbers are those of a C array or of `numpy.ndarray.tofile`, little-endian, of one dimension:
-token ids for instance. No other module knows safetensors.
+Raw numbers are the bytes of a C array or of `numpy.ndarray.tofile`, little-endian, with one
+dimension, such as token ids. No other module knows safetensors.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ _ZIP = b"PK"
 _NUMPY_BYTES = np.frombuffer(_NUMPY, np.uint8)
 _MAGIC = _NUMPY + b"\x01"
 _NPY_PREFIX = 10
-"""Bytes of an .npy file of version 1 up to its header, the length of which is in the last two."""
+"""Bytes before the header in an .npy file of version 1; the last two hold the header's length."""
 
 _NPY_LONGEST = _NPY_PREFIX + 2**16
-"""Bytes up to the end of the header at most."""
+"""Most bytes of an .npy file of version 1 up to the end of its header."""
 
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -38,7 +38,7 @@ class _ArrayLayout(NamedTuple):
 
 
 def decode_npy(data: bytes) -> np.ndarray:
-    """An .npy file; one with pickled objects is refused, and an archive of several (.npz)."""
+    """The array in an .npy file; pickled objects and archives (.npz) are refused."""
     if not data.startswith(_NUMPY):
         kind = "an archive (.npz): decode it as 'raw'" if data.startswith(_ZIP) else "no .npy file"
         raise ValueError(f"this is {kind}")
@@ -47,7 +47,7 @@ def decode_npy(data: bytes) -> np.ndarray:
     size, available = prod(header.shape) * max(header.dtype.itemsize, 1), len(data) - header.stop
     are_sides = all(side >= 0 for side in header.shape)
     if not are_sides or (size > available and not header.dtype.hasobject):
-        # before room is made for it
+        # Raised before memory is allocated for the array.
         raise ValueError(f"its header speaks of {size} bytes, {available} follow")
     if header.dtype.kind not in "buif" or header.is_fortran or not size:
         return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
@@ -64,7 +64,7 @@ class _Header(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _header(begin: bytes) -> _Header:
-    """What the header of an .npy file says: to read it costs as much as to copy 100 kB."""
+    """The parsed header of an .npy file; kept, because parsing costs as much as copying 100 kB."""
     file = BytesIO(begin)
     is_first = np.lib.format.read_magic(file) == (1, 0)
     layout = np.lib.format
@@ -73,15 +73,15 @@ def _header(begin: bytes) -> _Header:
 
 
 def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:
-    """A safetensors file: its tensor, or where it has several, all of them by name."""
+    """The tensor in a safetensors file; if there are several, all of them by name."""
     tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
     if len(tensors) == 1:
         return next(iter(tensors.values()))
-    return dict(sorted(tensors.items()))  # the library gives them in any order
+    return dict(sorted(tensors.items()))  # the library gives them in no fixed order
 
 
 def require_safetensors() -> None:
-    """Check that the library is there.
+    """Check that the library is installed.
 
     Raises:
         ConfigError: it is not installed.
@@ -104,12 +104,16 @@ def _number_column(members: FieldMembers, dtype: str) -> torch.Tensor | None:
     if rows is None or rows.shape[1] % kind.itemsize:
         return None
     if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[: rows.shape[1]]).all(axis=1).any():
-        return None  # a file of numpy's among them
+        return None  # one of them is an .npy file
     return _column(rows, _ArrayLayout((rows.shape[1] // kind.itemsize,), kind))
 
 
 def npy_column(members: FieldMembers) -> torch.Tensor | None:
-    """.npy files that have one header, and so one shape and type; None if they do not."""
+    """The arrays of .npy files as one tensor; None unless all have the same header.
+
+    The same header means the same shape and type.
+    """
+    # rows: one file per row, shape (members, file size).
     rows = members.rows()
     if rows is None:
         return None
@@ -132,7 +136,7 @@ def _column(rows: NDArray[np.uint8], layout: _ArrayLayout) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _layout(header: bytes) -> _ArrayLayout | None:
-    """What the header of an .npy file says, if it is one of plain numbers in C order."""
+    """The shape and type in the header of an .npy file; None unless plain numbers in C order."""
     if not header.startswith(_MAGIC):
         return None
     shape, is_fortran, dtype, _ = _header(header)
@@ -149,4 +153,4 @@ NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
 NUMBER_COLUMNS: dict[str, Callable[[FieldMembers], torch.Tensor | None]] = {
     dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
 }
-"""The same for a batch; None where the members do not fit one tensor."""
+"""Decoders of raw numbers for the members of a batch; None if they do not fit one tensor."""

@@ -1,4 +1,4 @@
-"""From samples to one batch: a list or a tensor per field."""
+"""Collation: one batch made from samples, with a list or a tensor per field."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,23 +20,23 @@ Column: TypeAlias = torch.Tensor | list[Any]
 """One field of a batch."""
 
 _PLACED_BYTES = 2**14
-"""Arrays from this size on are copied to their row of a batch one by one, smaller ones together."""
+"""Arrays of at least this size are copied to their row of a batch one by one, others together."""
 
 _WIDEST = 8
-"""Bytes of the widest number that torch has, complex ones left out."""
+"""Bytes of the widest number type of torch, without complex types."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be made, in whose place another one stands.
+    """A sample that could not be made and was replaced by another one.
 
     Attributes:
-        shard: its shard's number.
+        shard: number of its shard.
         sample: its number in the shard.
         reason: name of the error's class.
-        message: of the error, cut if it is long.
+        message: message of the error, cut if it is long.
     """
 
     shard: int
@@ -46,14 +46,14 @@ class BadSample(NamedTuple):
 
 
 class LoadedBatch(NamedTuple):
-    """A batch, and what is to be known of it wherever it goes.
+    """A batch with the facts that travel with it: digest, bad samples and times.
 
     Attributes:
-        batch: what the user gets.
-        digest: of the ids of its samples (`plan.digest`), repeats and substitutes left out.
+        batch: the batch that the user gets.
+        digest: digest of the ids of its samples (`plan.digest`), without repeats and substitutes.
         bad: the samples that were planned and could not be read.
-        stages: seconds that it took, by stage (`stage_clock.STAGES`).
-        seconds: that its worker spent to make it, all in all.
+        stages: seconds that its worker spent in each stage (`stage_clock.STAGES`).
+        seconds: seconds that its worker spent on it in total.
     """
 
     batch: Batch
@@ -72,7 +72,7 @@ def collate(
     """One batch as a dict: `__key__` and other lists first, then tensors, `__id__`, `__weight__`.
 
     Tensors and arrays of one shape are stacked, numbers become a tensor (int64, float64 or bool, as
-    torch's own `default_collate` makes them), everything else stays a list.
+    in torch's `default_collate`), and everything else stays a list.
 
     Args:
         samples: the samples, each with all of `fields`, `__key__` and `__id__`.
@@ -134,7 +134,7 @@ def make_batch(
     bad: Sequence[BadSample] = (),
     arena: Arena | None = None,
 ) -> LoadedBatch:
-    """One batch as the user asked for it: the dict of `collate`, or its fields as a tuple."""
+    """One batch in the user's format: the dict of `collate`, or its fields as a tuple."""
     batch = collate(samples, fields, weights, arena)
     ids = batch["__id__"].numpy()
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
@@ -186,10 +186,11 @@ def _stacked(values: list[Any], is_tensors: bool, arena: Arena | None) -> torch.
 class GrowingColumn:
     """A field whose values come one by one: large arrays are copied to their rows as they come.
 
-    Kept until the batch is full, they would fill fresh memory, which costs as much as the copy.
+    If they were kept until the batch is full, they would fill fresh memory, which costs as much as
+    the copy.
 
     Args:
-        count: samples of the batch.
+        count: number of samples of the batch.
         arena: where the column is made, if it fits.
     """
 
@@ -200,7 +201,7 @@ class GrowingColumn:
         self._kind: type = object
 
     def place(self, value: Any) -> Any:
-        """What stands for the next value: its row, or itself where it does not fit."""
+        """Copy the next value to its row and return the row; or the value if it does not fit."""
         array = _large_array(value)
         if array is None:
             return value
@@ -216,20 +217,20 @@ class GrowingColumn:
         return self._column[row] if self._kind is torch.Tensor else self._rows[row]
 
     def finished(self, samples: Sequence[Sample], field: str) -> Column:
-        """The column of these samples, whose values `place` gave; raises what `column_of` does."""
+        """The column of these samples, whose values `place` gave; errors as in `column_of`."""
         if self._column is not None and self._placed == self._count:
             return self._column
         column = column_of(samples, field, self._arena)
-        if isinstance(column, list):  # rows must not leave: their memory may be an arena's
-            column = [each.copy() if type(each) is np.ndarray else each for each in column]
+        if isinstance(column, list):  # rows are copied: their memory may be an arena's
+            column = [row.copy() if type(row) is np.ndarray else row for row in column]
         return column
 
 
 def _large_array(value: Any) -> np.ndarray | None:
-    """The array or tensor as an array of native numbers; None for anything else or small."""
+    """A large array or tensor as an array of native numbers; None for any other value."""
     array = value
     if type(value) is torch.Tensor and value.layout == torch.strided:
-        with suppress(TypeError, RuntimeError):  # a type that numpy has not, or with gradients
+        with suppress(TypeError, RuntimeError):  # numpy lacks the type, or the tensor has gradients
             array = value.numpy()
     if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
         return None
@@ -242,7 +243,7 @@ def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def numbers_or_list(values: list[Any]) -> Column:
-    """Numbers as a tensor, anything else as it is."""
+    """A tensor if all values are numbers, otherwise the list itself."""
     numbers = (bool, int, float, np.number, np.bool_)
     if not all(isinstance(value, numbers) for value in values):
         return values

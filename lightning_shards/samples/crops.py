@@ -1,8 +1,8 @@
-"""Decode and transform in one: crops that decode no more of an image than they show.
+"""Transforms that decode and crop in one step, and decode no more of an image than they show.
 
-Each takes the bytes of an image file and gives uint8 of shape (3, size, size), (1, size, size) in
-gray, so that images of any size fit one tensor. They belong in `transforms`; the field is then not
-decoded before. What follows on floats, such as a normalisation, belongs in `device_transforms`.
+Each takes the bytes of an image file and gives uint8 of shape (3, size, size), or (1, size, size)
+in gray, so that images of any size fit one tensor. Put them in `transforms`; the field is then not
+decoded before. Operations on floats, such as a normalisation, belong in `device_transforms`.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _TRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class _Crop:
-    """What all crops have in common.
+    """The settings that all crops share.
 
     Attributes:
         size: height and width of the result, in pixels.
-        backend: `pillow`, or the faster `turbo` (see `samples.images`); pixels differ.
+        backend: `pillow`, or the faster `turbo`, whose pixels differ (see `samples.images`).
         gray: whether one channel is wanted instead of three.
         orient: whether images are turned as their EXIF orientation says.
     """
@@ -59,17 +59,17 @@ class _Crop:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeRandomResizedCrop(_Crop):
-    """A random part of the image, resized, and turned left to right half of the time.
+    """A random part of the image, resized, and flipped left to right half of the time.
 
     The part has a uniformly drawn share of the image's area and a log-uniformly drawn ratio of
-    width to height; what does not fit is drawn again, ten times, then it is the largest central
-    part with an allowed ratio. See Szegedy et al., "Going deeper with convolutions" (2014),
-    section 6; the details are those of torchvision's class of this name.
+    width to height. If it does not fit, it is drawn again, up to ten times; after that it is the
+    largest central part with an allowed ratio. See Szegedy et al., "Going deeper with convolutions"
+    (2014), section 6; the details are those of torchvision's `RandomResizedCrop`.
 
     Attributes:
         scale: least and greatest share of the area.
         ratio: least and greatest ratio of width to height.
-        flip: probability of turning it left to right.
+        flip: probability of flipping it left to right.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -111,7 +111,7 @@ class DecodeCenterCrop(_Crop):
     """The central square of an image whose shorter side was resized to `resize`, for evaluation.
 
     Attributes:
-        resize: pixels of the shorter side, at least `size`; equal to it: the whole shorter side.
+        resize: pixels of the shorter side, at least `size`; if equal, the whole side is kept.
     """
 
     resize: int
@@ -133,7 +133,7 @@ class DecodeCenterCrop(_Crop):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeResize(_Crop):
-    """The whole image as a square, whatever its ratio was."""
+    """The whole image, resized to a square whatever its ratio is."""
 
     deterministic: ClassVar[bool] = True
 

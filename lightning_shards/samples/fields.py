@@ -1,4 +1,4 @@
-"""From the members of a sample to its fields: select by suffix, decode, transform."""
+"""The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
 import inspect
 import io
@@ -44,7 +44,7 @@ Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
 
 OnBad: TypeAlias = Callable[[Sample, SampleError], None]
-"""Told of a sample that a stage cannot make; it raises, or the sample is left out."""
+"""Called with a sample that a stage cannot make: it raises, or the sample is left out."""
 
 
 def _decode_int(data: bytes) -> int:
@@ -70,7 +70,7 @@ DECODERS: dict[str, Decoder] = {
     "gray": images.decode_gray,
     "pil": images.decode_pil,
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
-    "pth": _decode_pth,  # likewise
+    "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
 IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
@@ -89,24 +89,24 @@ _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
 
 _KEPT = ("__key__", "__url__", "__local_path__", "__id__")
-"""What a sample has beside its members; none of these is a member's suffix."""
+"""The keys of a sample that are not suffixes of members."""
 
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
 
 def decoder_of(suffix: str) -> str:
-    """The name of the default decoder of a suffix; `raw` for one that is not known."""
+    """The name of the default decoder of a suffix; `raw` for an unknown suffix."""
     return _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1].lower(), "raw")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of a batch and where its values come from.
+    """One entry of a batch and the members that its values come from.
 
     Attributes:
         name: its key in the batch.
-        suffixes: member suffixes, the first that a sample has is taken.
-        decoder: name of the decoder, None for each suffix's default.
+        suffixes: member suffixes, of which the first that a sample has is taken.
+        decoder: name of the decoder; None for the default decoder of each suffix.
     """
 
     name: str
@@ -128,10 +128,10 @@ class Field:
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
         if suffix is None:
-            found = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
+            suffixes = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
             raise MissingFieldError(
                 f"{where} has no member for field {self.name!r}: wanted one of "
-                f"{list(self.suffixes)}, found {found}; name one of these in `fields`"
+                f"{list(self.suffixes)}, found {suffixes}; name one of these in `fields`"
             )
         decoder = self.decoder or decoder_of(suffix)
         data = members[suffix]
@@ -157,7 +157,7 @@ def make_fields(
 
     Raises:
         ConfigError: no fields, an unknown decoder, or a decoder whose library is missing.
-        UnsafeError: a field that would need a pickle which is not switched on.
+        UnsafeError: a field needs a decoder of pickles that is not switched on.
     """
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
@@ -173,8 +173,8 @@ def make_fields(
         Field(name, tuple(part.strip().lower() for part in text.split(";")), decode.get(name))
         for name, text in fields.items()
     )
-    for each in made:
-        _require_decoders(each, allow_unsafe)
+    for made_field in made:
+        _require_decoders(made_field, allow_unsafe)
     return made
 
 
@@ -211,7 +211,7 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class DecodeFields:
-    """A stage that turns members into fields and keeps what says which sample it is."""
+    """A stage that turns members into fields and keeps the keys that identify the sample."""
 
     fields: tuple[Field, ...]
     on_bad: OnBad
@@ -231,7 +231,7 @@ class DecodeFields:
 
 
 class SampleTransforms:
-    """Each field's transform, applied with randomness that belongs to the sample's position."""
+    """The transforms of all fields, applied with randomness keyed by the sample's position."""
 
     def __init__(
         self,
@@ -240,19 +240,20 @@ class SampleTransforms:
         clock: StageClock | None = None,
     ) -> None:
         self._transforms = [
-            (name, each, takes_rng(each), "decode" if takes_bytes(each) else "transform")
-            for name, each in transforms.items()
+            (name, step, takes_rng(step), "decode" if takes_bytes(step) else "transform")
+            for name, step in transforms.items()
         ]
         self._seeds, self._clock = seeds, clock or StageClock()
         self.names = frozenset(transforms)
         self.draws_from_globals = bool(draw_from_globals(transforms))
-        self._own = [own for each in transforms.values() for own in own_generators(each)]
+        steps = transforms.values()
+        self._own = [generator for step in steps for generator in own_generators(step)]
 
     def apply(self, sample: Sample, position: int) -> Sample:
         """Transform the fields of one sample in place.
 
         Raises:
-            SampleError: a transform failed, or its field is not there.
+            SampleError: a transform failed, or its field is missing.
         """
         if not self._transforms:
             return sample
@@ -265,8 +266,8 @@ class SampleTransforms:
 
     def _seed_own(self, position: int) -> None:
         seeds = self._seeds.words(position, len(self._own))
-        for own, seed in zip(self._own, seeds, strict=True):
-            own.set_random_seed(seed)
+        for generator, seed in zip(self._own, seeds, strict=True):
+            generator.set_random_seed(seed)
 
     def _apply(self, sample: Sample, position: int, begin: float) -> Sample:
         if self.draws_from_globals:
@@ -278,15 +279,15 @@ class SampleTransforms:
         return sample
 
     def keeping_globals(self) -> AbstractContextManager[None]:
-        """Around a batch: gives the global generators back if a transform may draw from them."""
+        """A context for one batch, which restores the global generators if these may use them."""
         return preserved_globals() if self.draws_from_globals else nullcontext()
 
 
 @dataclass(frozen=True)
 class ApplyTransforms:
-    """A stage that transforms sample number i as the one at position ``first + i * stride``.
+    """A stage that transforms its sample number i as the one at position ``first + i * stride``.
 
-    No other worker or rank of the epoch has that position.
+    No other worker or rank has the same position in this epoch.
     """
 
     transforms: SampleTransforms
@@ -308,23 +309,23 @@ class ApplyTransforms:
 def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
     """Names of the transforms that may draw from generators that all threads share.
 
-    Those that have neither a parameter `rng` nor an attribute ``deterministic = True``, and those
-    that have generators of their own.
+    These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
+    and transforms with generators of their own.
     """
     return [
         name
-        for name, each in transforms.items()
-        if _may_draw_from_globals(each) or own_generators(each)
+        for name, transform in transforms.items()
+        if _may_draw_from_globals(transform) or own_generators(transform)
     ]
 
 
 def counted(
     samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
 ) -> Iterator[Sample]:
-    """The samples of one batch; their images are counted where no transform makes them smaller.
+    """The samples of one batch, with the pixels of images counted that no transform crops.
 
     Raises:
-        SampleError: they have too many pixels.
+        SampleError: the images have too many pixels together.
     """
     counts = {
         field.name: images.PixelCount(field.name)
@@ -338,15 +339,15 @@ def counted(
 
 
 def own_generators(transform: Transform) -> list[Any]:
-    """What in a transform is seeded for each sample by its method `set_random_seed`."""
+    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
     return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
 
 
 def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
-    """The same transforms; what nobody answers for is compared with itself on its first value."""
+    """The transforms; those that may draw from global generators are run twice on a first value."""
     return {
-        name: RepeatedTransform(name, each) if _may_draw_from_globals(each) else each
-        for name, each in transforms.items()
+        name: RepeatedTransform(name, transform) if _may_draw_from_globals(transform) else transform
+        for name, transform in transforms.items()
     }
 
 
@@ -360,8 +361,12 @@ def takes_bytes(transform: Transform | None) -> bool:
 
 
 def image_backend(transforms: Mapping[str, Transform]) -> str:
-    """The libraries that decode images, which change pixels: `pillow` where nobody says more."""
-    backends = {cast("Any", each).backend for each in transforms.values() if takes_bytes(each)}
+    """The image backends of the transforms, which change pixels; `pillow` if none names one."""
+    backends = {
+        cast("Any", transform).backend
+        for transform in transforms.values()
+        if takes_bytes(transform)
+    }
     return "+".join(sorted(backends)) or "pillow"
 
 

@@ -1,11 +1,11 @@
-"""Image bytes to pixels, by Pillow or by libjpeg-turbo; no other module knows image libraries.
+"""Image decoding by Pillow or by libjpeg-turbo; no other module knows image libraries.
 
-Both come with the extra `image`. The backend is a setting and never what happens to be installed,
-as it changes pixels: `pillow` decodes all formats and resizes with antialiasing; `turbo` decodes
-JPEG by simplejpeg and resizes by OpenCV, two to three times as fast, and leaves what is no plain
-JPEG to Pillow.
+The libraries come with the extra `image`. The backend is a setting and never depends on what is
+installed, because it changes pixels: `pillow` decodes all formats and resizes with antialiasing;
+`turbo` decodes JPEG by simplejpeg and resizes by OpenCV, two to three times as fast, and leaves
+everything but plain JPEG to Pillow.
 
-What pixels mean is the same in both: 8 bits a channel (of 16-bit images the upper byte), palette,
+Pixels mean the same in both backends: 8 bits a channel (of 16-bit images the upper byte), palette,
 CMYK and gray images become RGB, an alpha channel is dropped.
 """
 
@@ -28,8 +28,8 @@ MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
 
 MAX_BATCH_PIXELS = 24 * MAX_PIXELS
-"""Of one field in a batch, where no transform makes its images smaller: 6.4 GB in RGB. Small files
-that each claim a little less than the limit above would fill the memory, too."""
+"""Most pixels of one field in a batch if no transform makes its images smaller: 6.4 GB in RGB.
+Many small files that each claim a little less than the limit above would also fill the memory."""
 
 Backend: TypeAlias = Literal["pillow", "turbo"]
 
@@ -46,7 +46,7 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 
 class Box(NamedTuple):
-    """A part of an image, in its pixels."""
+    """A part of an image, in pixels of the image."""
 
     left: int
     top: int
@@ -55,14 +55,14 @@ class Box(NamedTuple):
 
 
 ChooseBox: TypeAlias = Callable[[int, int], Box]
-"""From the width and height of an image to the part of it that is wanted."""
+"""Given the width and height of an image, returns the wanted part of it."""
 
 
 def require_backend(backend: str) -> None:
-    """Check that the libraries of a backend are there.
+    """Check that the libraries of a backend are installed.
 
     Raises:
-        ConfigError: one is not installed, or there is no such backend.
+        ConfigError: a library is not installed, or there is no such backend.
     """
     if backend not in _LIBRARIES:
         raise ConfigError(f"backend must be one of {sorted(_LIBRARIES)}, got {backend!r}")
@@ -78,17 +78,17 @@ class PixelCount:
     """Counts the pixels of one field in a batch, as its images are decoded.
 
     Args:
-        field: its name.
+        field: name of the field.
     """
 
     def __init__(self, field: str) -> None:
         self._field, self._pixels = field, 0
 
     def add(self, image: Any) -> None:
-        """Count one more; what a stage has made no image any more counts as nothing.
+        """Count one more image; a value that a stage turned into something else counts as 0.
 
         Raises:
-            SampleError: they are too many.
+            SampleError: the pixels are too many.
         """
         sides = image.size if hasattr(image, "getbands") else getattr(image, "shape", ())[-2:]
         self._pixels += prod(sides)
@@ -104,7 +104,7 @@ def decode_pil(data: bytes) -> Any:
     """The image as a loaded `PIL.Image.Image` in its own mode.
 
     Raises:
-        ValueError: it has more than `MAX_PIXELS` pixels.
+        ValueError: the image has more than `MAX_PIXELS` pixels.
         OSError: Pillow cannot read it.
     """
     image = _open(data)
@@ -131,18 +131,18 @@ def decode_crop(
     is_gray: bool = False,
     is_oriented: bool = False,
 ) -> Pixels:
-    """A part of an image, resized; no more of it is decoded than that needs.
+    """A part of an image, resized, without decoding more of the image than needed.
 
-    JPEG is decoded at a half, a quarter or an eighth of its size where that leaves the part no
-    smaller than it is wanted. `pillow` resizes bilinearly with antialiasing. `turbo` resizes
-    bilinearly, by area averages from a reduction to less than half on: on photographs its pixels
-    differ from Pillow's by 1.3 of 255 in the mean.
+    JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as large
+    as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes bilinearly, and by
+    area averages when it reduces to less than half: on photographs its pixels differ from Pillow's
+    by 1.3 of 255 on average.
 
     Args:
         data: the bytes of an image file.
-        choose: which part.
-        size: height and width of the result, pixels.
-        backend: see the head of this module.
+        choose: chooses the part.
+        size: height and width of the result in pixels.
+        backend: see the top of this module.
         is_gray: whether one channel is wanted.
         is_oriented: whether the image is turned as its EXIF orientation says.
 
@@ -150,7 +150,7 @@ def decode_crop(
         uint8, shape (3, size, size), or (1, size, size) in gray.
 
     Raises:
-        ValueError: it has more than `MAX_PIXELS` pixels.
+        ValueError: the image has more than `MAX_PIXELS` pixels.
         OSError: it cannot be read.
     """
     mode = "L" if is_gray else "RGB"
@@ -161,11 +161,11 @@ def decode_crop(
 
 
 class _NotForTurboError(Exception):
-    """No JPEG, or one that only Pillow can make out, if anyone can."""
+    """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
 
 
 def _open(data: bytes) -> Any:
-    from PIL import Image  # noqa: PLC0415 an extra: absent until an image field asks for it
+    from PIL import Image
 
     image = Image.open(BytesIO(data), formats=_FORMATS)
     _require_few_pixels(image.width, image.height)
@@ -178,7 +178,7 @@ def _require_few_pixels(width: int, height: int) -> None:
 
 
 def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
-    """The whole image, height x width (x 3)."""
+    """All pixels of the image, shape (height, width) or (height, width, 3)."""
     if backend == "turbo":
         with suppress(_NotForTurboError):
             return _turbo_pixels(data, mode, *_turbo_size(data), factor=1)
@@ -186,17 +186,17 @@ def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
 
 
 def _channels_first(pixels: Pixels) -> Pixels:
-    """Height, width, channel -> channel, height, width."""
+    """Pixels of shape (height, width, 3) as (3, height, width), (height, width) as (1, ...)."""
     if pixels.ndim == 2:  # noqa: PLR2004 gray
         return np.array(pixels[None])
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def _eight_bits(image: Any) -> Any:
-    """The image with the upper bytes of 16-bit pixels: Pillow would clip them, to white mostly."""
+    """The image with the upper bytes of 16-bit pixels; Pillow would clip most of them to white."""
     if not image.mode.startswith("I;16"):
         return image
-    from PIL import Image  # noqa: PLC0415 as above
+    from PIL import Image
 
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
@@ -206,15 +206,15 @@ def _is_turned(data: bytes) -> bool:
 
 
 def _factor(box: Box, size: int) -> int:
-    """The largest power of two, at most 8, by which the box can shrink and not be below the size.
+    """The largest power of two, at most 8, by which the box can shrink without getting too small.
 
-    libjpeg reads other fractions too, but no faster than the whole.
+    libjpeg can decode other fractions too, but no faster than the whole image.
     """
     return max(f for f in (1, 2, 4, 8) if f == 1 or min(box.width, box.height) >= f * size)
 
 
 def _pillow_crop(data: bytes, choose: ChooseBox, size: int, mode: str, is_oriented: bool) -> Pixels:
-    from PIL import Image, ImageOps  # noqa: PLC0415 as above
+    from PIL import Image, ImageOps
 
     image = _open(data)
     if is_oriented:
@@ -222,7 +222,7 @@ def _pillow_crop(data: bytes, choose: ChooseBox, size: int, mode: str, is_orient
     width, height = image.size
     box = choose(width, height)
     image.draft(mode, (width // _factor(box, size), height // _factor(box, size)))
-    across, down = image.width / width, image.height / height  # the draft's rounding included
+    across, down = image.width / width, image.height / height  # includes the draft's rounding
     part = (
         box.left * across,
         box.top * down,
@@ -250,12 +250,11 @@ def _turbo_crop(data: bytes, choose: ChooseBox, size: int, mode: str) -> Pixels:
     if resized.ndim == 2:  # noqa: PLR2004 gray
         return resized[None]
     planes = np.empty((3, size, size), np.uint8)
-    cv2.split(resized, list(planes))  # ten times as fast as a transposed copy
+    cv2.split(resized, list(planes))  # ten times faster than a transposed copy
     return planes
 
 
 def _turbo_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG."""
     if not data.startswith(_JPEG):
         raise _NotForTurboError
     try:
@@ -267,13 +266,13 @@ def _turbo_size(data: bytes) -> tuple[int, int]:
 
 
 def _turbo_pixels(data: bytes, mode: str, width: int, height: int, factor: int) -> Pixels:
-    """The pixels of a JPEG at 1 / factor of its size, height x width (x 3)."""
+    """The pixels of a JPEG at 1 / factor of its size, shape (height, width) or (..., 3)."""
     limits = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
     try:
         pixels: Pixels = _simplejpeg().decode_jpeg(
             data, "GRAY" if mode == "L" else "RGB", **(limits if factor > 1 else {})
         )
-    except ValueError as error:  # CMYK, and what can be recovered, as Pillow does
+    except ValueError as error:  # CMYK, or damage that Pillow can recover from
         raise _NotForTurboError from error
     return pixels[..., 0] if mode == "L" else pixels
 
@@ -285,6 +284,6 @@ def _simplejpeg() -> Any:
 
 @cache
 def _cv2() -> Any:
-    cv2 = import_module("cv2")  # likewise
-    cv2.setNumThreads(0)  # workers are many already
+    cv2 = import_module("cv2")  # an extra
+    cv2.setNumThreads(0)  # there are many workers already
     return cv2

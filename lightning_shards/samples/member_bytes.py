@@ -1,7 +1,7 @@
-"""The members of one field in some samples, as bytes or as the rows of one array.
+"""The members of one field in several samples, as bytes or as the rows of one array.
 
-Whatever is given is checked: members against the crc32 that the index has of each, those of a batch
-that have one size in one go, since a call for each would cost as much as to read them.
+Members are checked against the crc32s in the index before they are given out. Members of a batch
+that all have one size are checked together, since one call for each would cost as much as reading.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,18 +20,18 @@ ABSENT = -1
 
 
 class ColumnError(SampleError):
-    """A sample lacks a member, or its bytes are not what they were; read alone, it says more."""
+    """A member is missing or damaged; reading the sample alone gives the full message."""
 
 
 class MemberBytes:
-    """Members that lie in a buffer, which will be filled anew; so all that they give is a copy.
+    """Members in a buffer that will be used again, so every result is a copy.
 
     Args:
         buffer: uint8, contiguous.
-        starts: where each member begins in it, int64; `ABSENT` for one that is not there.
-        sizes: bytes of each, int64.
-        checksums: crc32 of each, int64; `ABSENT` where it is not known.
-        joined: crc32 of all of them one after the other; None if that is not known.
+        starts: where each member begins in the buffer, int64; `ABSENT` for a missing member.
+        sizes: bytes of each member, int64.
+        checksums: crc32 of each member, int64; `ABSENT` where it is unknown.
+        joined: crc32 of all members, concatenated; None if it is unknown.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class MemberBytes:
 
     @property
     def are_there(self) -> bool:
-        """Whether none is absent: the rest asks for that."""
+        """Whether no member is missing; all other methods require this."""
         return bool((self._starts >= 0).all())
 
     def loaded(self) -> "MemberBytes":
-        """These, as they are read already."""
+        """The members themselves, because they are in memory already."""
         return self
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.to_list())
 
     def part(self, start: int, stop: int, joined: int | None) -> "MemberBytes":
-        """Those of some samples, whose crc32 is `joined`."""
+        """The members of samples start to stop, whose joined crc32 is `joined`."""
         starts, sizes = self._starts[start:stop], self._sizes[start:stop]
         return MemberBytes(self._buffer, starts, sizes, self._checksums[start:stop], joined)
 
     def to_list(self) -> list[bytes]:
-        """Each member's bytes.
+        """The bytes of each member.
 
         Raises:
-            ColumnError: one is damaged.
+            ColumnError: a member is damaged.
         """
         size = self._common_size()
         if size:
@@ -74,13 +74,13 @@ class MemberBytes:
         return members
 
     def rows(self) -> Bytes | None:
-        """The bytes of each member; None if they have not one size, or none at all.
+        """The bytes of each member as a row; None if the sizes differ or are 0.
 
         Returns:
             uint8 of shape (members, size), contiguous, writable.
 
         Raises:
-            ColumnError: one is damaged.
+            ColumnError: a member is damaged.
         """
         size = self._common_size()
         if not size:
@@ -98,30 +98,31 @@ class MemberBytes:
             raise ColumnError("a member of this batch is damaged")
 
     def _common_size(self) -> int | None:
-        """Bytes of each member; None if they differ."""
-        sizes = self._sizes.tobytes()  # compared twice as fast
+        """The size that all members have; None if the sizes differ."""
+        sizes = self._sizes.tobytes()  # bytes are compared twice as fast
         is_common = sizes == sizes[: self._sizes.itemsize] * len(self._sizes)
         return int(self._sizes[0]) if is_common else None
 
     def _items(self, size: int) -> NDArray[np.void]:
-        # an item of this size begins at each byte of the buffer: numpy copies those asked for
+        # items: a view of every `size` consecutive bytes, shape (len(buffer) - size + 1,). Indexing
+        # it by `starts` copies the wanted members only.
         count = len(self._buffer) - size + 1
         items = np.ndarray((count,), f"V{size}", self._buffer, strides=(1,))
         return items[self._starts]
 
 
 class ListedBytes:
-    """The same of members that are bytes already, all there and checked."""
+    """The interface of `MemberBytes` for members that are complete, checked bytes already."""
 
     def __init__(self, members: list[bytes]) -> None:
         self._members = members
 
     def to_list(self) -> list[bytes]:
-        """Each member's bytes."""
+        """The bytes of each member."""
         return self._members
 
     def rows(self) -> Bytes | None:
-        """The bytes of each member, as `MemberBytes` gives them."""
+        """The bytes of each member as a row; None if the sizes differ or are 0."""
         sizes = set(map(len, self._members))
         if len(sizes) > 1 or not sum(sizes):
             return None

@@ -1,8 +1,8 @@
-"""Transforms with random generators of their own: seeded for each sample, or found out and named.
+"""Transforms with random generators of their own, which are seeded per sample or warned about.
 
-albumentations draws from generators in its objects, which no seed of the process reaches. What has
-its method `set_random_seed` is seeded by us. Any other generator can only be noticed: a transform
-is made twice on the first sample, and what differs is warned of.
+albumentations draws from generators in its objects, which no global seed reaches. Objects with its
+method `set_random_seed` are seeded here. Any other generator can only be noticed: a transform is
+run twice on the first sample, and if the results differ, a warning names the field.
 """
 
 import copy
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from lightning_shards.samples.seeds import SampleSeeds
 
 _DEEPEST: Final = 5
-"""Objects in objects that are looked into, as in a `partial` of a method of an instance."""
+"""How deep objects in objects are searched, as in a `partial` of a method of an instance."""
 
 _MOST_PARTS: Final = 100
-"""Longer collections are data."""
+"""Longer collections are taken for data and not searched."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,23 +32,23 @@ _log = logging.getLogger(__name__)
 def seeded_objects(transform: object) -> list[Any]:
     """The outermost objects in a transform that have `set_random_seed`, itself included.
 
-    They are looked for in attributes, collections, closures, bound methods and `partial`.
+    They are searched in attributes, collections, closures, bound methods and `partial`.
     """
-    found: list[Any] = []
-    seen: list[object] = []  # kept, so that no other object gets the id of one
+    seeded: list[Any] = []
+    seen: list[object] = []  # keeps the objects alive, so that no id is used again
 
     def look(value: object, depth: int) -> None:
         if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or any(value is s for s in seen):
             return
         seen.append(value)
         if callable(getattr(value, "set_random_seed", None)):
-            found.append(value)
+            seeded.append(value)
             return
         for part in _parts_of(value):
             look(part, depth + 1)
 
     look(transform, 0)
-    return found
+    return seeded
 
 
 _NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray, torch.Tensor)
@@ -64,7 +64,7 @@ def _parts_of(value: object) -> Iterator[object]:
     if isinstance(value, partial):
         yield from (whole.func, *whole.args, *whole.keywords.values())
     for cell in getattr(whole, "__closure__", None) or ():
-        with suppress(ValueError):  # an empty one
+        with suppress(ValueError):  # the cell is empty
             yield cell.cell_contents
     yield getattr(whole, "__self__", None)
     yield from getattr(whole, "__dict__", {}).values()
@@ -72,7 +72,7 @@ def _parts_of(value: object) -> Iterator[object]:
 
 @contextmanager
 def outside_workers() -> Generator[None]:
-    """Let torch say that this is no worker process: albumentations adds torch's seed in those."""
+    """Make torch report no worker process: in one, albumentations would add torch's seed."""
     state: Any = import_module("torch.utils.data._utils.worker")
     info, state._worker_info = state._worker_info, None  # noqa: SLF001 there is no other way
     try:
@@ -84,10 +84,10 @@ def outside_workers() -> Generator[None]:
 class RepeatedTransform:
     """Makes its first value twice with the same seeds; if they differ, a warning names the field.
 
-    Who calls it gives the global generators back.
+    The caller restores the global generators.
 
     Args:
-        name: of the field.
+        name: name of the field.
         transform: has no parameter `rng`, and does not say that it is deterministic.
     """
 
@@ -96,20 +96,20 @@ class RepeatedTransform:
         self.takes_bytes = getattr(transform, "takes_bytes", False)
 
     def __call__(self, value: Any) -> Any:
-        """What the transform makes of the value."""
+        """The result of the transform."""
         if self._is_compared:
             return self._transform(value)
         self._is_compared = True
         given = value
-        with suppress(Exception):  # what cannot be copied is not expected to be changed either
+        with suppress(Exception):  # a value that cannot be copied will hardly be changed
             given = copy.deepcopy(value)
         made = self._made(given)
         kept = made
-        with suppress(Exception):  # a buffer that it uses again would be equal to itself
+        with suppress(Exception):  # a reused buffer would be compared with itself
             kept = copy.deepcopy(made)
         try:
             is_same = are_same(kept, self._made(value))
-        except Exception:  # noqa: BLE001 whatever it raises, it did not the first time
+        except Exception:  # noqa: BLE001 the first run raised nothing
             is_same = False
         if not is_same:
             _log.warning(
@@ -129,12 +129,12 @@ class RepeatedTransform:
 
 
 def are_same(first: object, second: object) -> bool:
-    """Whether two values are equal to the last bit, as far as that can be told."""
+    """Whether two values are equal to the last bit, as far as they can be compared."""
     return first is second or bool(_comparable(first) == _comparable(second))
 
 
 def _comparable(value: object) -> object:
-    """What is equal for equal values: types with bytes, in which NaN is equal to itself."""
+    """A form that is equal for equal values: types with bytes, in which NaN equals itself."""
     contents: object = value
     if isinstance(value, torch.Tensor):
         contents = (value.dtype, tuple(value.shape), _bytes_of(value))
@@ -148,7 +148,7 @@ def _comparable(value: object) -> object:
         contents = [_comparable(item) for item in cast("list[Any]", value)]
     elif isinstance(value, float):
         contents = value.hex()
-    elif type(value).__eq__ is object.__eq__:  # equal to itself alone: its contents tell
+    elif type(value).__eq__ is object.__eq__:  # equal only to itself: compare its contents
         contents = _comparable(getattr(value, "__dict__", {}))
     return type(cast("object", value)), contents
 

@@ -1,7 +1,7 @@
-"""The randomness of transforms: one stream of numbers per sample, whatever the worker.
+"""The randomness of transforms: one random stream per sample, whichever worker makes it.
 
-This is the only module that touches the global generators of Python, numpy and torch, for the sake
-of users' transforms that draw from them.
+This is the only module that touches the global generators of Python, numpy and torch, because
+users' transforms may draw from them.
 """
 
 import random
@@ -18,15 +18,15 @@ class SampleSeeds:
     """Random streams keyed by (seed, epoch, start of the stream, position).
 
     Setting the counter of one Philox generator (Salmon et al., "Parallel random numbers: as easy as
-    1, 2, 3", SC11) costs about a microsecond; a new Generator costs eight times that. The generator
-    handed out is one and the same object: it holds until the next call.
+    1, 2, 3", SC11) costs about a microsecond; a new Generator costs eight times that. All calls
+    therefore return the same generator object, which is valid until the next call.
     """
 
     def __init__(self, seed: int, epoch: int, start: int = 0) -> None:
         self._counter = np.array([0, 0, start, Purpose.TRANSFORMS], dtype=np.uint64)
         self._philox = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
         self._generator = np.random.Generator(self._philox)
-        self._state = self._philox.state  # taken before any draw: nothing is left over in it
+        self._state = self._philox.state  # taken before any draw, so no buffered words are in it
 
     def generator(self, position: int) -> np.random.Generator:
         """The generator of one sample, at the beginning of its stream."""
@@ -44,13 +44,13 @@ class SampleSeeds:
         word = int(self.generator(position).integers(2**63))
         random.seed(word)
         np.random.seed(word & 0xFFFF_FFFF)  # noqa: NPY002 users' transforms draw from it
-        # torch.manual_seed also walks all accelerators: 97 us instead of 1
+        # torch.manual_seed would also visit all accelerators: 97 us instead of 1.
         torch.default_generator.manual_seed(word)
 
 
 @contextmanager
 def preserved_globals() -> Generator[None]:
-    """Give the global generators back as they were, so that loading never disturbs the model."""
+    """Restore the global generators afterwards, so that loading never disturbs the model."""
     python, legacy, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         yield
@@ -61,5 +61,5 @@ def preserved_globals() -> Generator[None]:
 
 
 def python_generator(seeds: SampleSeeds, position: int) -> random.Random:
-    """A `random.Random` for webdataset's shuffle, which asks for one."""
+    """A `random.Random` for webdataset's shuffle, which needs one."""
     return random.Random(int(seeds.generator(position).integers(2**63)))  # noqa: S311 not a secret

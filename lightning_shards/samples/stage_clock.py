@@ -1,34 +1,34 @@
-"""Where a worker's time goes: seconds by stage, carried with each batch."""
+"""The stage clock of a worker: seconds by stage, which travel with each batch."""
 
 import time
 from collections.abc import Iterator
 from typing import Any
 
 STAGES = ("open", "read", "decode", "transform", "collate")
-"""Opening shards and finding members; reading (or fetching) bytes; checking and decoding them, of
-fields without a transform right into a batch; transforms that do not decode themselves; making
-batches of the rest. What is left is bookkeeping, and the user's own stages of a stream."""
+"""Opening shards and finding members; reading (or fetching) bytes; checking and decoding them
+(fields without a transform are decoded right into a batch); transforms that do not decode;
+collating the other fields. The rest is bookkeeping, and the user's own stages of a stream."""
 
 _NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}
 
 _published = [memoryview(bytearray(1))]
-"""A byte that says which stage began last, for others to see; 0: none so far."""
+"""A byte with the number of the stage that began last, for other processes; 0: none so far."""
 
 _NOTHING: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
 
 def publish_stages_in(byte: memoryview) -> None:
-    """Let the clocks that this process makes from now on say there which stage began last."""
+    """Make all later clocks of this process write the stage that began last into this byte."""
     _published[0] = byte
 
 
 def stage_of(number: int) -> str:
-    """The stage that a published byte means."""
+    """The name of the stage that a published byte stands for."""
     return ("start", *STAGES)[number]
 
 
 class _Stage:
-    """A part of a worker's time; half a microsecond, where `contextmanager` takes three."""
+    """Times one stage; it costs half a microsecond, where `contextmanager` costs three."""
 
     __slots__ = ("_begin", "_clock", "_name")
 
@@ -46,7 +46,7 @@ class StageClock:
     """Adds up the seconds of one worker.
 
     Attributes:
-        seconds: by stage, since the last `take`.
+        seconds: seconds by stage since the last `take`.
     """
 
     def __init__(self) -> None:
@@ -54,25 +54,25 @@ class StageClock:
         self._last_begun = _published[0]
 
     def begin(self, stage: str) -> float:
-        """Say that this stage begins; the time now, on `time.perf_counter`."""
+        """Publish that this stage begins, and return the time on `time.perf_counter`."""
         self._last_begun[0] = _NUMBERS[stage]
         return time.perf_counter()
 
     def on(self, stage: str) -> _Stage:
-        """Count what is done inside as this stage."""
+        """A context whose time counts as this stage."""
         return _Stage(self, stage)
 
     def lap(self, stage: str, begin: float, following: str) -> float:
-        """Count the time since `begin` as this stage, and begin the following; the time now.
+        """Count the time since `begin` as this stage, begin the following, and return the time.
 
-        It costs a third of `on`, where a batch is made in a few steps.
+        It costs a third of `on`, and serves where a batch is made in a few steps.
         """
         now = self.begin(following)
         self.seconds[stage] += now - begin
         return now
 
     def each(self, items: Iterator[Any], stage: str) -> Iterator[Any]:
-        """The items; the time that they take to come counts as this stage."""
+        """The items; the time until each of them comes counts as this stage."""
         while True:
             with self.on(stage):
                 try:

@@ -1,1 +1,1 @@
-"""What is on disk: URLs, tar archives, counts. No torch."""
+"""Everything about shards on disk: URLs, tar archives, counts. No torch."""

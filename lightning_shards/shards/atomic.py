@@ -1,10 +1,10 @@
-"""Files that appear under their name whole or not at all, whenever the program is killed.
+"""Atomic writing: a file appears under its name whole or not at all, even if the program is killed.
 
 The contents go to `.NAME.RANDOM.part` beside the file, which is renamed once it is on the disk. The
-name is random and must be new, so that a link which somebody left in a shared folder is never
-written through. Its writer holds a lock on it: a part without one is of a run that was killed, and
-the next program that writes into the folder removes it, so that nothing piles up in a folder of
-data. Two programs may write one file: each writes all of it, and the last one stays.
+name is random and must be new, so that nothing is written through a link that somebody left in a
+shared folder. The writer holds a lock on the `.part` file. One without a lock was left by a run
+that was killed, and the next program that writes into the folder removes it, so that such files do
+not pile up. If two programs write the same file, each writes all of it, and the last one stays.
 """
 
 import errno
@@ -40,10 +40,10 @@ _REMEDIES: Final = {
 
 @contextmanager
 def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, None]:
-    """A file to write, put at `path` when the block ends; after an error `path` is as it was.
+    """A file to write, put at `path` when the block ends; after an error `path` is as before.
 
     Args:
-        path: a link there is replaced, and what it points to is not touched.
+        path: where the file goes. A link there is replaced; the file it points to is not touched.
         mode: permissions of the file.
 
     Raises:
@@ -69,7 +69,7 @@ def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, No
 
 
 def replace_file(path: Path, data: bytes | str) -> None:
-    """Put these contents at `path` in one step; nothing is touched if they are there already.
+    """Put these contents at `path` in one step; a file that already has them is not touched.
 
     Raises:
         FileAccessError: They cannot be put there.
@@ -81,7 +81,7 @@ def replace_file(path: Path, data: bytes | str) -> None:
 
 
 def make_folder(folder: Path, below: str = "") -> Path:
-    """The folder `below` a folder that the user named, both made if they are not there.
+    """The folder `below` a folder that the user named; missing folders are made.
 
     Raises:
         FileAccessError: It cannot be made, or a name in `below` is a link, which may lead anywhere.
@@ -111,7 +111,7 @@ def refuse_link(path: Path) -> None:
 
 
 def not_written(path: Path, error: OSError) -> OSError:
-    """The error of the system in our words; one of ours stays as it is."""
+    """The system's error in our words; one of our own errors is returned as it is."""
     if isinstance(error, ShardError):
         return error
     remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
@@ -119,17 +119,17 @@ def not_written(path: Path, error: OSError) -> OSError:
 
 
 def _publish(file: BinaryIO, part: Path, path: Path) -> None:
-    """Give a file that is written its name."""
+    """Sync a written file to the disk and give it its name."""
     try:
         file.flush()
-        os.fsync(file.fileno())  # or a power cut leaves the name without the contents
+        os.fsync(file.fileno())  # a power cut could leave the name without the contents
         part.replace(path)
     except OSError as error:
         raise not_written(path, error) from error
 
 
 def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
-    """A new file beside `path`, which nobody else has opened; locked for as long as it is open."""
+    """A new file beside `path` that no other program has open; locked for as long as it is open."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags, mode)
@@ -142,22 +142,22 @@ def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
         file = open(part, "xb", opener=opener)  # noqa: SIM115 the caller closes it
         if _lock(file) and _is_at(part, file):
             return part, file
-        file.close()  # another program took it for a part that was left, before it was locked
+        file.close()  # before it was locked, another program took it for a leftover file
 
 
 @lru_cache(maxsize=1024)
 def _remove_parts(folder: Path) -> None:
-    """Remove what killed runs of this user left in a folder; a process looks once into each."""
+    """Remove files that killed runs of this user left; a process looks into each folder once."""
     parts: list[str] = []
     with suppress(PermissionError), os.scandir(folder) as entries:
         parts = [entry.path for entry in entries if _PART.fullmatch(entry.name)]
     for part in parts:
-        with suppress(OSError):  # removed or renamed meanwhile, or another user's
+        with suppress(OSError):  # it was removed or renamed meanwhile, or is another user's
             _remove_if_left(part)
 
 
 def _remove_if_left(part: str) -> None:
-    """Remove a file of this user that nobody is writing."""
+    """Remove a file of this user, unless a program is writing it."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -170,13 +170,13 @@ def _lock(file: BinaryIO) -> bool:
     """Lock a file; False if another program holds its lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # where there are no locks, nobody takes it for a left one either
+    except OSError as error:  # a file system without locks: no program finds it unlocked either
         return not isinstance(error, BlockingIOError)
     return True
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether the open file is still the one of this name."""
+    """Whether the open file is still the file at this path."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -184,7 +184,7 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """Refuse, before anything is written, to put a file where something else is."""
+    """Refuse a path where there is a folder, a fifo or the like, before anything is written."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def _refuse_irregular(path: Path) -> None:
 
 
 def _has_contents(path: Path, contents: bytes) -> bool:
-    """Whether the file is there and holds just these bytes."""
+    """Whether the file exists and holds exactly these bytes."""
     try:
         status = path.stat()
         is_like = stat.S_ISREG(status.st_mode) and status.st_size == len(contents)

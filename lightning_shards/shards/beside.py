@@ -1,7 +1,8 @@
-"""The contents of the small files beside shards: whole, or none where the shards can answer.
+"""Reading of the small files beside shards, such as indexes and counts.
 
-What is absent, too large or unreadable is passed over. A fifo, a socket, a device or a folder of
-such a name is an error: nobody puts one there by accident, and to read it could take for ever.
+Files that are absent, too large or unreadable are passed over, because the shards themselves can
+answer. A fifo, a socket, a device or a folder of such a name is an error: none comes there by
+accident, and reading it could take for ever.
 """
 
 import json
@@ -17,7 +18,7 @@ SIZES: Final = "sizes.json"
 WIDS: Final = "wids.json"
 
 MAX_INDEX_BYTES: Final = 256 << 20
-"""Of one file: a wids JSON of a million shards has about 150 MB."""
+"""Largest file that is read: a wids JSON of a million shards has about 150 MB."""
 
 _MAX_SAMPLES = 1 << 40  # of one shard; a larger number is a damaged file
 
@@ -53,7 +54,7 @@ def _passing_over(path: Path, read: Callable[[], bytes]) -> bytes | None:
         return None
     try:
         return read()
-    except OSError as error:  # it names the path
+    except OSError as error:  # its message names the path
         _log.warning("passed over: %s", error)
         return None
 
@@ -61,7 +62,8 @@ def _passing_over(path: Path, read: Callable[[], bytes]) -> bytes | None:
 def json_files(folder: Path) -> list[Path]:
     """The files of a folder that may be indexes of its shards, by name.
 
-    A folder in it that is named like a JSON file is none of them, unless by a name of an index.
+    A folder with the name of a JSON file is left out, unless the name is one of an index: reading
+    it is then an error.
     """
     return [
         path
@@ -71,7 +73,7 @@ def json_files(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path, *, containing: bytes = b"") -> object:
-    """The content of a JSON file; None if there is none, or it cannot be read or lacks these bytes.
+    """The content of a JSON file; None if it is absent or unreadable or lacks these bytes.
 
     Raises:
         FileAccessError: It is a fifo, a socket, a device or a folder.
@@ -87,7 +89,7 @@ def read_json(path: Path, *, containing: bytes = b"") -> object:
 
 
 def json_object(value: object) -> dict[str, Any]:
-    """A JSON object as it is; an empty one in place of any other value."""
+    """The value itself if it is a JSON object, otherwise an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -97,15 +99,15 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Whether a value from a JSON file is a whole number, and not `true` or `false`."""
+    """Whether a value from a JSON file is a whole number (`true` and `false` are not)."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is at this path if it is there and no regular file.
+    """Refuse a path at which there is something other than a regular file.
 
     Raises:
         FileAccessError: It is a fifo, a socket, a device or a folder.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 never raise
-        os.close(open_regular(path))  # which says what it is
+        os.close(open_regular(path))  # its error says what is there

@@ -1,7 +1,7 @@
-"""Braces in patterns of shards: how many shards they stand for, and which.
+"""Expansion of braces in shard patterns, and the count of the strings that it gives.
 
-They are counted before anything is expanded: `{0..9999999999}` has fifteen letters and would fill
-the memory. What is counted is what `braceexpand` gives.
+Strings are counted before any are expanded: `{0..9999999999}` is fifteen letters long and would
+fill the memory. The count is of what the package `braceexpand` gives.
 """
 
 import re
@@ -13,11 +13,11 @@ from braceexpand import alphabet, braceexpand
 _INT_RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
 _CHAR_RANGE: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?\Z")
 _MAX_DIGITS: Final = 18
-"""More make a range that no memory holds, and Python reads 4,300 at most."""
+"""A number with more digits makes a range that no memory holds; Python reads at most 4,300."""
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """What the pattern stands for, in bash's order.
+    """The strings that the pattern stands for, in bash's order.
 
     Raises:
         ValueError: A brace is not closed.
@@ -26,7 +26,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def nesting_depth(pattern: str) -> int:
-    """How many braces are open at once, at most; to count what is in them takes so many passes."""
+    """The most braces that are open at once; counting takes one pass for each level."""
     depth = deepest = 0
     for _, letter in _unescaped(pattern):
         depth += (letter == "{") - (letter == "}")
@@ -54,7 +54,7 @@ def count_expanded(pattern: str) -> int:
 
 
 def _count_in(inner: str) -> int:
-    """How many strings one pair of braces stands for, by what is in it."""
+    """How many strings a pair of braces with this text in it stands for."""
     numbers = _INT_RANGE.match(inner)
     if numbers:
         first, last, step = numbers.groups()
@@ -70,7 +70,7 @@ def _count_in(inner: str) -> int:
 
 
 def _alternatives(inner: str) -> Iterator[str]:
-    """What stands between the commas that are in no braces of their own."""
+    """The texts between the commas, without splitting at commas of inner braces."""
     depth, start = 0, 0
     for position, letter in _unescaped(inner):
         depth += (letter == "{") - (letter == "}")
@@ -81,8 +81,8 @@ def _alternatives(inner: str) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> Iterator[tuple[int, str]]:
-    """The letters with their positions, without a backslash and what follows it."""
-    return ((found.start(), found[0]) for found in _LETTER.finditer(text) if len(found[0]) == 1)
+    """The letters with their positions, except backslashes and the letters they escape."""
+    return ((match.start(), match[0]) for match in _LETTER.finditer(text) if len(match[0]) == 1)
 
 
 _LETTER: Final = re.compile(r"\\.|.", re.DOTALL)

@@ -1,4 +1,4 @@
-"""CRC-32, by the fastest library that is there: the number is the same whoever counts it."""
+"""CRC-32 by the fastest library that is installed; every library gives the same number."""
 
 import zlib
 from collections.abc import Callable
@@ -25,9 +25,9 @@ crc32: Final[_Crc32] = _fastest()
 
 
 def joined_crc32(checksums: _Sums, counts: NDArray[np.int64], size: int) -> _Sums:
-    """The crc32 of members one after the other, from that of each; no byte is read.
+    """The crc32 of concatenated members, computed from the crc32 of each; no byte is read.
 
-    It finds damage in any of them, and a wrong order, as the crc32 of one long member does.
+    It shows damage in any member and a wrong order of members, as a crc32 of all bytes would.
 
     Args:
         checksums: crc32 of each member, shape (counts.sum(),).
@@ -35,10 +35,11 @@ def joined_crc32(checksums: _Sums, counts: NDArray[np.int64], size: int) -> _Sum
         size: bytes of each member.
 
     Returns:
-        That of each group, shape (len(counts),).
+        The crc32 of each group, shape (len(counts),).
     """
     doublings = (int(counts.max()) - 1).bit_length()
-    # each group a row; what is in front of it is 0, the crc32 of nothing
+    # rows: one group each, shape (len(counts), 2**doublings), filled up in front with 0, which is
+    # the crc32 of no bytes. Each pass joins neighbouring columns in pairs, until one is left.
     rows = np.zeros((len(counts), 2**doublings), np.uint32)
     rows[np.arange(2**doublings) >= 2**doublings - counts[:, np.newaxis]] = checksums
     for doubled in range(doublings):
@@ -47,14 +48,17 @@ def joined_crc32(checksums: _Sums, counts: NDArray[np.int64], size: int) -> _Sum
 
 
 def _followed(checksums: _Sums, tables: list[_Sums]) -> _Sums:
-    """What these contribute to the crc32 of more, when what follows is 0."""
+    """The share of these crc32s in the crc32 of longer bytes, to be xored with that of the rest.
+
+    How many bytes the rest has is fixed by the tables.
+    """
     parts = [table[checksums >> 8 * byte & 255] for byte, table in enumerate(tables)]
     return np.bitwise_xor.reduce(parts)
 
 
 @lru_cache(maxsize=256)
 def _tables(size: int, doubled: int) -> list[_Sums]:
-    """That for each value of each byte of a crc32, when `size * 2**doubled` bytes follow."""
+    """`_followed` of each value of each byte of a crc32, if `size * 2**doubled` bytes follow."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     if doubled:
         half = _tables(size, doubled - 1)
@@ -65,7 +69,7 @@ def _tables(size: int, doubled: int) -> list[_Sums]:
     tables: list[_Sums] = []
     for first in range(0, 32, 8):
         table = np.zeros(1, np.uint32)
-        for bit in bits[first : first + 8]:  # it is linear over the bits
+        for bit in bits[first : first + 8]:  # the function is linear in the bits
             table = np.concatenate([table, table ^ np.uint32(bit)])
         tables.append(table)
     return tables

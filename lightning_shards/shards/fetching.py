@@ -1,7 +1,7 @@
-"""Remote shards: their bytes as a stream, or as a file of this machine while they are looked at.
+"""Fetching of remote shards: as a stream of bytes, or as a temporary file of this machine.
 
-webdataset's openers fetch them (curl, gsutil and others), and nothing else of it is used here: it
-is imported with the first remote shard, for it imports torch.
+webdataset's openers fetch them (with curl, gsutil and others); nothing else of webdataset is used
+here. It is imported with the first remote shard, because it imports torch.
 """
 
 import re
@@ -28,15 +28,15 @@ _ADDRESS = re.compile(r"https?://(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.%\w]+\]")
 """The start of a URL up to the end of an IPv6 address."""
 
 _EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
-"""How webdataset's `Pipe` says, behind the whole command, that its program failed."""
+"""The text by which webdataset's `Pipe` says that its program failed; the command is before it."""
 
 
 class LocalShard(NamedTuple):
     """A shard that can be read as a file.
 
     Attributes:
-        path: of the shard, or of the copy of a remote one.
-        cache_dir: where its member table is kept; the table of a copy goes with the copy.
+        path: path of the shard, or of the copy of a remote one.
+        cache_dir: where its member table is kept; the table of a copy is removed with the copy.
     """
 
     path: str
@@ -44,10 +44,10 @@ class LocalShard(NamedTuple):
 
 
 def require_shards(urls: Sequence[str]) -> list[str]:
-    """The shards, each once, if those of this machine exist and the hosts of others are known.
+    """The shards, each once, if all local ones exist and the hosts of remote ones are known.
 
     Raises:
-        ShardNotFoundError: One is not there, or a host has no address.
+        ShardNotFoundError: A shard does not exist, or a host has no address.
     """
     require_local_shards(urls)
     require_hosts(urls)
@@ -58,8 +58,8 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
     """The shards, each once, if all of them are files of this machine.
 
     Raises:
-        ConfigError: One is remote.
-        ShardNotFoundError: One is not there.
+        ConfigError: A shard is remote.
+        ShardNotFoundError: A shard does not exist.
     """
     remote = [url for url in urls if not is_local(url)]
     if remote:
@@ -74,9 +74,9 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
 def local_copy(
     url: str, cache_dir: str | PathLike[str] | None = None
 ) -> Generator[LocalShard, None, None]:
-    """A local shard as it is; a remote one fetched whole, into a copy that ends with the block.
+    """A local shard as it is; a remote one as a whole copy that is removed when the block ends.
 
-    Errors that the block raises name the URL, and not the copy.
+    Errors that the block raises name the URL and not the copy.
 
     Raises:
         DamagedShardError: The shard cannot be fetched to its end.
@@ -87,7 +87,7 @@ def local_copy(
         return
     with TemporaryDirectory(prefix="lightning-shards-") as folder, TemporaryFile() as file:
         _fetch(url, file)
-        # the data has no name but this link, so that whoever is killed leaves none of it behind
+        # The data has no name but this link, so that a killed program leaves no data behind.
         path = Path(folder, file_name(url))
         path.symlink_to(f"/proc/self/fd/{file.fileno()}")
         try:
@@ -110,8 +110,8 @@ def file_name(url: str) -> str:
 
 @contextmanager
 def opened(url: str) -> Generator[Any, None, None]:
-    """A remote shard's bytes; the program behind them is checked, or killed if left early."""
-    from webdataset.gopen import Pipe, gopen  # noqa: PLC0415 imports torch
+    """A remote shard's bytes. The program that fetches them is checked, or killed if left early."""
+    from webdataset.gopen import Pipe, gopen
 
     stream = cast("Any", gopen(plain_url(url)))
     try:
@@ -123,14 +123,14 @@ def opened(url: str) -> Generator[Any, None, None]:
             stream.close()
         raise
     while stream.read(1 << 16):
-        pass  # what follows the archive, so that the program can end by itself
+        pass  # bytes after the archive are read too, so that the program can end by itself
     stream.close()  # a Pipe raises here when its program failed
 
 
 def plain_url(url: str) -> str:
-    """The URL as curl takes it; it would expand [1-2] and {a,b}, and read two shards as one.
+    """The URL with brackets and braces escaped: curl would expand [1-2] and {a,b}.
 
-    The brackets of an IPv6 address stay: curl knows them.
+    The brackets of an IPv6 address stay, because curl knows them.
 
     >>> plain_url("http://[::1]:8080/a[1-2].tar")
     'http://[::1]:8080/a%5B1-2%5D.tar'
@@ -143,7 +143,7 @@ def plain_url(url: str) -> str:
 
 
 def fetch_problem(error: Exception) -> str:
-    """The message without streams, URLs and commands, which webdataset puts in: secrets."""
+    """The message without streams, URLs and commands, which may hold secrets."""
     text = str(error.args[0]) if error.args else ""
     status = _EXIT_STATUS.search(text)
     if status:
@@ -159,7 +159,6 @@ def _kill(stream: Any) -> None:
 
 
 def _fetch(url: str, file: IO[bytes]) -> None:
-    """Put all bytes of a remote shard into a file."""
     size, problem = 0, ""
     try:
         with opened(url) as stream:
@@ -170,7 +169,7 @@ def _fetch(url: str, file: IO[bytes]) -> None:
         raise
     except Exception as error:  # noqa: BLE001 whatever webdataset or its programs raise
         problem = f"{type(error).__name__}: {fetch_problem(error)}"
-    if problem:  # outside: that error holds the whole URL, and would be the context of this one
+    if problem:  # raised outside `except`, so that the error with the URL is not its context
         raise DamagedShardError(
             f"{redact(url)} cannot be fetched: after {size:,} bytes {problem}; check the URL, the "
             "network, and who may read it"

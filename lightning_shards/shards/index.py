@@ -1,8 +1,9 @@
-"""How many samples each shard holds: the numbers that every order and every epoch is made from.
+"""The index of a data set: how many samples each shard holds.
 
-The counts come from what lies beside the shards (`count_files`), else from a scan of the headers,
-which is kept for the next run (`counts.cache`). Remote shards are never scanned: without a file
-that counts them they have no counts, and then the whole index has none; at most a total is known.
+Every order and every epoch is computed from these counts. They come from files beside the shards
+(`count_files`), otherwise from a scan of the headers, which is kept for the next run
+(`counts.cache`). Remote shards are never scanned. If one of them is counted by no file, the whole
+index has no counts, and at most a total is known.
 """
 
 import hashlib
@@ -36,13 +37,13 @@ _FINGERPRINT_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
-    """The shards of a data set, in order, and what they hold.
+    """The shards of a data set, in order, and how many samples they hold.
 
     Attributes:
         urls: shards as `expand_urls` gives them; one may appear several times.
         counts: samples of each shard, int64, shape (num_shards,), read-only; None when unknown.
-        total: samples of the folder that the shards are in, by a file in it: good for a nominal
-            epoch and nothing else, and asked for only where there are no counts.
+        total: samples of the folder that the shards are in, as a file in it says. It serves for
+            nominal epochs only, and is looked up only where there are no counts.
     """
 
     urls: tuple[str, ...]
@@ -50,14 +51,14 @@ class ShardIndex:
     total: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse counts that do not fit the urls, and keep others from changing them.
+        """Refuse counts that do not fit the urls, and make them read-only.
 
         Raises:
             IndexMismatchError: There are more or fewer counts than urls, or a negative one.
         """
         if self.counts is None:
             return
-        counts = np.array(self.counts, dtype=np.int64)  # a copy
+        counts = np.array(self.counts, dtype=np.int64)  # a copy, which no caller can change
         if counts.shape != (len(self.urls),) or (counts < 0).any():
             raise IndexMismatchError(
                 f"an index needs one count, 0 or more, for each of its {len(self.urls)} shards; "
@@ -77,9 +78,9 @@ class ShardIndex:
         return None if self.counts is None else int(self.counts.sum())
 
     def fingerprint(self) -> str:
-        """Which data this is: 16 hex digits over the ordered (file name, count) list.
+        """The identity of the data: 16 hex digits over the ordered (file name, count) list.
 
-        Folders, hosts and queries are not in it, so the data may move.
+        Folders, hosts and queries are left out, so the data may move.
         """
         counts = ["?"] * self.num_shards if self.counts is None else self.counts.tolist()
         digest = hashlib.sha256()
@@ -89,7 +90,7 @@ class ShardIndex:
         return digest.hexdigest()[:_FINGERPRINT_LENGTH]
 
     def __repr__(self) -> str:
-        """In numbers: URLs may hold passwords, and there may be 10^6 of them."""
+        """Numbers only, because URLs may hold passwords, and there may be 10^6 of them."""
         return f"ShardIndex({self.num_shards} shards, {self.samples} samples)"
 
     def __eq__(self, other: object) -> bool:
@@ -112,12 +113,12 @@ def load_index(
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
-    Asked in turn: wids JSON files and `sizes.json` beside the shards (over http(s) `sizes.json` and
-    `wids.json`), earlier scans in `cache_dir` (default `~/.cache/lightning_shards`), and the
-    headers of local tars. If one remote shard stays without a count, there are none at all, and
-    nothing is scanned. `show_progress` draws a line on stderr while shards are scanned; None does
-    so on a terminal. `wants_total` asks for a total where there are no counts and all shards lie in
-    one folder of an http(s) server.
+    Sources are tried in this order: wids JSON files and `sizes.json` beside the shards (over
+    http(s) `sizes.json` and `wids.json`), earlier scans in `cache_dir` (default
+    `~/.cache/lightning_shards`), and the headers of local tars. If one remote shard has no count,
+    there are no counts at all, and nothing is scanned. `show_progress` draws a line on stderr while
+    shards are scanned; None does so on a terminal. `wants_total` asks for a total where there are
+    no counts and all shards lie in one folder of an http(s) server.
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
@@ -125,15 +126,15 @@ def load_index(
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
     require_local_shards(urls)
-    places = [split_url(url) for url in urls]
-    by_place = dict(zip(places, urls, strict=True))
+    paths = [split_url(url) for url in urls]
+    url_of = dict(zip(paths, urls, strict=True))
     folders: dict[str, list[str]] = {}
-    for folder, name in by_place:
+    for folder, name in url_of:
         folders.setdefault(folder, []).append(name)
     known: dict[tuple[str, str], int] = {}
     unknown: dict[str, list[str]] = {}
     for folder, names in folders.items():
-        claims = _believed_claims(folder, names, by_place)
+        claims = _believed_claims(folder, names, url_of)
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
@@ -143,38 +144,38 @@ def load_index(
         if names:
             counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
             known |= {(folder, name): samples for name, samples in counts.items()}
-    _report_empty([by_place[place] for place, samples in known.items() if not samples], len(known))
-    in_order = np.fromiter((known[place] for place in places), np.int64, count=len(places))
+    _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
+    in_order = np.fromiter((known[path] for path in paths), np.int64, count=len(paths))
     return ShardIndex(tuple(urls), in_order)
 
 
 def _believed_claims(
-    folder: str, names: Sequence[str], by_place: Mapping[tuple[str, str], str]
+    folder: str, names: Sequence[str], url_of: Mapping[tuple[str, str], str]
 ) -> dict[str, CountClaim]:
-    """What files say of these shards of a folder, but no count of 0 that the shard contradicts."""
+    """The counts that files give for shards of a folder, without a false count of 0."""
     return {
         name: claim
         for name, claim in _claims(folder, names).items()
-        if claim.samples or _is_empty(by_place[folder, name], claim)
+        if claim.samples or _is_empty(url_of[folder, name], claim)
     }
 
 
 def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:
-    """The counts that files in this folder give, by file name; none where no file can be asked."""
+    """The counts that files in this folder give, by file name; none where no file can be read."""
     if is_local(folder):
         return local_claims(folder, names)
     return http_claims(folder, names) if _is_http(folder) else {}
 
 
 def _total(folders: Sequence[str]) -> int | None:
-    """The samples of the one http(s) folder that all shards are in, if it says so."""
+    """The samples of the http(s) folder that all shards are in, if a file there counts them."""
     return http_total(folders[0]) if len(folders) == 1 and _is_http(folders[0]) else None
 
 
 def _is_empty(url: str, claim: CountClaim) -> bool:
-    """Whether a shard that is said to hold no sample holds none: its own headers tell.
+    """Whether a shard that is said to hold no sample really holds none, by its own headers.
 
-    Of a remote one only the first is asked for, and it must be the end marker.
+    Of a remote shard only the first header is read, which must be the end marker.
     """
     if is_local(url):
         is_empty, reason = not holds_samples(url), "it holds some"
@@ -191,7 +192,7 @@ def _is_empty(url: str, claim: CountClaim) -> bool:
 
 
 def _report_empty(empty: Sequence[str], num_shards: int) -> None:
-    """Say it of shards without samples among others."""
+    """Log that some of the shards hold no sample."""
     if empty and len(empty) < num_shards:
         _log.warning(
             "%d of %d shards hold no sample, first %s; leave them out, or fetch them again if they "
@@ -209,13 +210,13 @@ def _is_http(folder: str) -> bool:
 def _scan(
     folder: str, names: Sequence[str], cache: CountsCache, show_progress: bool | None
 ) -> dict[str, int]:
-    """The samples of local shards, by file name; what was counted is kept even if one fails."""
+    """The samples of local shards, by file name; counts are kept even if a later shard fails."""
     cache.load()
-    # taken before any shard is read: one that changes meanwhile is counted anew by the next run
+    # Taken before any shard is read, so that the next run counts a shard again that changes now.
     stamps = {name: stamp_of(Path(folder, name)) for name in names}
-    found = {name: cache.get(name, stamp) for name, stamp in stamps.items()}
-    # a count of 0 is never believed: such a shard is read in no time
-    counts = {name: samples for name, samples in found.items() if samples}
+    cached = {name: cache.get(name, stamp) for name, stamp in stamps.items()}
+    # A cached count of 0 is never believed: reading such a shard takes no time.
+    counts = {name: samples for name, samples in cached.items() if samples}
     to_scan = [name for name in names if name not in counts]
     if not to_scan:
         return counts

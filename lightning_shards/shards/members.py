@@ -1,9 +1,9 @@
-"""The members of one shard by number: where each one lies in the tar, and its bytes.
+"""The member table of one shard, and the reader that finds any member by it.
 
 A table is made by one walk over the headers (`scan_members`) and kept between runs by `tables`.
-With it any sample is one lookup and one `pread` away. Members are read from a file descriptor and
-not from a memory map: a shard that is cut short while it is mapped ends the process (SIGBUS), while
-a short read is an error that names the shard.
+With it any sample takes one lookup and one `pread`. Members are read from a file descriptor and not
+from a memory map: if a shard is cut short, a mapped read ends the process (SIGBUS), while a short
+read is an error that names the shard.
 """
 
 import os
@@ -49,25 +49,25 @@ _Lookup = tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemberTable:
-    """What one tar holds: its samples in file order, and their members. Arrays are read-only.
+    """The samples of one tar in file order, and their members. Arrays are read-only.
 
-    The members of sample i are those from `sample_starts[i]` to `sample_starts[i + 1]`, its key the
-    bytes `keys[key_starts[i] : key_starts[i + 1]]`. What is in no sample is not in the table::
+    The members of sample i are those from `sample_starts[i]` to `sample_starts[i + 1]`, and its key
+    is `keys[key_starts[i] : key_starts[i + 1]]`. Members that are in no sample are left out::
 
         0.cls  0.jpg  README  1.cls         sample_starts  0 2 3
                                             suffix_ids     0 1 0      suffixes  ("cls", "jpg")
 
     Attributes:
-        keys: all keys one after the other, uint8.
+        keys: all keys, concatenated, uint8.
         key_starts: int64, shape (num_samples + 1,).
         sample_starts: int64, shape (num_samples + 1,).
-        offsets: where the data of each member begins in the tar, int64, ascending.
+        offsets: offset in the tar of the data of each member, int64, ascending.
         sizes: bytes of data of each member, int64.
         crc32: CRC-32 of the data of each member, uint32; None when the data was not read.
         suffix_ids: position of each member's suffix in `suffixes`, uint32.
         suffixes: the different suffixes, in lower case.
-        file_size: bytes that the tar had when the table was made.
-        mtime_ns: time of change that it had then.
+        file_size: size of the tar when the table was made, in bytes.
+        mtime_ns: its time of change then, in ns.
     """
 
     keys: NDArray[np.uint8]
@@ -83,7 +83,7 @@ class MemberTable:
     _lookup: _Lookup = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Lay views over the arrays: they give plain ints, three times as fast as numpy does."""
+        """Make memory views of the arrays: they give plain ints three times as fast as numpy."""
         lookup = (
             {suffix: number for number, suffix in enumerate(self.suffixes)},
             self.sample_starts.data,
@@ -118,19 +118,21 @@ class MemberTable:
         return self.keys[start:stop].tobytes().decode(*ENCODING)
 
     def keys_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The keys of these samples one after the other; nothing checks that there are such.
+        """The keys of these samples, concatenated; the sample numbers are not checked.
 
         Returns:
-            uint8, as in `keys`; and the length of each, int64 of shape (len(samples),).
+            uint8, as in `keys`; and the length of each key, int64 of shape (len(samples),).
         """
+        # starts, lengths, stops: shape (len(samples),). Byte number i of the result belongs to the
+        # key that stops after i, and is byte number i + (its start - its first i) of `keys`.
         starts = self.key_starts[samples]
         lengths = self.key_starts[samples + 1] - starts
         stops = np.cumsum(lengths)
-        places = np.repeat(starts - stops + lengths, lengths)
-        return self.keys[places + np.arange(len(places))], lengths
+        shifts = np.repeat(starts - stops + lengths, lengths)
+        return self.keys[shifts + np.arange(len(shifts))], lengths
 
     def find(self, sample: int, suffix: str) -> Extent | None:
-        """Where the member of a sample with this (lower-case) suffix is; None if it has none.
+        """The extent of a sample's member with this (lower-case) suffix; None if it has none.
 
         Raises:
             IndexError: There is no such sample; negative numbers do not count from the end.
@@ -145,18 +147,19 @@ class MemberTable:
         return None
 
     def members_with(self, suffixes: Sequence[str]) -> NDArray[np.int64]:
-        """The number of each sample's member with the first of these suffixes that it has.
+        """For each sample the number of its member with the first of these suffixes that it has.
 
         Returns:
-            int64 of shape (num_samples,), -1 for samples that have none.
+            int64 of shape (num_samples,), -1 for samples that have none of them.
         """
-        found = np.full(self.num_samples, -1, np.int64)
+        chosen = np.full(self.num_samples, -1, np.int64)
+        # samples: the sample of each member, shape (num_members,).
         samples = np.repeat(np.arange(self.num_samples), np.diff(self.sample_starts))
         for suffix in reversed(suffixes):
             if suffix in self.suffixes:
                 members = np.flatnonzero(self.suffix_ids == self.suffixes.index(suffix))
-                found[samples[members]] = members
-        return found
+                chosen[samples[members]] = members
+        return chosen
 
     def suffixes_of(self, sample: int) -> list[str]:
         """The suffixes that a sample has, in file order."""
@@ -174,7 +177,7 @@ class MemberTable:
         return offset, int(self.offsets[stop - 1] + self.sizes[stop - 1]) - offset
 
     def has_same_members(self, other: "MemberTable") -> bool:
-        """Whether both say the same, as far as both know, and whenever the files were written."""
+        """Whether two tables have equal members; times and missing crc32s are not compared."""
         if (self.suffixes, self.file_size) != (other.suffixes, other.file_size):
             return False
         pairs = ((getattr(self, name), getattr(other, name)) for name in ARRAY_FIELDS)
@@ -193,31 +196,31 @@ def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> M
         DamagedShardError: It is not one whole tar archive, or changed while it was read.
     """
     url = os.fspath(path)
-    stamp = shard_stamp(url)  # of the path, before and after: a file put in its place shows too
+    stamp = shard_stamp(url)  # by path, so that a file which replaced this one is noticed too
     crcs = array("I")
     with open_tar(url) as data:
-        found = scan_samples(data, url)
+        run = scan_samples(data, url)
         if with_crc32:
             data.rewind()
-            crcs.extend(map(data.crc32, found.offsets.data, found.sizes.data))
+            crcs.extend(map(data.crc32, run.offsets.data, run.sizes.data))
     if shard_stamp(url) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
     return MemberTable(
-        keys=np.frombuffer(found.keys, np.uint8),
-        key_starts=_starts(found.key_lengths),
-        sample_starts=_starts(found.num_members),
-        offsets=_frozen(found.offsets),
-        sizes=_frozen(found.sizes),
+        keys=np.frombuffer(run.keys, np.uint8),
+        key_starts=_starts(run.key_lengths),
+        sample_starts=_starts(run.num_members),
+        offsets=_frozen(run.offsets),
+        sizes=_frozen(run.sizes),
         crc32=_frozen(np.array(crcs)) if with_crc32 else None,
-        suffix_ids=_frozen(found.suffix_ids.astype(np.uint32)),
-        suffixes=tuple(found.suffixes),
+        suffix_ids=_frozen(run.suffix_ids.astype(np.uint32)),
+        suffixes=tuple(run.suffixes),
         file_size=stamp[0],
         mtime_ns=stamp[1],
     )
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where parts of these lengths begin, and the end."""
+    """The positions at which parts of these lengths begin, and the end of the last one."""
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
 
 
@@ -242,7 +245,7 @@ class ShardReader:
     """An open tar: the bytes of any member, by sample and suffix.
 
     Threads may share a reader and processes may inherit one. It holds one file descriptor until it
-    is closed, and the bytes of the file that it opened, should another one take its name.
+    is closed, and goes on reading the file that it opened if another file takes its name.
 
     Attributes:
         table: what the shard holds.
@@ -250,8 +253,8 @@ class ShardReader:
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or cannot be opened.
-        IndexMismatchError: The file is not the one that the table was made of.
+        FileAccessError: It is not a regular file, or cannot be opened.
+        IndexMismatchError: The file is not the one that the table was made from.
     """
 
     def __init__(self, path: str | os.PathLike[str], table: MemberTable) -> None:
@@ -266,10 +269,10 @@ class ShardReader:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether what was read so far is of the file that the table was made of.
+        """Whether all bytes read so far are of the file that the table was made from.
 
-        It is asked after the reading: who writes to a file changes its time before its bytes. Where
-        the table has crc32s, these tell, and whoever reads compares them.
+        It is checked after reading, because a write changes the time of a file before its bytes.
+        Where the table has crc32s, this is always true: the caller compares these instead.
         """
         has_crc32 = self.table.crc32 is not None
         return has_crc32 or stamp_of(self._file.fileno()) == self.stamp
@@ -280,16 +283,16 @@ class ShardReader:
         Raises:
             IndexError: There is no such sample.
             MissingFieldError: The sample has no such suffix.
-            DamagedShardError: The data is not there, or not what it was when the table was made.
-            IndexMismatchError: The file was written to since, and the table has no crc32s.
+            DamagedShardError: The data is missing, or differs from when the table was made.
+            IndexMismatchError: The file was written to since then, and the table has no crc32s.
         """
-        found = self.table.find(sample, suffix)
-        if found is None:
+        extent = self.table.find(sample, suffix)
+        if extent is None:
             raise MissingFieldError(
                 f"sample {self.table.key(sample)!r} of {redact(self._url)} has no {suffix!r}; it "
                 f"has {', '.join(self.table.suffixes_of(sample)[:50])}"
             )
-        offset, size, checksum = found
+        offset, size, checksum = extent
         try:
             data = self.read_span(offset, size)
         except (OSError, MemoryError) as error:
@@ -306,7 +309,7 @@ class ShardReader:
         return data
 
     def read_span(self, offset: int, size: int) -> bytes:
-        """The bytes of the tar at this place, less where it ends there; nothing is checked.
+        """The bytes of the tar at this offset, fewer if the file ends; nothing is checked.
 
         Raises:
             OSError: They could not be read.
@@ -314,7 +317,7 @@ class ShardReader:
         return read_at(self._file.fileno(), offset, size)
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes of the tar at this place; how many there were.
+        """Fill `into` with the bytes of the tar at this offset, and return how many there were.
 
         Raises:
             OSError: They could not be read.
@@ -328,20 +331,20 @@ class ShardReader:
         return read
 
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
-        """`MemberTable.members_with`, kept while the shard is open."""
+        """The result of `MemberTable.members_with`, which is kept while the shard is open."""
         if suffixes not in self._members_with:
             self._members_with[suffixes] = self.table.members_with(suffixes)
         return self._members_with[suffixes]
 
     def will_need(self, start_sample: int, stop_sample: int) -> None:
-        """Let the system fetch these samples in the background; it may ignore that."""
+        """Ask the system to fetch these samples in the background; it may ignore this."""
         offset, length = self.table.extent_of(start_sample, stop_sample)
         if length and hasattr(os, "posix_fadvise"):
             with suppress(OSError):
                 os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Give the file descriptor back; no other thread may be reading."""
+        """Close the file descriptor; no other thread may be reading."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -351,7 +354,7 @@ class ShardReader:
         self.close()
 
     def _changed(self, size: int) -> IndexMismatchError:
-        """The error for a shard that is another one now, of this size."""
+        """The error for a shard that has changed and now has this size."""
         what = f"it has {size} bytes, {self.table.file_size} by its member table"
         if size == self.table.file_size:
             what = "it was written to after its members were listed"
@@ -361,12 +364,12 @@ class ShardReader:
         )
 
     def _damaged(self, what: str, sample: int, suffix: str, offset: int) -> DamagedShardError:
-        """The error for a member that cannot be read as it was."""
+        """The error for a damaged member, with its name and offset."""
         member = f"{self.table.key(sample)}.{suffix}"
         return damaged(f"(member {member!r}, sample {sample}) {what}", self._url, offset)
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """The array, made read-only."""
+    """The array itself, made read-only."""
     values.setflags(write=False)
     return values

@@ -1,9 +1,9 @@
-"""Files of the cache folder: private to this user, and believed for that reason alone.
+"""Files of the cache folder, which must be private to this user to be believed.
 
-What is in the cache says how many samples a shard holds and where they are, and nothing checks it
-against the shard but size and time. So no other user may have written it: the cache folder, all
-folders below and each file belong to this user (or to root) and nobody else may write them. What
-lies above the cache folder is the system's, and not looked at.
+The cache says how many samples a shard holds and where they are, and is checked only against the
+size and time of the shard. So no other user may have written it: the cache folder, all folders
+below it and each file belong to this user (or to root), and no one else may write them. Folders
+above the cache folder are the system's business and are not checked.
 """
 
 import os
@@ -27,11 +27,11 @@ def open_private(root: Path, path: Path) -> int | None:
 
     Args:
         root: the cache folder, which may be a link of this user.
-        path: of the file, below `root`; nothing below may be a link.
+        path: path of the file, below `root`; no part of it below `root` may be a link.
 
     Raises:
-        FileAccessError: It, or a folder that it is in, is another user's or could have been written
-            by one; or it is no regular file or cannot be opened.
+        FileAccessError: The file, or a folder that it is in, is another user's or could have been
+            written by one; or it is not a regular file or cannot be opened.
     """
     if not all(_is_there(folder, root) for folder in _folders(root, path)):
         return None
@@ -48,7 +48,7 @@ def open_private(root: Path, path: Path) -> int | None:
 
 
 def write_private(root: Path, path: Path, data: bytes | bytearray) -> None:
-    """Put a file into the cache in one step; folders that are not there are made.
+    """Put a file into the cache in one step; missing folders are made.
 
     Raises:
         FileAccessError: A folder is another user's or open to others, or the file is not written.
@@ -58,20 +58,20 @@ def write_private(root: Path, path: Path, data: bytes | bytearray) -> None:
         folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
     for folder in _folders(root, path):
         if not _is_there(folder, root):
-            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may be as far
+            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
             _is_there(folder, root)
     with new_file(path, mode=_FILE_MODE) as file:
         file.write(data)
 
 
 def _folders(root: Path, path: Path) -> list[Path]:
-    """The cache folder and those on the way down to a file in it."""
+    """The cache folder and the folders below it that lead to a file."""
     depth = len(path.parts) - len(root.parts)
     return list(reversed(path.parents[:depth]))
 
 
 def _is_there(folder: Path, root: Path) -> bool:
-    """Whether there is such a folder, which then is private to this user."""
+    """Whether the folder exists; it must then be private to this user."""
     try:
         name = target = folder.lstat()
         if stat.S_ISLNK(name.st_mode):

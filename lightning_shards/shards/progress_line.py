@@ -1,4 +1,4 @@
-"""The door to tqdm: what counts shards or measurements on a terminal, and is silent elsewhere."""
+"""Progress lines and bars by tqdm, which show on a terminal and are silent elsewhere."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -12,10 +12,10 @@ from tqdm import tqdm
 class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] only its stubs take one
     """A bar of this process alone.
 
-    Its lock is a thread's: tqdm's own would decide for the whole program how processes start.
+    Its lock is between threads: tqdm's own lock would fix the start method of all processes.
     """
 
-    monitor_interval = 0  # no thread beside it: each step draws by itself
+    monitor_interval = 0  # no monitor thread: each step draws by itself
 
 
 cast("Any", _Bar).set_lock(RLock())
@@ -23,17 +23,17 @@ cast("Any", _Bar).set_lock(RLock())
 
 @contextmanager
 def progress_line(
-    verb: str, total: int, place: str, *, show: bool | None = None
+    verb: str, total: int, where: str, *, show: bool | None = None
 ) -> Generator[Callable[[], object], None, None]:
     """A function to call after each shard: it draws `counted 3 of 12 shards in /data`.
 
-    `show=None` draws only on a terminal. The line ends with the block, by an error too.
+    `show=None` draws only on a terminal. The line ends when the block ends, also by an error.
     """
     if not _is_shown(show):
         yield lambda: None
         return
-    text = f"{verb} {{n}} of {{total}}{{desc}}"  # a place may have braces
-    with _Bar(total=total, desc=f" shards in {place or '.'}", bar_format=text, miniters=1) as bar:
+    text = f"{verb} {{n}} of {{total}}{{desc}}"  # the folder may contain braces
+    with _Bar(total=total, desc=f" shards in {where or '.'}", bar_format=text, miniters=1) as bar:
         yield bar.update
 
 
@@ -43,7 +43,7 @@ def progress_bar(
 ) -> Generator[Callable[[str], None], None, None]:
     """A function to call as each task begins: `[######......] 2 of 4: reading, 00:12 left`.
 
-    `show=None` draws only on a terminal. Nothing of it is left behind the block.
+    `show=None` draws only on a terminal. The bar is erased when the block ends.
     """
     if not _is_shown(show):
         yield lambda _: None

@@ -1,7 +1,7 @@
-"""Opening the files of a data set: each must be a regular file, and small ones have a limit.
+"""Opening and reading of regular files; everything else in a data set is refused.
 
-A fifo would make the reader wait for ever, a device could give bytes without end, and a folder ends
-in an error that names neither the shard nor a remedy.
+A fifo would make the reader wait for ever, a device could give bytes without end, and the system's
+error for a folder names neither the shard nor a remedy.
 """
 
 import errno
@@ -33,15 +33,15 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A file descriptor of a regular file, which the caller closes.
 
     Args:
-        path: what to open; links are followed unless `flags` has `O_NOFOLLOW`.
-        flags: of `os.open`.
+        path: path of the file; links are followed unless `flags` has `O_NOFOLLOW`.
+        flags: flags of `os.open`.
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or this process may not or cannot open it.
+        FileAccessError: It is not a regular file, or this process may not or cannot open it.
     """
     try:
-        # without O_NONBLOCK a fifo would be waited for
+        # Without O_NONBLOCK this would wait for the other end of a fifo.
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except FileNotFoundError as error:
         raise absent(path) from error
@@ -75,18 +75,18 @@ def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
 
 
 def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
-    """Size in bytes and time of change in ns: what tells that a shard is still the same."""
+    """Size in bytes and time of change in ns, by which an unchanged shard is recognised."""
     status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
     return status.st_size, status.st_mtime_ns
 
 
 def absent(path: str | PathLike[str]) -> ShardNotFoundError:
-    """The error for a file that is not there."""
+    """The error for a file that does not exist."""
     return ShardNotFoundError(f"{path} does not exist; check the path and the mount")
 
 
 def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
-    """The error for what is no regular file, by the mode that `stat` gives."""
+    """The error for a path that is not a regular file, by the mode that `stat` gives."""
     kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
     return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")
 
@@ -97,7 +97,7 @@ def _not_opened(path: str | PathLike[str], flags: int, error: OSError) -> FileAc
     except OSError:
         mode = stat.S_IFREG
     is_followed = stat.S_ISLNK(mode) and not flags & os.O_NOFOLLOW
-    # a socket cannot be opened, a folder not for writing
+    # A socket cannot be opened at all, and a folder cannot be opened for writing.
     if stat.S_IFMT(mode) in _KINDS and not is_followed:
         return irregular(path, mode)
     remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")

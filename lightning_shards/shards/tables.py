@@ -1,11 +1,11 @@
-"""Member tables kept between runs: one memory-mapped file per shard, in the cache folder.
+"""The store of member tables: one memory-mapped file (sidecar) per shard, in the cache folder.
 
-All processes of a machine share the pages of such a sidecar. It is a convenience and nothing else:
-it holds only while the shard has the size and time of change that it was made from, a damaged one
-is made anew, one that cannot be written stays in memory. Any number of processes may write it;
-readers see a whole file or none. The format, all numbers little-endian::
+All processes of a machine share the pages of a sidecar. It only saves time: it holds while the
+shard has the size and time of change that it was made from, a damaged one is made again, and a
+table that cannot be written stays in memory. Any number of processes may write a sidecar; readers
+see a whole file or none. The format, all numbers little-endian::
 
-    magic 8 · version u4 · crc32 of all that follows u4 · bytes of JSON u8
+    magic 8 · version u4 · crc32 of all that follows u4 · length of the JSON in bytes u8
     JSON: sizes of the arrays, stamp of the shard, suffixes; filled up with spaces to 8 bytes
     the arrays of `MemberTable`, widest items first, so that each one is aligned
 """
@@ -44,14 +44,14 @@ _log = logging.getLogger(__name__)
 class TableStore:
     """The member tables of local shards, made on first use.
 
-    Nothing is held open: a caller keeps the tables that it uses, each with one memory map (and its
-    file descriptor). Picklable, with the tables that could not be written.
+    The store holds no file open: callers keep the tables that they use, each with one memory map
+    (and its file descriptor). It is picklable, with the tables that could not be written.
 
     Args:
         cache_dir: default `~/.cache/lightning_shards`; the sidecars lie in its folder `members`.
-        with_crc32: whether scans read every byte; a table that has no crc32s is then made anew, and
-            the crc32s of a shard that was written again are replaced. Only who indexes or writes
-            shards asks for it: a run holds a shard against the checksums that there are.
+        with_crc32: whether scans read every byte. A table without crc32s is then made again, and
+            the crc32s of a shard that was written again are replaced. Only the tools that index
+            or write shards set it: a run checks a shard against the existing checksums.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class TableStore:
     def table_of(
         self, path: str | os.PathLike[str], *, expected_samples: int | None = None
     ) -> MemberTable:
-        """The table of a shard as it is now; `expected_samples` is what the run's index says.
+        """The table of a shard as it is now; `expected_samples` is its count in the run's index.
 
         A shard that was written again is scanned again.
 
         Raises:
             ShardNotFoundError: There is no such file.
             FileAccessError: The kept table, or a folder of the cache, could be another user's work.
-            DamagedShardError: It had to be scanned and is not one whole tar archive, or has the
-                same members as before and other bytes in them.
-            IndexMismatchError: It holds another number of samples than expected.
+            DamagedShardError: The shard had to be scanned and is not one whole tar archive, or has
+                the same members as before and other bytes in them.
+            IndexMismatchError: The shard holds another number of samples than expected.
         """
         url = os.fspath(path)
         table = self.kept_table(url)
@@ -88,13 +88,13 @@ class TableStore:
         return table
 
     def has_current(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the table of this shard is there, so that it need not be scanned."""
+        """Whether there is a current table of this shard, so that it need not be scanned."""
         url = os.fspath(path)
         table = self.kept_table(url)
         return table is not None and self._is_current(table, url)
 
     def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
-        """The table that is kept of this shard, in whatever state the shard was then.
+        """The stored table of this shard, even if the shard has changed since.
 
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
@@ -108,7 +108,7 @@ class TableStore:
             return None
 
     def sidecar_of(self, path: str | os.PathLike[str]) -> Path:
-        """Where the table of this shard is kept; the folder's name gives nothing away.
+        """The path of this shard's sidecar; its folder is named by a hash.
 
         Raises:
             RuntimeError: The cache is in a home folder, and this user has none.
@@ -118,13 +118,12 @@ class TableStore:
         return self._cache_dir.expanduser() / "members" / digest / f"{name}.members"
 
     def _is_current(self, table: MemberTable, url: str) -> bool:
-        """Whether the table says all that is asked for, of the shard as it is."""
+        """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
         lacks_crc32 = self._with_crc32 and table.crc32 is None
-        # that there is no sample is never believed: such a shard is scanned in no time
+        # An empty table is never believed: scanning such a shard takes no time.
         return table.num_samples > 0 and table.stamp == shard_stamp(url) and not lacks_crc32
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
-        """Scan the shard and keep its table."""
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(url, with_crc32=self._with_crc32 or had_crc32)
         if old is not None and not old.has_same_members(table):
@@ -143,7 +142,7 @@ class TableStore:
         return table
 
     def _keep(self, url: str, table: MemberTable) -> None:
-        """Write the sidecar, or remember the table."""
+        """Write the sidecar; if that fails, keep the table in memory."""
         name = str(Path(url).absolute())
         try:
             write_table(self.sidecar_of(url), table, self._cache_dir.expanduser())
@@ -161,7 +160,7 @@ class TableStore:
 def build_tables(
     paths: Sequence[str], store: TableStore, *, show_progress: bool | None = None
 ) -> None:
-    """Make the tables that the store lacks; what is done stays done if a shard is damaged.
+    """Make the tables that the store lacks; finished ones stay if a later shard is damaged.
 
     `show_progress` draws a line on stderr; None does so on a terminal.
 
@@ -173,8 +172,8 @@ def build_tables(
     if not missing:
         return
     folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
-    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
-    with progress_line("listed", len(missing), place, show=show_progress) as step:
+    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    with progress_line("listed", len(missing), where, show=show_progress) as step:
         for path in missing:
             store.table_of(path)
             step()
@@ -198,18 +197,18 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
 def write_table(path: Path, table: MemberTable, cache_dir: Path | None = None) -> None:
     """Put the table at `path` in one step; a reader sees the old file, the new one or none.
 
-    `cache_dir` is the folder that holds the cache; None: the one that `path` is in.
+    `cache_dir` is the cache folder; None stands for the folder of `path`.
     """
     write_private(cache_dir or path.parent, path, _packed(table))
 
 
 def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
-    """The table in a sidecar, mapped and not copied; None if there is none, or a damaged one.
+    """The table in a sidecar, mapped and not copied; None if it is absent or damaged.
 
-    `cache_dir` is the folder that holds the cache; None: the one that `path` is in.
+    `cache_dir` is the cache folder; None stands for the folder of `path`.
 
     Raises:
-        FileAccessError: It is no regular file, or could be another user's work.
+        FileAccessError: It is not a regular file, or could be another user's work.
     """
     sidecar = open_private(cache_dir or path.parent, path)
     if sidecar is None:
@@ -217,9 +216,9 @@ def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
     try:
         with os.fdopen(sidecar, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                raise _Unusable("is empty")  # and cannot be mapped
+                raise _Unusable("is empty")  # an empty file cannot be mapped
             return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError, RecursionError) as error:  # the last two: hostile JSON
+    except (OSError, ValueError, RecursionError) as error:  # hostile JSON gives the last two
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise FileAccessError(
                 f"the member table {path} cannot be opened: {error.strerror}; raise the limit of "
@@ -230,7 +229,7 @@ def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
 
 
 class _Unusable(ValueError):  # noqa: N818 - a signal within this module, never seen outside
-    """Why a sidecar is taken for absent."""
+    """The reason why a sidecar is treated as absent."""
 
 
 def _packed(table: MemberTable) -> bytearray:
@@ -270,7 +269,7 @@ def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 def _unpacked(data: mmap.mmap) -> MemberTable:
-    """The table in these bytes, once their checksum and all positions in them are found right."""
+    """The table in these bytes, after a check of their checksum and of all positions in them."""
     if len(data) < _PREFIX.size:
         raise _Unusable("it is cut short")
     magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
@@ -279,7 +278,7 @@ def _unpacked(data: mmap.mmap) -> MemberTable:
     if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
         raise _Unusable("it is damaged: its checksum does not match")
     if header_bytes % _ALIGNMENT:
-        raise _Unusable("its arrays are not aligned")  # and could not be read item by item
+        raise _Unusable("its arrays are not aligned")  # numpy could not read its items
     position = _PREFIX.size + header_bytes
     facts = _facts(json.loads(data[_PREFIX.size : position]))
     columns = _columns(facts)
@@ -316,7 +315,7 @@ def _facts(content: object) -> dict[str, Any]:
 
 
 def _is_sound(table: MemberTable) -> bool:
-    """Whether every number in the table points into what it belongs to."""
+    """Whether every number in the table lies within the array or file that it points into."""
     offsets, sizes, size = table.offsets, table.sizes, table.file_size
     if ((offsets < 0) | (sizes < 0) | (offsets > size) | (sizes > size)).any():
         return False
@@ -331,5 +330,5 @@ def _is_sound(table: MemberTable) -> bool:
 
 
 def _cuts(starts: NDArray[np.int64], length: int) -> bool:
-    """Whether these positions cut a list of this length into pieces."""
+    """Whether these positions cut a list of this length into consecutive pieces."""
     return bool(starts[0] == 0 and starts[-1] == length and (starts[:-1] <= starts[1:]).all())

@@ -1,8 +1,8 @@
-"""From what a user writes to a list of shards: braces, `::` lists, wildcards, `file:` URLs.
+"""Expansion of the user's patterns into a list of shards: braces, `::`, wildcards, `file:` URLs.
 
-A string that names shards may come from a YAML file, so nothing here opens one, and what could run
-a program when opened (`pipe:`) is refused before it gets anywhere. webdataset decides by the scheme
-of a URL how to open it; a local path that merely looks like a URL is therefore written with `./`.
+Patterns may come from a YAML file, so nothing here opens a shard, and a URL that would run a
+program when opened (`pipe:`) is refused at once. webdataset decides by the scheme of a URL how to
+open it; a local path that merely looks like a URL is therefore written with `./`.
 """
 
 # Shards are strings: pathlib would take off the leading ./ that keeps them local.
@@ -85,7 +85,7 @@ def redact(url: str) -> str:
         return url if _scheme(url) else _without_inner(url)
     scheme, _, rest = url.strip().partition(":")
     if scheme.lower() == "pipe":
-        # up to a "=", too: the first word may set a variable, TOKEN=secret curl ...
+        # Stop at a "=", too: the first word may set a variable, as in TOKEN=secret curl ...
         program = re.split(r"[\s=]", rest.strip(), maxsplit=1)[0]
         return f"{scheme}:{program} ..."
     rest = re.split(r"[?#]", rest, maxsplit=1)[0]
@@ -102,7 +102,7 @@ def _without_inner(text: str) -> str:
 
 
 def redact_pattern(pattern: str) -> str:
-    """Several patterns joined by `::` as messages may show them, each as `redact` has it."""
+    """Patterns joined by `::` as messages may show them: `redact` is applied to each."""
     return "::".join(map(redact, split_joined(pattern)))
 
 
@@ -110,7 +110,7 @@ def split_url(url: str) -> tuple[str, str]:
     """Folder and file name of a shard, without user, password and query.
 
     The folder of `000.tar` is the empty string. A `pipe:` URL has the folder `pipe:` and the whole
-    command for a name, which only ever gets compared and hashed.
+    command as its name, which is only compared and hashed.
     """
     if _scheme(url) == "pipe":
         return "pipe:", url
@@ -121,23 +121,23 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def split_joined(pattern: str) -> list[str]:
-    """The patterns that `::` joins; the one in the brackets of an IPv6 address joins nothing."""
-    joints = [found.span() for found in _JOINT.finditer(pattern) if found[0] == "::"]
+    """The patterns that `::` joins; a `::` in the brackets of an IPv6 address joins nothing."""
+    joints = [match.span() for match in _JOINT.finditer(pattern) if match[0] == "::"]
     starts = [0, *(stop for _, stop in joints)]
     stops = [*(start for start, _ in joints), len(pattern)]
     return [pattern[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
 def missing_shards(urls: Sequence[str]) -> list[str]:
-    """The local shards among expanded urls that are not files, each once."""
+    """The local shards among expanded urls that do not exist as files, each once."""
     return [url for url in dict.fromkeys(urls) if is_local(url) and not os.path.isfile(url)]
 
 
 def require_local_shards(urls: Sequence[str]) -> None:
-    """Refuse expanded urls of which a local one is no file.
+    """Refuse expanded urls if a local one is not a file.
 
     Raises:
-        ShardNotFoundError: It names the first few, how many of how many, and what to look at.
+        ShardNotFoundError: Local shards are missing; the error names the first few.
         FileAccessError: One is a fifo, a socket, a device or a folder, or may not be looked at.
     """
     missing = missing_shards(urls)
@@ -145,7 +145,7 @@ def require_local_shards(urls: Sequence[str]) -> None:
         return
     for url in missing:
         with suppress(ShardNotFoundError):
-            os.close(open_regular(url))  # which says what it is
+            os.close(open_regular(url))  # its error says what is there
     named = ", ".join(missing[:_NUM_NAMED])
     more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
     folder = os.path.dirname(missing[0]) or "."
@@ -166,7 +166,7 @@ def _scheme(url: str) -> str:
 
 
 def _require_countable(parts: Sequence[str]) -> None:
-    """Refuse braces that stand for too many shards, before any are expanded."""
+    """Refuse braces that stand for too many shards before any are expanded."""
     total = 0
     for part in parts:
         if "{" in part:
@@ -187,8 +187,7 @@ def _require_countable(parts: Sequence[str]) -> None:
 
 
 def _braces(pattern: str) -> Iterator[str]:
-    """The pattern with its braces expanded."""
-    with suppress(ValueError):  # it holds the whole URL, so it is not even the context of ours
+    with suppress(ValueError):  # its message holds the whole URL, so it must not become context
         yield from expand_braces(pattern)
         return
     raise UrlError(
@@ -198,7 +197,7 @@ def _braces(pattern: str) -> Iterator[str]:
 
 
 def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
-    """The shards of one URL without braces: itself, or the files that its wildcards match."""
+    """The shards of one URL without braces: the URL itself, or the files its wildcards match."""
     scheme = _scheme(url)
     if scheme == "pipe":
         return [_checked_pipe(url, allow_pipe=allow_pipe)]
@@ -225,7 +224,7 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse schemes nobody opens, and characters that curl and gsutil would expand themselves."""
+    """Refuse unknown schemes, and characters that curl and gsutil would expand themselves."""
     if scheme == "s3":
         raise UrlError(
             f"{redact(url)!r}: s3 is not read yet; use presigned https:// urls, or "
@@ -293,7 +292,7 @@ def _resolve_local(path: str) -> list[str]:
 
 
 def _plain(path: str) -> str:
-    """The path such that webdataset can take it for nothing but a file (`-` is its stdin)."""
+    """The path, written so that webdataset can only take it for a file (`-` is its stdin)."""
     looks_special = ":" in path or path == "-"
     return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path
 
@@ -301,15 +300,15 @@ def _plain(path: str) -> str:
 def require_hosts(urls: Sequence[str]) -> None:
     """Check that the hosts of http(s) URLs have an address, unless a proxy would look them up.
 
-    curl, which reads such shards, tries an unknown host again for a minute.
+    curl, which reads such shards, would try an unknown host again for a minute.
 
     Raises:
-        ShardNotFoundError: A host has none.
+        ShardNotFoundError: A host has no address.
     """
     proxies = getproxies()
     parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
-    for scheme, place in parts:
-        host = urlsplit(f"//{place}").hostname
+    for scheme, address in parts:
+        host = urlsplit(f"//{address}").hostname
         if scheme in proxies or not host:
             continue
         try:

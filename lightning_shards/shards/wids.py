@@ -5,8 +5,8 @@ This package writes it so::
     {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "train", "shardlist": [
         {"url": "000.tar", "md5sum": "0123456789abcdef...", "nsamples": 30, "filesize": 20480}]}
 
-Other programs leave fields out, and a damaged file may hold anything, so that readers take each
-value only after they have looked at its type.
+Other programs leave fields out, and a damaged file may hold anything, so readers check the type of
+each value before they use it.
 """
 
 import json
@@ -32,7 +32,7 @@ class CountedShard(NamedTuple):
 def shard_entries(content: object) -> list[dict[str, Any]] | None:
     """The entries of all shards, as they are in the file; None if there is no list of them.
 
-    An empty entry stands in place of one that is no JSON object.
+    An entry that is not a JSON object is replaced by an empty one.
     """
     listed = json_object(content).get("shardlist")
     return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
@@ -50,7 +50,7 @@ def counted_shards(content: object) -> Iterator[CountedShard]:
 
 
 def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
-    """What an entry says; None if it does not count the samples of a shard."""
+    """The path, samples and size in an entry; None if it does not count the samples."""
     url, samples, size = entry.get("url"), entry.get("nsamples"), entry.get("filesize")
     if not isinstance(url, str) or not is_count(samples):
         return None
@@ -58,7 +58,7 @@ def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
 
 
 def wids_entry(name: str, samples: int, size_bytes: int, md5: str | None) -> dict[str, str | int]:
-    """The entry of a shard that lies beside the file, so that the folder may move."""
+    """The entry of a shard beside the index: it has no folder, so the folder may move."""
     checksum = {} if md5 is None else {"md5sum": md5}
     return {"url": name} | checksum | {"nsamples": samples, "filesize": size_bytes}
 

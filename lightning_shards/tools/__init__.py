@@ -1,1 +1,1 @@
-"""One thin file per command of `lightning-shards`; the only layer that prints."""
+"""The commands of `lightning-shards`, one thin file each; this is the only layer that prints."""

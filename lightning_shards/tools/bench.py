@@ -1,4 +1,4 @@
-"""`lightning-shards bench`: the loader alone, the trainer alone, both, and the setting to take."""
+"""`lightning-shards bench`: measures loader, trainer and both, and names the setting to take."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ _LIGHTNING: Final = ("lightning.pytorch", "lightning.fabric")
 
 
 class _Subject(NamedTuple):
-    """What is measured; there is no fit for bare shards."""
+    """The data and the fit to measure; for bare shards there is no fit."""
 
     data: "pl.LightningDataModule"
     fit: "Fit | None"
@@ -102,13 +102,13 @@ def _parser() -> ArgumentParser:
 
 def _bench(options: Namespace) -> int:
     _check(options)
-    from lightning_shards.profiling.measuring import take_batch  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.profiling.measuring import take_batch
 
     with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, _quiet():
         subject = _subject(options, folder)
         rows = _settings(options, subject)
         _leave_workers_out(subject.data)
-        batch = take_batch(subject.data)  # what is wrong with the data shows here
+        batch = take_batch(subject.data)  # faults of the data show here
         trainer = _measure(subject, batch, rows, options)
     about = _about(options, subject, batch)
     if options.plot is not None:
@@ -121,7 +121,7 @@ def _bench(options: Namespace) -> int:
 
 
 def _check(options: Namespace) -> None:
-    """Refuse what cannot be measured before anything heavy is imported."""
+    """Refuse options that cannot work, before any slow import."""
     if not 0 < options.seconds < float("inf"):
         raise ConfigError(f"--seconds must be above 0, got {options.seconds:g}")
     for option, least in (("repeats", 1), ("batch_size", 1), ("image_size", 0)):
@@ -147,7 +147,7 @@ def _numbers(text: str | None, option: str, least: int) -> list[int]:
 
 
 def _subject(options: Namespace, folder: str) -> _Subject:
-    from lightning_shards.tools import bench_config  # noqa: PLC0415 --help needs no torch
+    from lightning_shards.tools import bench_config
 
     if options.urls:
         return _Subject(bench_config.module_of_shards(options), None)
@@ -162,8 +162,8 @@ def _subject(options: Namespace, folder: str) -> _Subject:
 
 
 def _settings(options: Namespace, subject: _Subject) -> list[Runs]:
-    """A row for each setting; the configured one is always among them."""
-    from lightning_shards.tools.bench_settings import (  # noqa: PLC0415 --help needs no torch
+    """A row for each setting, of which one is the configured setting."""
+    from lightning_shards.tools.bench_settings import (
         current_setting,
         list_settings,
     )
@@ -182,7 +182,7 @@ def _settings(options: Namespace, subject: _Subject) -> list[Runs]:
 
 
 def _doubled(most: int) -> list[int]:
-    """0, 1, 2, 4, ... and the last.
+    """The numbers 0, 1, 2, 4, ... and `most`.
 
     >>> _doubled(6)
     [0, 1, 2, 4, 6]
@@ -191,8 +191,8 @@ def _doubled(most: int) -> list[int]:
 
 
 def _leave_workers_out(data: "pl.LightningDataModule") -> None:
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
-    from lightning_shards.tools.bench_settings import Setting, apply_setting  # noqa: PLC0415
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.bench_settings import Setting, apply_setting
 
     if isinstance(data, ShardDataModule):
         apply_setting(data, Setting("inline", 0))
@@ -201,8 +201,8 @@ def _leave_workers_out(data: "pl.LightningDataModule") -> None:
 def _measure(
     subject: _Subject, batch: "OneBatch", rows: Sequence[Runs], options: Namespace
 ) -> "list[Measurement]":
-    """Fill the rows, one run of each after the other; the runs of the trainer alone."""
-    from lightning_shards.profiling import measuring  # noqa: PLC0415 --help needs no torch
+    """Fill the rows, one run of each in turn, and return the runs of the trainer alone."""
+    from lightning_shards.profiling import measuring
 
     span, fit = measuring.Timing.of(options.seconds), subject.fit
     trainer: list[Measurement] = []
@@ -229,13 +229,13 @@ def _add_run(
     windows: "list[Measurement]",
     measure: "Callable[[], Measurement]",
 ) -> None:
-    """Measure with this setting, or keep why it cannot be."""
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
-    from lightning_shards.tools.bench_settings import apply_setting  # noqa: PLC0415
+    """Measure with this setting, or note why it cannot be used."""
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.bench_settings import apply_setting
 
     if runs.refused is not None:
         return
-    # a DataLoader refuses its settings by ValueError
+    # A DataLoader refuses its settings by ValueError.
     refusals = (ConfigError, WorkerError) if isinstance(data, ShardDataModule) else (ValueError,)
     try:
         apply_setting(data, runs.setting)
@@ -245,7 +245,7 @@ def _add_run(
 
 
 def _fitted(measure: "Callable[[], Measurement]") -> "Measurement":
-    """A fit that Ctrl-C ends: Lightning leaves by SystemExit."""
+    """Measure a fit; Ctrl-C in it, which Lightning turns into SystemExit, ends the command."""
     try:
         return measure()
     except SystemExit as error:
@@ -253,7 +253,6 @@ def _fitted(measure: "Callable[[], Measurement]") -> "Measurement":
 
 
 def _about(options: Namespace, subject: _Subject, batch: "OneBatch") -> dict[str, Any]:
-    """What was measured, and where."""
     names = ("torch", "lightning", "lightning-shards")
     return {
         "config": [str(path) for path in options.config or ()],
@@ -282,8 +281,8 @@ def _heading(about: dict[str, Any]) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """What Lightning tells of each fit is left out; what a model prints goes to stderr."""
-    import_module("lightning.pytorch")  # which sets the levels of its loggers
+    """Silence Lightning's messages about each fit, and send prints of a model to stderr."""
+    import_module("lightning.pytorch")  # the import sets the levels of its loggers
     loggers = [logging.getLogger(name) for name in _LIGHTNING]
     levels = [logger.level for logger in loggers]
     with redirect_stdout(sys.stderr), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What `bench` measures: the fit of a configuration, made but not run, or shards alone."""
+"""The subject of `bench`: the fit of a configuration, made but not run, or shards alone."""
 
 import sys
 from argparse import Namespace
@@ -30,25 +30,25 @@ _WRITES_NOTHING = (
     "enable_progress_bar=false", "enable_model_summary=false", "barebones=false",
 )  # fmt: skip
 _TRAINS_ON = (
-    # not -1: schedulers ask for the number of steps
+    # max_epochs is not -1, because schedulers need the number of steps
     "max_epochs=1000000", "max_steps=-1", "min_epochs=null", "min_steps=null", "max_time=null",
     "fast_dev_run=false", "overfit_batches=0", "limit_train_batches=1.0", "limit_val_batches=0",
     "num_sanity_val_steps=0", "val_check_interval=1.0", "check_val_every_n_epoch=1",
     "reload_dataloaders_every_n_epochs=0",
 )  # fmt: skip
 _NOMINAL_SIZE = 1_000_000
-"""Samples of a resampled epoch of bare shards, so that nobody has to count them."""
+"""Samples of a resampled epoch of bare shards, so that they need not be counted."""
 
 
 class _RefusedError(Exception):
-    """What the parser says of settings; ConfigError would be taken for one about the data."""
+    """The parser's error about settings; a ConfigError would be taken for one about the data."""
 
 
 class _OneLineParser(ShardArgumentParser):
-    """A parser that raises."""
+    """A parser that raises its errors instead of exiting."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Key, rule and value where they are about the data, else all of the message."""
+        """Raise key, rule and value if the error is about the data, otherwise the whole message."""
         plain = message if ex is None else plain_message(ex)
         raise _RefusedError(plain if plain.startswith("data") else message) from ex
 
@@ -57,14 +57,14 @@ class _FitAsConfigured(ShardCLI):
     """A fit that is made and not run, with a trainer that has no callbacks."""
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """A trainer; each call makes another one."""
+        """A new trainer for each call."""
         try:
             return LightningCLI.instantiate_trainer(self, **kwargs)
         except (MisconfigurationException, ValueError) as error:
             self._parser(self.subcommand).error(f"trainer: {error}")
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
+        """Do not run the subcommand."""
 
 
 def configured_fit(
@@ -75,17 +75,17 @@ def configured_fit(
     model_class: str | None = None,
     data_class: str | None = None,
 ) -> Fit:
-    """What `fit` would train with these files and options, the models of this folder among them.
+    """The fit that `fit` would run with these files and options; models may be of this folder.
 
     Args:
-        configs: files of LightningCLI, laid over each other.
+        configs: configuration files of LightningCLI; later ones override earlier ones.
         options: options of LightningCLI.
-        folder: root folder of the trainer, for whatever the model writes.
-        model_class: import path of the model's class, where the configuration does not name it.
-        data_class: likewise of the data module.
+        folder: root folder of the trainer, for files that the model writes.
+        model_class: import path of the model's class, if the configuration does not name it.
+        data_class: import path of the data module's class, if the configuration does not name it.
 
     Raises:
-        ConfigError: it is not the fit of one rank.
+        ConfigError: it is not a fit of one rank.
     """
     sys.path.insert(0, str(Path.cwd()))
     model = model_class and _load_class(model_class, "--model-class")
@@ -120,14 +120,14 @@ def _require_one_rank(world_size: int) -> None:
 
 
 def _arguments(configs: Sequence[Path], options: Sequence[str], folder: str) -> list[str]:
-    """What the user asked for stands behind one rank, and before all that keeps folders as is."""
+    """The user's options override those for one rank; the overrides of `bench` come last."""
     ours = (*_WRITES_NOTHING, *_TRAINS_ON, f"default_root_dir={folder}")
     return [
         "fit",
         *(f"--config={path}" for path in configs),
-        *(f"--trainer.{each}" for each in _ONE_RANK),
+        *(f"--trainer.{override}" for override in _ONE_RANK),
         *options,
-        *(f"--trainer.{each}" for each in ours),
+        *(f"--trainer.{override}" for override in ours),
         "--ckpt_path=null",
     ]
 
@@ -167,12 +167,12 @@ def module_of_shards(options: Namespace) -> ShardDataModule:
 
 def _load_class(path: str, option: str) -> type:
     try:
-        found = resolve_name(path)
+        loaded = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{option}={path} cannot be imported: {error}") from error
-    if not isinstance(found, type):
+    if not isinstance(loaded, type):
         raise ConfigError(f"{option}={path} is no class")
-    return found
+    return loaded
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -186,7 +186,6 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _first_suffixes(urls: Sequence[str]) -> list[str]:
-    """The suffixes of the first sample of all shards."""
     for sample in _first_samples(urls):
         return [name for name in sample if not name.startswith("__")]
     raise ConfigError(f"the {len(urls)} shards of --urls hold no sample")

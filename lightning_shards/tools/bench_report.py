@@ -1,4 +1,4 @@
-"""What `bench` found: medians with their spread, the setting to take, a table and a picture."""
+"""The report of `bench`: medians with their spread, the setting to take, a table and a plot."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_shards.tools.bench_settings import Setting
 
 GOOD_ENOUGH = 0.95
-"""Share of the best rate from which on a cheaper setting is taken: runs differ by as much."""
+"""A cheaper setting is taken from this share of the best rate on: runs differ by as much."""
 
 REST = "rest"
 
@@ -35,14 +35,14 @@ class Spread(NamedTuple):
 
 @dataclass
 class Runs:
-    """What was measured with one setting, run by run; for the trainer alone `loader` stays empty.
+    """The runs with one setting.
 
     Attributes:
         setting: where batches were made.
-        is_configured: whether the configuration says so.
+        is_configured: whether this is the setting of the configuration.
         loader: runs of the loader alone.
         both: runs of the fit.
-        refused: why it cannot be.
+        refused: reason why the setting cannot be used; None if it can.
     """
 
     setting: "Setting"
@@ -58,7 +58,7 @@ class Runs:
 
     @property
     def judged(self) -> float:
-        """Median rate of the fit, or of the loader where nothing was trained."""
+        """Median rate of the fit, or of the loader if there is no fit."""
         return spread_of(self.both or self.loader).median
 
     @property
@@ -67,9 +67,9 @@ class Runs:
         return statistics.median(_throughput(window).wait_fraction for window in self.both)
 
     def stage_shares(self) -> dict[str, float]:
-        """Share of the workers' seconds of each stage, loader alone; empty if nobody knows.
+        """Each stage's share of the workers' seconds, loader alone; empty if unknown.
 
-        What is left of the seconds, bookkeeping and a stream's own stages, is the `rest`.
+        The `rest` is bookkeeping and a stream's own stages.
         """
         total = sum(window.totals.produce_s for window in self.loader)
         if not total:
@@ -90,7 +90,7 @@ class Advice(NamedTuple):
 
 
 def spread_of(windows: Sequence["Measurement"]) -> Spread:
-    """Median, least and most of the rates of these runs."""
+    """Median, minimum and maximum of the rates of these runs."""
     rates = [_throughput(window).trained for window in windows]
     return Spread(statistics.median(rates), min(rates), max(rates))
 
@@ -99,11 +99,11 @@ def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> A
     """The cheapest setting within 5 % of the best, and what limits it.
 
     Args:
-        rows: all settings.
+        rows: the runs of all settings.
         trainer: runs of the trainer alone; empty if there is none.
 
     Raises:
-        ConfigError: none of the settings can be run.
+        ConfigError: none of the settings can be used.
     """
     allowed = [runs for runs in rows if runs.refused is None]
     if not allowed:
@@ -141,7 +141,7 @@ def _largest_stage(runs: Runs) -> str:
 
 
 def command_line(setting: "Setting") -> str:
-    """The options that set it."""
+    """The command-line options for this setting."""
     if setting.pool in ("inline", "own"):
         return f"--data.num_workers={max(setting.num_workers, 0)}"
     pool = f"--data.num_workers={setting.num_workers} --data.loader.pool={setting.pool}"
@@ -151,7 +151,7 @@ def command_line(setting: "Setting") -> str:
 
 
 def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> str:
-    """The table; what was refused stands below it, with the reason."""
+    """The table, with refused settings and the reasons below it."""
     allowed = [runs for runs in rows if runs.refused is None]
     stages = list(allowed[0].stage_shares()) if allowed else []
     titles = ["workers", "loader alone", *(["both", "waited"] if trainer else []), *stages]
@@ -173,7 +173,7 @@ def as_text(heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]
 def as_document(
     about: Mapping[str, Any], rows: Sequence[Runs], trainer: Sequence["Measurement"]
 ) -> dict[str, Any]:
-    """The same for programs; rates are samples per second."""
+    """The report in plain values for programs; rates are samples per second."""
     advice = advise_settings(rows, trainer)
     return {
         **about,
@@ -190,13 +190,13 @@ def as_document(
 def save_bench_plot(
     path: str, heading: str, rows: Sequence[Runs], trainer: Sequence["Measurement"]
 ) -> None:
-    """Draw the rates of all settings, with least and most as bars, and the trainer as a band."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra: absent until a plot is asked for
+    """Draw the rates of all settings with error bars, and the trainer alone as a band."""
+    from matplotlib.figure import Figure
 
     allowed = [runs for runs in rows if runs.refused is None]
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    places = range(len(allowed))
+    positions = range(len(allowed))
     series = {"loader alone": [spread_of(runs.loader) for runs in allowed]}
     if trainer:
         series["both"] = [spread_of(runs.both) for runs in allowed]
@@ -207,8 +207,8 @@ def save_bench_plot(
         medians = [spread.median for spread in spreads]
         below = [spread.median - spread.least for spread in spreads]
         above = [spread.most - spread.median for spread in spreads]
-        axes.errorbar(places, medians, (below, above), fmt="o", capsize=4, label=label)
-    axes.set_xticks(places, [runs.name for runs in allowed], rotation=30, ha="right")
+        axes.errorbar(positions, medians, (below, above), fmt="o", capsize=4, label=label)
+    axes.set_xticks(positions, [runs.name for runs in allowed], rotation=30, ha="right")
     axes.set(ylabel="samples/s", ylim=(0, None))
     axes.set_title(heading, fontsize="small", wrap=True)
     axes.legend()

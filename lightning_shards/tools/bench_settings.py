@@ -1,4 +1,4 @@
-"""Where batches can be made, and how a data module is told so."""
+"""The settings that `bench` tries: kinds and numbers of workers, applied to a data module."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ PoolName = Literal["inline", "threads", "processes", "own"]
 
 _POOLS_BY_COST: tuple[PoolName, ...] = ("inline", "threads", "processes", "own")
 _UNKNOWN = -1
-"""The number of workers of a data module that cannot be told it."""
+"""The number of workers of a data module whose number cannot be set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where batches are made.
+    """The workers that make batches.
 
     Attributes:
-        pool: what workers are; `inline` goes with no workers, and only with none; `own` are those
+        pool: kind of workers; `inline` if and only if there are no workers; `own` for the workers
             of a data module that is not ours.
         num_workers: workers of the rank.
         threads_per_worker: threads in each worker process.
@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people: `2 processes x 3 threads`."""
+        """The setting as text, like `2 processes x 3 threads`."""
         if self.pool == "inline":
             return "0 (inline)"
         if self.num_workers == _UNKNOWN:
@@ -44,13 +44,13 @@ class Setting:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Grows with what it takes of the machine: what works first, then what holds it."""
+        """Sort key by use of the machine: threads at work, kind of workers, number of workers."""
         slots = self.num_workers * self.threads_per_worker
         return slots, _POOLS_BY_COST.index(self.pool), self.num_workers
 
 
 def current_setting(data: pl.LightningDataModule) -> Setting:
-    """Where batches are made now."""
+    """The current setting of a data module."""
     if not isinstance(data, ShardDataModule):
         num_workers = getattr(data, "num_workers", _UNKNOWN)
         return Setting("own", num_workers if type(num_workers) is int else _UNKNOWN)
@@ -61,9 +61,9 @@ def current_setting(data: pl.LightningDataModule) -> Setting:
 
 
 def apply_setting(data: pl.LightningDataModule, setting: Setting) -> None:
-    """Let the loaders that are asked for next make their batches there."""
+    """Make the data module's next loaders use this setting."""
     if isinstance(data, ShardDataModule):
-        assert setting.pool != "own"  # noqa: S101 list_settings made it
+        assert setting.pool != "own"  # list_settings made it
         pool, threads = setting.pool, setting.threads_per_worker
         config = replace(data.loader_config, pool=pool, threads_per_worker=threads)
         data.num_workers, data.loader_config = setting.num_workers, config
@@ -80,10 +80,10 @@ def list_settings(
     """The settings to try, each once.
 
     Args:
-        now: the configured one.
-        num_workers: numbers of workers.
-        pools: `processes`, `threads`; a data module that is not ours has its own.
-        threads_per_worker: of processes; empty: as configured.
+        now: the configured setting.
+        num_workers: numbers of workers to try.
+        pools: `processes`, `threads`; ignored for a data module that is not ours.
+        threads_per_worker: threads of each process to try; empty: as configured.
     """
     if now.num_workers == _UNKNOWN:
         return [now]
@@ -95,6 +95,6 @@ def list_settings(
             is_processes = pool == "processes"
             threads = threads_per_worker or (now.threads_per_worker,)
             settings += [
-                Setting(pool, number, each) for each in (threads if is_processes else (1,))
+                Setting(pool, number, count) for count in (threads if is_processes else (1,))
             ]
     return list(dict.fromkeys(settings))

@@ -1,6 +1,6 @@
-"""What the tools share: one line for an error, findings as text, sizes for people, exit codes.
+"""The console output of the tools: errors in one line, findings, sizes, tables, exit codes.
 
-0: done, and nothing is wrong. 1: done, and something is wrong with the data. 2: not done.
+Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done.
 """
 
 import os
@@ -40,7 +40,7 @@ def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> 
 
 
 def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParser:
-    """A parser with what every tool takes that looks at shards."""
+    """A parser with the options of every tool that reads shards."""
     parser = ArgumentParser(
         prog=f"lightning-shards {name}",
         description=description,
@@ -63,14 +63,14 @@ def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParse
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What is wrong first, then what is worth knowing, with the place of each."""
+    """Print findings with their locations, faults first."""
     listed: Counter[str] = Counter()
-    for finding in sorted(findings, key=lambda each: not each.is_failure):
+    for finding in sorted(findings, key=lambda finding: not finding.is_failure):
         listed[finding.rule] += 1
         if listed[finding.rule] > _MAX_LISTED:
             continue
         kind = "wrong" if finding.is_failure else "note"
-        place = (
+        location = (
             f"{finding.shard}: " if finding.shard and finding.shard not in finding.message else ""
         )
         byte = (
@@ -78,14 +78,14 @@ def print_findings(findings: Sequence[Finding]) -> None:
             if finding.byte is None or "at byte" in finding.message
             else f" (byte {finding.byte})"
         )
-        print(f"{kind}: {finding.rule}: {place}{printable(finding.message)}{byte}")
+        print(f"{kind}: {finding.rule}: {location}{printable(finding.message)}{byte}")
     for rule, count in listed.items():
         if count > _MAX_LISTED:
             print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")
 
 
 def printable(text: str) -> str:
-    """The text, or with escapes what a terminal cannot show."""
+    """The text, with escapes for letters that a terminal cannot show."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 

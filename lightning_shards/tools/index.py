@@ -1,4 +1,4 @@
-"""`lightning-shards index`: scan shards, say what is wrong with them, and write their indexes."""
+"""`lightning-shards index`: scans shards, reports their faults, and writes their indexes."""
 
 import json
 from argparse import Namespace
@@ -57,27 +57,26 @@ def _index(options: Namespace) -> int:
     )
     urls = shards_of(options)
     files.require_fit(urls)
-    found = survey(
+    surveyed = survey(
         urls,
         cache_dir=options.cache_dir,
         with_checksums=options.checksums,
         processes=options.processes,
     )
-    is_damaged = any(shard.is_damaged for shard in found.shards)
-    may_write = not found.failures or (options.allow_problems and not is_damaged)
-    written = write_index(found, files) if may_write else []
+    is_damaged = any(shard.is_damaged for shard in surveyed.shards)
+    may_write = not surveyed.failures or (options.allow_problems and not is_damaged)
+    written = write_index(surveyed, files) if may_write else []
     if written and options.output is None:
-        found.findings += find_stale_counts(found)
+        surveyed.findings += find_stale_counts(surveyed)
     if options.json:
-        print(json.dumps(_document(found, written)))
+        print(json.dumps(_document(surveyed, written)))
     else:
-        _print(found, written)
-    stale = [finding for finding in found.failures if finding.rule == "stale count"]
+        _print(surveyed, written)
+    stale = [finding for finding in surveyed.failures if finding.rule == "stale count"]
     return FAILED if stale or not written else 0
 
 
 def _document(found: Survey, written: Sequence[Path]) -> dict[str, Any]:
-    """Everything, in plain values."""
     return {
         "shards": len(found.shards),
         "samples": found.samples,

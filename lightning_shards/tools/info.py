@@ -1,4 +1,4 @@
-"""`lightning-shards info`: what shards hold, in numbers."""
+"""`lightning-shards info`: shows the contents of shards in numbers."""
 
 import json
 from argparse import Namespace
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _info(options: Namespace) -> int:
     urls = shards_of(options)
-    found = survey(urls, cache_dir=options.cache_dir, processes=options.processes)
+    surveyed = survey(urls, cache_dir=options.cache_dir, processes=options.processes)
     sound: list[str] = []
     contents: dict[str, Content] = {}
-    for url, shard in zip(urls, found.shards, strict=True):
+    for url, shard in zip(urls, surveyed.shards, strict=True):
         if shard.is_damaged:
             continue
         sound.append(url)
@@ -63,16 +63,15 @@ def _info(options: Namespace) -> int:
         classes = class_counts(
             sound, options.classes, cache_dir=options.cache_dir, processes=options.processes
         )
-    document = _document(found, contents, classes)
+    document = _document(surveyed, contents, classes)
     if options.json:
         print(json.dumps(document))
     else:
-        _print(found, document, contents)
-    return FAILED if found.failures else 0
+        _print(surveyed, document, contents)
+    return FAILED if surveyed.failures else 0
 
 
 def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:
-    """Everything, in plain values."""
     sound = [shard for shard in found.shards if not shard.is_damaged]
     keys = [key for shard in sound for key in shard.example_keys]
     return {
@@ -92,7 +91,7 @@ def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
-    """Least, middle and most."""
+    """Minimum, median and maximum."""
     if not values:
         return {"least": 0, "median": 0, "most": 0}
     return {"least": min(values), "median": float(np.median(values)), "most": max(values)}

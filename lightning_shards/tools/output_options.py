@@ -1,4 +1,4 @@
-"""What `pack` and `reshard` share: options of what is written, functions by name, the report."""
+"""Output options of `pack` and `reshard`, their loading of functions, and their report."""
 
 import hashlib
 import inspect
@@ -29,7 +29,7 @@ _POWERS = ("", "K", "M", "G", "T")
 
 
 def add_output_options(parser: ArgumentParser, *, order: str) -> None:
-    """The options that say what is written, and where; `order` is the default."""
+    """Add the options of the output; `order` is the default order of samples."""
     add = parser.add_argument
     add("--out", required=True, type=Path, metavar="DIR", help="folder to write, new or unfinished")
     add("--prefix", default="shard", metavar="NAME", help="of shards: NAME-000000.tar")
@@ -52,13 +52,13 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
 
 
 def packing_of(options: Namespace) -> Packing:
-    """How samples are laid out."""
+    """The packing that the options ask for."""
     names = ("order", "seed", "max_samples", "max_bytes", "num_shards", "keep", "val_fraction")
     return Packing(**{name: getattr(options, name) for name in names})
 
 
 def output_of(options: Namespace) -> Output:
-    """Where shards are written."""
+    """The output that the options ask for."""
     return Output(
         folder=options.out,
         prefix=options.prefix,
@@ -75,17 +75,17 @@ def size_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(text)  # argparse says so
+        raise ValueError(text)  # argparse reports it
     return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS.index(match[2].upper()))
 
 
 def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str, str]]:
-    """A function by its import path, and what tells it from others: the path, its file's digest.
+    """A function by its import path, and its identity: the path and the digest of its file.
 
     Raises:
-        ConfigError: There is no such function, or no other process could find it.
+        ConfigError: There is no such function, or another process could not import it.
     """
-    sys.path.insert(0, str(Path.cwd()))  # functions of this folder can be named
+    sys.path.insert(0, str(Path.cwd()))  # finds functions of this folder
     try:
         function = resolve_name(path)
         pickle.dumps(function)
@@ -103,10 +103,10 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
 
 
 def print_report(options: Namespace, listing: Listing, written: Rewritten) -> None:
-    """Print what was written, and what was in no sample."""
+    """Print the data sets that were written, and counts of input that is in no sample."""
     fields = listing.catalog.field_counts()
     if options.json:
-        data_sets = {name: found._asdict() for name, found in written.data_sets.items()}
+        data_sets = {name: data_set._asdict() for name, data_set in written.data_sets.items()}
         document = {
             "data_sets": data_sets,
             "kept_shards": written.kept_shards,
@@ -120,9 +120,11 @@ def print_report(options: Namespace, listing: Listing, written: Rewritten) -> No
         }
         print(json.dumps(document))
         return
-    for found in written.data_sets.values():
-        size = human(found.size_bytes)
-        print(f"{found.samples:,} samples in {found.shards:,} shards, {size}: {found.urls}")
+    for data_set in written.data_sets.values():
+        size = human(data_set.size_bytes)
+        print(
+            f"{data_set.samples:,} samples in {data_set.shards:,} shards, {size}: {data_set.urls}"
+        )
     samples = len(listing.catalog)
     counts = ", ".join(f"{printable(name)} {count:,}" for name, count in fields.items())
     print(f"read {samples:,} samples: {counts}")

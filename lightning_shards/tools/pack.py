@@ -1,4 +1,4 @@
-"""`lightning-shards pack`: files, tables and tars to shards."""
+"""`lightning-shards pack`: packs files, tables and tars into shards."""
 
 import json
 import os
@@ -87,17 +87,15 @@ def _pack(options: Namespace) -> int:
 
 
 def _reencoding(options: Namespace) -> Edit:
-    """What is done to images."""
     if options.resize is None and options.quality is None:
         return Edit()
-    from lightning_shards.dataprep.writing.reencode import Reencode  # noqa: PLC0415 - it imports torch
+    from lightning_shards.dataprep.writing.reencode import Reencode
 
     reencode = Reencode(resize=options.resize, quality=options.quality)
     return Edit(transform=reencode, settings=reencode.settings)
 
 
 def _list(options: Namespace) -> Listing:
-    """What is in the input."""
     first: str = options.input[0]
     if os.path.isdir(first):  # noqa: PTH112 - a leading ./ stays
         _refuse(options, _FOR_TABLES, "a table")
@@ -126,18 +124,17 @@ def _columns(options: Namespace, table: str) -> Columns:
 
 
 def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
-    """Column to field."""
-    found: dict[str, str] = {}
+    """Fields by column."""
+    pairs: dict[str, str] = {}
     for text in texts:
         column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
         if not column or (equals and not field) or not (equals or may_be_single):
             raise ConfigError(f"{text!r} must be COLUMN=FIELD, like caption=txt")
-        found[column] = field
-    return found
+        pairs[column] = field
+    return pairs
 
 
 def _refuse(options: Namespace, names: Sequence[str], kind: str) -> None:
-    """Refuse options that are for another kind of input."""
     for name in names:
         if getattr(options, name):
             option = name.replace("_", "-")

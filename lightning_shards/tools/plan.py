@@ -1,4 +1,4 @@
-"""`lightning-shards plan`: an epoch in numbers, before it is run."""
+"""`lightning-shards plan`: shows an epoch in numbers before it is run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _SAMPLES_TRIED = 4
 
 
 class Found(NamedTuple):
-    """What is known before any arithmetic."""
+    """The source of the split, and the sizes of shards and batches, before any arithmetic."""
 
     source: "Source"
     shards: "ShardIndex"
@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.config_files import read_setting
+    from lightning_shards.datamodule import ShardDataModule
 
-    sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
+    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
     module = ShardDataModule.from_config(options.config)
     devices = _positive(read_setting(options.config, "trainer.devices"))
     nodes = _positive(read_setting(options.config, "trainer.num_nodes")) or 1
@@ -102,9 +102,9 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 
 
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
-    """The split's source, and how large its shards and its batches are."""
-    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes  # noqa: PLC0415
-    from lightning_shards.shards.urls import is_local  # noqa: PLC0415
+    """The split's source, and the sizes of its shards and batches."""
+    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
+    from lightning_shards.shards.urls import is_local
 
     config = module.splits.get(options.split)
     if config is None:
@@ -112,7 +112,7 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
     if options.index is None:
         source = module.source(options.split)
         index = source.describe().index
-        assert index is not None  # noqa: S101 a data module's source reads shards
+        assert index is not None  # a data module's source reads shards
         size_bytes = shard_bytes(index)
     else:
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
@@ -125,8 +125,8 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
 
 
 def _remote_folder(urls: str | list[str]) -> str:
-    """The folder of the first pattern if it is remote, else the empty string."""
-    from lightning_shards.shards.urls import is_local, split_joined, split_url  # noqa: PLC0415
+    """The folder of the first pattern if it is remote, otherwise the empty string."""
+    from lightning_shards.shards.urls import is_local, split_joined, split_url
 
     first = split_joined(urls if isinstance(urls, str) else urls[0])[0]
     return "" if is_local(first) else split_url(first)[0]
@@ -134,7 +134,7 @@ def _remote_folder(urls: str | list[str]) -> str:
 
 def _batch_bytes(source: "Source") -> tuple[int | None, str]:
     """Bytes of a batch, by some samples as decoded and transformed."""
-    from lightning_shards.plan.place import Place  # noqa: PLC0415
+    from lightning_shards.plan.place import Place
 
     # one at a time: samples of different shapes have a size, too
     samples = min(_SAMPLES_TRIED, source.epochs.samples)
@@ -144,8 +144,7 @@ def _batch_bytes(source: "Source") -> tuple[int | None, str]:
 
 
 def _num_bytes(batch: object) -> int:
-    """Bytes of all values in a batch."""
-    from torch.utils._pytree import tree_leaves  # noqa: PLC0415 --help needs no torch
+    from torch.utils._pytree import tree_leaves
 
     return sum(map(_value_bytes, tree_leaves(batch)))
 
@@ -184,7 +183,7 @@ def _epoch(
         "world_size": world_size,
         "steps": plan.steps,
         "served": plan.served,
-        # draws with replacement: an epoch is nominal, and drops nothing
+        # With draws with replacement an epoch is nominal and drops nothing.
         "dropped": 0 if told.sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
         "first_sizes": _sizes(plan, 0),
@@ -196,21 +195,21 @@ def _epoch(
 
 
 def _message_bytes(batch_bytes: int | None) -> int | None:
-    """Of the batches that a worker process sends at once, in shared memory."""
-    from lightning_shards.workers.messages import BatchBytes, shared_bytes  # noqa: PLC0415 torch
+    """Bytes in shared memory of the batches that a worker process sends in one message."""
+    from lightning_shards.workers.messages import BatchBytes, shared_bytes
 
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
 def _workers(module: "ShardDataModule", ranks: int, shuffle_buffer: int) -> "Workers":
-    """Of one node."""
+    """The workers of one node with this many ranks."""
     config = module.loader_config
     per_rank = 0 if config.pool == "inline" else module.num_workers
     return Workers(ranks, per_rank, config.prefetch_factor, shuffle_buffer)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:
-    """Least and largest batch of a step; [] if the epoch has none."""
+    """Smallest and largest batch of a step; [] if the epoch has no such step."""
     if plan.steps == 0:
         return []
     sizes = [plan.size(step, 0), plan.size(step, plan.world_size - 1)]
@@ -260,8 +259,8 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Where more samples are dropped than nobody would miss."""
-    from lightning_shards.build import drop_remark  # noqa: PLC0415 --help needs no torch
+    """A note for each world size at which many samples are dropped."""
+    from lightning_shards.build import drop_remark
 
     remarks = {
         row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]
@@ -270,7 +269,7 @@ def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Whether this machine's /dev/shm would hold the batches."""
+    """A note if this machine's /dev/shm is too small for the batches."""
     most = max((row["shm_bytes"] or 0 for row in rows), default=0)
     if not most or not Path("/dev/shm").is_dir():  # noqa: S108
         return []

@@ -1,4 +1,4 @@
-"""`lightning-shards reshard`: shards to other shards: cut, merged, shuffled, sorted, edited."""
+"""`lightning-shards reshard`: cuts, merges, shuffles, sorts or edits shards into new ones."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -68,7 +68,6 @@ def _reshard(options: Namespace) -> int:
 
 
 def _edit(options: Namespace) -> Edit:
-    """What is done to samples."""
     settings: dict[str, Any] = {}
     functions: dict[str, Any] = {"filter": None, "map": None}
     for name in functions:

@@ -1,4 +1,4 @@
-"""`lightning-shards schema`: what editors need to complete and check the section `data`."""
+"""`lightning-shards schema`: prints the JSON schema by which editors check the section `data`."""
 
 import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     ).parse_args(arguments)
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.parsing import json_schema  # noqa: PLC0415
+    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.parsing import json_schema
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")
-    # the model and the trainer of a LightningCLI, of which this knows nothing
+    # Allows the sections of a LightningCLI that are not known here, such as model and trainer.
     schema["additionalProperties"] = True
     schema.pop("required", None)
     print(json.dumps(schema, indent=1))

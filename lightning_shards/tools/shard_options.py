@@ -1,4 +1,4 @@
-"""What the tools share that look at local and remote shards."""
+"""Options of the tools that read local and remote shards."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -7,7 +7,7 @@ from lightning_shards.shards.urls import expand_urls
 
 
 def add_shard_options(parser: ArgumentParser) -> None:
-    """The options that say which URLs may be opened."""
+    """Add the options that decide which URLs may be opened."""
     parser.add_argument(
         "--allow-unsafe",
         action="append",
@@ -21,6 +21,6 @@ def shards_of(options: Namespace) -> list[str]:
     """The shards that the user named, each once.
 
     Raises:
-        ShardError: A pattern cannot be read, or a shard cannot be there.
+        ShardError: A pattern cannot be read, or a shard cannot exist.
     """
     return require_shards(expand_urls(options.urls, allow_pipe="pipe" in options.allow_unsafe))

@@ -1,4 +1,4 @@
-"""`lightning-shards show`: a contact sheet of samples."""
+"""`lightning-shards show`: makes a contact sheet of samples."""
 
 import json
 from argparse import Namespace
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(options: Namespace) -> int:
-    from lightning_shards.dataprep.inspection.contact_sheet import contact_sheet  # noqa: PLC0415 needs torch
+    from lightning_shards.dataprep.inspection.contact_sheet import contact_sheet
 
     for name in ("samples", "columns", "size"):
         if getattr(options, name) < 1:
@@ -53,7 +53,7 @@ def _show(options: Namespace) -> int:
 
 
 def _pick(paths: Sequence[str], options: Namespace) -> tuple[list[bytes], list[str]]:
-    """Images and labels of the samples that are shown."""
+    """Images and labels of the samples to show."""
     store = TableStore(options.cache_dir)
     build_tables(paths, store)
     counts = np.array([store.table_of(path).num_samples for path in paths])
@@ -84,18 +84,18 @@ def _pick(paths: Sequence[str], options: Namespace) -> tuple[list[bytes], list[s
 
 
 def _numbers(total: int, num: int, seed: int | None) -> list[int]:
-    """Which samples of all, in order: evenly spaced, or drawn, each once."""
+    """Numbers of the samples to show, in order: evenly spaced, or drawn without repeats."""
     if seed is None:
         return [number * total // num for number in range(num)]
     drawn = np.random.default_rng(seed)
-    found: set[int] = set()  # an array of all numbers could be too large
-    while len(found) < num:
-        found.add(int(drawn.integers(total)))
-    return sorted(found)
+    chosen: set[int] = set()  # a permutation of all numbers could be too large
+    while len(chosen) < num:
+        chosen.add(int(drawn.integers(total)))
+    return sorted(chosen)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
-    from lightning_shards.samples.fields import decoder_of  # noqa: PLC0415 needs torch
+    from lightning_shards.samples.fields import decoder_of
 
     return next((suffix for suffix in suffixes if decoder_of(suffix) == "rgb"), None)
 

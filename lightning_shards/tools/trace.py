@@ -1,4 +1,4 @@
-"""`lightning-shards trace`: which samples did every rank see at these steps?"""
+"""`lightning-shards trace`: lists the samples that every rank sees at given steps."""
 
 import json
 import re
@@ -29,19 +29,19 @@ A sample of weight 0, which only fills up a last step, is listed like the others
 """
 
 _UNSAFE_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]|\.{2,}")
-"""What could lead out of a folder, or is no letter everywhere: separators, `..`, alphabets."""
+"""Text that is unsafe in file names: separators, `..`, and letters beyond ASCII."""
 
 _MAX_NAME = 100
-"""Characters of a key or suffix kept in a file's name; file systems take 255 bytes in all."""
+"""Most characters of a key or suffix in a file's name; file systems allow 255 bytes in all."""
 
 Steps = list[list[list["ServedSample"]]]
-"""Step by step, rank by rank, the rows of a batch."""
+"""The rows of the batch of each rank at each step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; an error is one line on stderr and exit status 2."""
     options = _parser().parse_args(arguments)
-    from lightning_shards.tools.console import run_tool  # noqa: PLC0415 --help needs no numpy
+    from lightning_shards.tools.console import run_tool
 
     run_tool("trace", _trace, options)
 
@@ -77,9 +77,9 @@ def _parser() -> ArgumentParser:
 
 
 def _trace(options: Namespace) -> int:
-    from lightning_shards.plan.place import Place  # noqa: PLC0415
-    from lightning_shards.readers.replay import batch_keys  # noqa: PLC0415 --help needs no torch
-    from lightning_shards.shards.urls import is_local  # noqa: PLC0415
+    from lightning_shards.plan.place import Place
+    from lightning_shards.readers.replay import batch_keys
+    from lightning_shards.shards.urls import is_local
 
     steps = _parse_steps(options.steps)
     module = _data_module(options.config)
@@ -140,7 +140,7 @@ def _rows(served: Steps, first_step: int) -> Iterator[tuple[int, int, int, "Serv
 
 
 def _as_table(served: Steps, steps: range) -> str:
-    """One line per sample; the key comes last, as it may be long."""
+    """One line per sample; the key comes last, because it may be long."""
     lines = [["step", "rank", "row", "shard", "sample", "key"]]
     for step, rank, number, row in _rows(served, steps.start):
         key = row.key if row.key.isprintable() else ascii(row.key)
@@ -155,18 +155,18 @@ def _as_table(served: Steps, steps: range) -> str:
 
 def _data_module(config: Path) -> "ShardDataModule":
     """The data module that LightningCLI would make of the section `data`."""
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415
-    from lightning_shards.datamodule import ShardDataModule  # noqa: PLC0415
+    from lightning_shards.config_files import read_setting
+    from lightning_shards.datamodule import ShardDataModule
 
     if read_setting(config, "data") is None:
         raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
-    sys.path.insert(0, str(Path.cwd()))  # transforms of this folder can be named, as in `fit`
+    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
     return ShardDataModule.from_config(config)
 
 
 def _world_size(config: Path) -> int:
-    """Devices times nodes of the trainer; 1, with a note, where these are not numbers."""
-    from lightning_shards.config_files import read_setting  # noqa: PLC0415
+    """Devices times nodes of the trainer; 1, with a note, if these are not numbers."""
+    from lightning_shards.config_files import read_setting
 
     devices = read_setting(config, "trainer.devices")
     nodes = read_setting(config, "trainer.num_nodes", 1)
@@ -183,8 +183,8 @@ def _world_size(config: Path) -> int:
 def _write_samples(
     folder: Path, served: Steps, first_step: int, index: "ShardIndex", cache_dir: str | None
 ) -> None:
-    """Write the members of all rows as they are in the tars; no file is overwritten."""
-    from lightning_shards.readers.open_shards import OpenShards  # noqa: PLC0415
+    """Write the members of all rows with the bytes from the tars; no file is overwritten."""
+    from lightning_shards.readers.open_shards import OpenShards
 
     make_folder(folder)
     with OpenShards(index, cache_dir) as shards:

@@ -1,4 +1,4 @@
-"""`lightning-shards verify`: is every shard what it was, and what can be saved of the others?"""
+"""`lightning-shards verify`: checks that shards are unchanged, and repairs damaged ones."""
 
 import json
 from argparse import Namespace
@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def image_decoder(suffix: str) -> Decode | None:
-    """What decodes the images of a suffix; None for what is no image."""
-    from lightning_shards.samples.fields import decoder_of  # noqa: PLC0415 imports torch
-    from lightning_shards.samples.images import decode_pil  # noqa: PLC0415
+    """The decoder of images of a suffix; None if the suffix is not of images."""
+    from lightning_shards.samples.fields import decoder_of
+    from lightning_shards.samples.images import decode_pil
 
     return decode_pil if decoder_of(suffix) == "rgb" else None
 
@@ -54,7 +54,7 @@ def image_decoder(suffix: str) -> Decode | None:
 def _verify(options: Namespace) -> int:
     urls = shards_of(options)
     if options.decode == "images":
-        from lightning_shards.samples.images import require_backend  # noqa: PLC0415
+        from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
     checked = check_shards(

@@ -200,7 +200,7 @@ class _TensorLayout:
         arena = Arena()
         arena.use(memory)
         starts = self.complete(arena)
-        assert starts is not None  # noqa: S101 it has room for them
+        assert starts is not None  # it has room for them
         return starts
 
 

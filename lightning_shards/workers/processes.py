@@ -142,7 +142,7 @@ class _WorkerShare(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[PickledMessage]:
         info = get_worker_info()
-        assert info is not None  # noqa: S101 only worker processes iterate over it
+        assert info is not None  # only worker processes iterate over it
         publish_stages_in(np.frombuffer(self._stages, np.uint8).data[info.id : info.id + 1])
         place = self._place.with_worker(info.id, info.num_workers)
         ready: list[LoadedBatch] = []

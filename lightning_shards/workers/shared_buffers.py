@@ -105,7 +105,7 @@ _open_buffers: dict[_Name, SharedBuffer] = {}
 
 def _received(file: Any, name: _Name | None) -> SharedBuffer:
     if file is None:
-        assert name is not None  # noqa: S101 what has no name is sent as a file
+        assert name is not None  # what has no name is sent as a file
         return _open_buffers[name]
     fd = file.detach()
     try:

@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.atomic:_publish",
-        "        os.fsync(file.fileno())  # or a power cut leaves the name without the contents\n"
+        "        os.fsync(file.fileno())  # a power cut could leave the name without the contents\n"
         "        part.replace(path)\n",
         "        part.replace(path)\n        os.fsync(file.fileno())\n",
         "shards/test_atomic.py",

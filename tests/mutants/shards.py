@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tar.plain_runs:_run_at",
-        "are_plain[1:] &= following[:-1] == places[1:]",
+        "are_plain[1:] &= following[:-1] == numbers[1:]",
         "following",
         "shards/tar/test_plain_runs.py",
     ),
@@ -131,14 +131,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.index:_believed_claims",
-        "if claim.samples or _is_empty(by_place[folder, name], claim)",
+        "if claim.samples or _is_empty(url_of[folder, name], claim)",
         "if True",
         "shards/counts/test_zero_counts.py",
     ),
     Mutant(
         "shards.index:_scan",
-        "for name, samples in found.items() if samples",
-        "for name, samples in found.items() if samples is not None",
+        "for name, samples in cached.items() if samples",
+        "for name, samples in cached.items() if samples is not None",
         "shards/counts/test_zero_counts.py",
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.urls:split_joined",
-        'if found[0] == "::"',
+        'if match[0] == "::"',
         "if True",
         "shards/test_urls.py",
     ),

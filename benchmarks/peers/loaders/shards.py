@@ -39,7 +39,7 @@ def _maker(pool: str, *, with_crc32: bool = False, has_own_crop: bool = False) -
     def make(job: Job) -> Any:
         transforms: dict[str, Any] = {"image": crop}
         if has_own_crop:
-            from lightning_shards.samples.crops import DecodeRandomResizedCrop  # noqa: PLC0415 torch
+            from lightning_shards.samples.crops import DecodeRandomResizedCrop
 
             transforms = {"image": DecodeRandomResizedCrop(size=224, backend="turbo")}
         module = _module(job, pool, with_crc32=with_crc32, transforms=transforms)

@@ -1,1 +1,1 @@
-"""The indexes that this package and other tools want beside shards, written."""
+"""Writers of the indexes that this package and other tools read beside shards."""

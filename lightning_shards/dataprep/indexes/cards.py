@@ -1,4 +1,4 @@
-"""A dataset card for the Hugging Face Hub: which tars are which split, and what they hold."""
+"""The dataset card for the Hugging Face Hub, which lists the tars of each split and the counts."""
 
 import fnmatch
 import os
@@ -22,13 +22,13 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
     """Write the card into the data set's folder.
 
     Args:
-        root: the folder that is uploaded.
-        splits: name of a split to its shards, as paths below root.
+        root: the folder that will be uploaded.
+        splits: shards of each split by its name, as paths below root.
         counts: samples of each shard.
 
     Raises:
-        ConfigError: There is a README that somebody else wrote.
-        FileAccessError: What is there is no file that can be read, or the card cannot be written.
+        ConfigError: There is a README that this package did not write.
+        FileAccessError: The existing README cannot be read, or the card cannot be written.
     """
     path = root / CARD
     is_there = os.path.exists(path)  # noqa: PTH110 never raises
@@ -59,7 +59,7 @@ def _size_category(samples: int) -> str:
 
 
 def _patterns(root: Path, shards: Sequence[str]) -> list[str]:
-    """One pattern that matches these files of their folder and no other, else their names."""
+    """One pattern that matches exactly these files of their folder; otherwise their names."""
     folders = {os.path.dirname(shard) for shard in shards}  # noqa: PTH120 - paths below root
     if len(folders) == 1 and len(shards) > 1:
         pattern = os.path.commonprefix(list(shards)) + "*.tar"  # noqa: RUF071 letters are meant

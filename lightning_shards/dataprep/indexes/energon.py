@@ -1,7 +1,7 @@
-"""The folder `.nv-meta` by which Megatron-Energon knows a data set of tars.
+"""The writer of the folder `.nv-meta`, Megatron-Energon's index of a data set of tars.
 
-What energon 7 reads: counts per shard, splits, and an SQLite table of all samples. Files that a
-person edits (`dataset.yaml`, `split.yaml`) are made where they are absent, and never touched again.
+energon 7 reads counts per shard, splits, and an SQLite table of all samples. Files that people
+edit (`dataset.yaml`, `split.yaml`) are made if they are absent, and never touched again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from lightning_shards.shards.tables import TableStore
 FOLDER: Final = ".nv-meta"
 INFO: Final = ".info.json"
 
-_VERSION = "7.4.1"  # whose layout this is
+_VERSION = "7.4.1"  # the version of energon that has this layout
 _DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 _SCHEMA = """
 CREATE TABLE samples (
@@ -45,16 +45,16 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(
 def write_energon(
     root: Path, counts: Mapping[str, int], splits: Mapping[str, Sequence[str]], store: TableStore
 ) -> list[Path]:
-    """Write `.nv-meta` into `root`; the shards' own `.tar.idx` are `idx_files`'.
+    """Write `.nv-meta` into `root`; the module `idx_files` writes the shards' own `.tar.idx`.
 
     Args:
         root: the data set's folder.
-        counts: path below root to samples, in the order of the shards.
-        splits: name of a split to its shards, likewise.
-        store: knows the members of each shard.
+        counts: samples of each shard by its path below root, in the order of the shards.
+        splits: shards of each split by its name, as paths below root.
+        store: gives the member table of each shard.
 
     Raises:
-        ConfigError: A key is in two shards, which energon does not take.
+        ConfigError: A key is in two shards, which energon does not accept.
         FileAccessError: The folder is a link, or a file cannot be written.
     """
     folder = make_folder(root, FOLDER)
@@ -66,7 +66,7 @@ def write_energon(
     replace_file(folder / "index.uuid", str(UUID(bytes=digest[:16], version=4)))
     written = [database, folder / INFO, folder / "index.uuid"]
     split_parts = {name: list(shards) for name, shards in splits.items() if shards}
-    # JSON is YAML, and needs no package to write it
+    # JSON is valid YAML, and is written without another package.
     for name, text in (
         ("split.yaml", json.dumps({"split_parts": split_parts, "exclude": []}, indent=2) + "\n"),
         ("dataset.yaml", _DATASET),
@@ -81,7 +81,7 @@ def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: Ta
     with new_file(path) as file:
         connection = sqlite3.connect(file.name)
         try:
-            # the file is not there before it is renamed: no journal, no locks
+            # No other program sees the file before it is renamed: no journal, no locks.
             connection.execute("PRAGMA journal_mode = OFF")
             connection.executescript(_SCHEMA)
             for number, name in enumerate(counts):
@@ -113,5 +113,5 @@ def _parts(number: int, table: MemberTable) -> Iterable[tuple[int, int, str, int
     """The rows of all members of a shard."""
     owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
     columns = (owners, table.suffix_ids, table.offsets, table.sizes)
-    for sample, suffix, offset, size in zip(*(each.tolist() for each in columns), strict=True):
+    for sample, suffix, offset, size in zip(*(column.tolist() for column in columns), strict=True):
         yield number, sample, table.suffixes[suffix], offset, size

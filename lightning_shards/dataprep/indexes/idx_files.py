@@ -1,13 +1,13 @@
-"""The small index that DALI and energon want beside each tar, made from its members.
+"""The small indexes that DALI and energon read beside each tar, made from its members.
 
-DALI (`wds2idx`, v1.2), text; offsets are those of the data::
+DALI's (`wds2idx`, v1.2) is text; its offsets are those of the data::
 
     v1.2 2
     cls 512 1 a.cls jpg 1536 602 a.jpg
     cls 4096 1 b.cls jpg 5120 602 b.jpg
 
-energon, little-endian uint64: where the first header of each sample begins, and where the archive
-ends.
+energon's is little-endian uint64: the offsets of the first header of each sample, and of the end of
+the archive.
 """
 
 import re
@@ -25,22 +25,22 @@ _SPACE = re.compile(r"\s")
 
 
 def dali_path(shard: str | PathLike[str]) -> Path:
-    """Where `wds2idx` puts the index of a shard: `data/a.b.tar` has `data/a.idx`."""
+    """The path of the index that `wds2idx` writes: `data/a.idx` for `data/a.b.tar`."""
     path = Path(shard)
     return path.with_name(path.name.partition(".")[0] + ".idx")
 
 
 def energon_path(shard: str | PathLike[str]) -> Path:
-    """Where energon puts the index of a shard."""
+    """The path of energon's index of a shard."""
     path = Path(shard)
     return path.with_name(path.name + ".idx")
 
 
 def dali_index(shard: str | PathLike[str]) -> str:
-    """The contents of DALI's index of a shard; extensions are in the case that the tar has.
+    """The contents of DALI's index of a shard; extensions are in the same case as in the tar.
 
     Raises:
-        ConfigError: The shard holds no sample, or a name with a space, which the format cannot say.
+        ConfigError: The shard holds no sample, or a name with a space, which the format lacks.
     """
     url = str(shard)
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""A data set from an index file alone: which shards, how many samples, how many bytes."""
+"""A data set read from its index file alone: shards, counts and sizes, without the shards."""
 
 import json
 import os
@@ -16,18 +16,18 @@ from lightning_shards.shards.wids import counted_shard, shard_entries
 
 
 def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
-    """Shards, counts and bytes (None where unknown) of a wids JSON or a `sizes.json`.
+    """The index in a wids JSON or a `sizes.json`, and the bytes of all shards (None if unknown).
 
-    No shard is looked at, nor need there be any on this machine.
+    No shard is opened, and none needs to be on this machine.
 
     Args:
-        path: of the file.
-        folder: URL of the folder that the shards are in; empty where they are local.
+        path: path of the file.
+        folder: URL of the folder that the shards are in; empty if they are local.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The file is neither of the two.
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or cannot be opened.
+        FileAccessError: It is not a regular file, or cannot be opened.
     """
     if not os.path.exists(path):  # noqa: PTH110 never raises
         raise ShardNotFoundError(f"{path} does not exist; name a wids JSON, as `index` writes it")
@@ -61,12 +61,11 @@ def _parsed(path: Path) -> object:
 
 
 def _sizes_as_entries(content: object) -> list[dict[str, Any]]:
-    """The counts of a `sizes.json` as entries of a wids JSON."""
     return [{"url": name, "nsamples": count} for name, count in json_object(content).items()]
 
 
 def shard_bytes(index: ShardIndex) -> int | None:
-    """Bytes of all shards; None if one is remote."""
+    """The size of all shards in bytes; None if one is remote."""
     if not all(map(is_local, index.urls)):
         return None
     return sum(Path(url).stat().st_size for url in index.urls)

@@ -1,11 +1,11 @@
-"""From tars to the files that say what is in them, for this package and for others.
+"""The writer of index files of a data set, for this package and for other tools.
 
-The wids JSON is this package's own index and has a name for each split that lives in a folder;
-member tables are kept in the cache folder as the shards are scanned. The rest is on request. All
-files are functions of the shards alone: whoever is killed and run again writes the same bytes.
+The wids JSON is this package's own index, and has a name of its own for each split in one folder.
+Member tables are kept in the cache folder when shards are scanned. All other formats are written on
+request. All files are functions of the shards alone: a run that is repeated writes the same bytes.
 
-The files of remote shards go to a folder of this machine, as it is to be uploaded beside them: it
-has the folders that the shards have below the one that holds them all.
+The files of remote shards go to a folder of this machine that can be uploaded beside them: it has
+the same folders as the shards have below the folder that holds them all.
 """
 
 import json
@@ -52,12 +52,12 @@ _SPLITS = (
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """Which files to write.
+    """The index files to write.
 
     Attributes:
-        formats: of them.
+        formats: their formats.
         wids_name: file name of the wids JSON, in each folder that holds shards.
-        processes: how many write the files of single shards.
+        processes: number of processes that write the files of single shards.
         cache_dir: where member tables are kept.
         output: the folder to write for remote shards; None for local ones.
     """
@@ -72,7 +72,7 @@ class IndexFiles:
         """Refuse names that lead out of the folder of the shards, and unknown formats.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: the message names the value.
         """
         if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
             raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")
@@ -84,7 +84,7 @@ class IndexFiles:
         """Check, before shards are fetched, that these files can be written for them.
 
         Raises:
-            ConfigError: They cannot, and what to do.
+            ConfigError: They cannot; the message has the remedy.
         """
         remote = [url for url in urls if not is_local(url)]
         if not remote:
@@ -110,19 +110,19 @@ class IndexFiles:
                 f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
                 "index a local copy of them, or leave it out"
             )
-        _places_of([redact(url) for url in remote], self.output)
+        _paths_of([redact(url) for url in remote], self.output)
 
 
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     """Write the files of a data set whose shards were all read; the wids JSON comes last.
 
     Raises:
-        ConfigError: A file would lose what it says of other shards, or cannot say what it has to.
+        ConfigError: A file would lose entries of other shards, or its format lacks something.
         FileAccessError: A file cannot be written.
     """
     shards = _placed(survey.shards, files.output)
     folders = _by_folder(shards)
-    wids = {folder: _wids_entries(folder, each, files) for folder, each in folders.items()}
+    wids = {folder: _wids_entries(folder, group, files) for folder, group in folders.items()}
     written: list[Path] = []
     paths = [shard.path for shard in shards]
     for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
@@ -137,7 +137,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
         splits = split_shards(list(counts))
         written.append(write_card(root, splits, counts))
     if "sizes" in files.formats:
-        written += [_write_sizes(folder, each, files) for folder, each in folders.items()]
+        written += [_write_sizes(folder, group, files) for folder, group in folders.items()]
     if "wids" in files.formats:
         for folder, entries in wids.items():
             write_wids(folder / files.wids_name, entries)
@@ -146,13 +146,13 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
 
 
 def find_stale_counts(survey: Survey) -> list[Finding]:
-    """Files beside local shards that count them, and are wrong."""
-    found: list[Finding] = []
+    """Findings about files beside local shards that give wrong counts of them."""
+    findings: list[Finding] = []
     for folder, shards in _by_folder(survey.shards).items():
         try:
             claims = local_claims(str(folder), [Path(shard.path).name for shard in shards])
         except IndexMismatchError as error:
-            found.append(Finding("stale count", str(error), str(folder)))
+            findings.append(Finding("stale count", str(error), str(folder)))
             continue
         for shard in shards:
             claim = claims.get(Path(shard.path).name)
@@ -161,12 +161,12 @@ def find_stale_counts(survey: Survey) -> list[Finding]:
                     f"{claim.source} counts {claim.samples:,} samples in {shard.path}, which holds "
                     f"{shard.samples:,}; delete or remake that file"
                 )
-                found.append(Finding("stale count", message, shard.path))
-    return found
+                findings.append(Finding("stale count", message, shard.path))
+    return findings
 
 
 def split_shards(names: Sequence[str]) -> dict[str, list[str]]:
-    """Shards by the split that their path names, `train` where it names none; none is empty.
+    """Shards by the split that their path names, or `train` if it names none; no split is empty.
 
     >>> split_shards(["data/train-0.tar", "data/val-0.tar", "test/0.tar"])
     {'train': ['data/train-0.tar'], 'validation': ['data/val-0.tar'], 'test': ['test/0.tar']}
@@ -180,20 +180,20 @@ def split_shards(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[ShardSurvey]:
-    """Remote shards as if they lay in the output folder, in folders that are there now."""
+    """Remote shards with paths in the output folder, whose folders are made."""
     if output is None:
         return shards
-    places = _places_of([shard.path for shard in shards], output)
-    for below in dict.fromkeys(place.parent.relative_to(output) for place in places):
+    paths = _paths_of([shard.path for shard in shards], output)
+    for below in dict.fromkeys(path.parent.relative_to(output) for path in paths):
         make_folder(output, str(below))
-    return [replace(shard, path=str(place)) for shard, place in zip(shards, places, strict=True)]
+    return [replace(shard, path=str(path)) for shard, path in zip(shards, paths, strict=True)]
 
 
-def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
-    """Where in the output folder these shards would lie.
+def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
+    """The paths in the output folder that stand for these shards.
 
     Raises:
-        ConfigError: They have no such places.
+        ConfigError: They have no such paths.
     """
     parts = [(folder.split("/"), name) for folder, name in map(split_url, urls)]
     for url, (folder, name) in zip(urls, parts, strict=True):
@@ -207,18 +207,18 @@ def _places_of(urls: Sequence[str], output: Path) -> list[Path]:
         raise ConfigError(
             f"{urls[0]} and other shards are on different hosts; index those of one at a time"
         )
-    places = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
-    if len(set(places)) < len(places):
-        twice = Counter(places).most_common(1)[0][0]
+    paths = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
+    if len(set(paths)) < len(paths):
+        twice = Counter(paths).most_common(1)[0][0]
         raise ConfigError(
             f"several of the URLs name {twice.name!r} in one folder, and an index tells shards by "
             "their names; index one of them"
         )
-    return places
+    return paths
 
 
 _LEAST_PARTS = 3
-"""`https:`, nothing, host: what all shards of one index have in common."""
+"""All shards of one index have these three parts of their URL in common: `https:`, "", host."""
 
 
 def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
@@ -229,7 +229,7 @@ def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
 
 
 def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
-    """The folder that holds all shards, and the samples of each by its path below."""
+    """The folder that holds all shards, and the samples of each shard by its path below it."""
     folders = {str(Path(shard.path).parent.absolute()) for shard in shards}
     root = Path(os.path.commonpath(folders))
     named = {
@@ -241,7 +241,6 @@ def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    """The entries of the wids JSON of a folder."""
     names = {Path(shard.path).name for shard in shards}
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None
@@ -261,16 +260,16 @@ def _wids_entries(
 
 
 def _may_exist(shard: Path, files: IndexFiles) -> bool:
-    """Whether an old index may be right that there is this shard; nobody asks for remote ones."""
+    """Whether a shard in an old index may exist; for remote shards this is not checked."""
     return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
 
 
 def _true_md5s(
     index: Path, shards: Sequence[ShardSurvey], listed: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """The MD5s of an old index that are those of the shards still, by file name.
+    """The MD5s in an old index that are still right, by file name.
 
-    A shard that was touched since that index was written is read; of another size it is not.
+    A shard that was touched after the index was written is read, unless its size has changed.
     """
     kept: dict[str, str] = {}
     for shard in shards:
@@ -283,7 +282,7 @@ def _true_md5s(
             shard.size_bytes,
             shard.samples,
         )
-        # the time of its inode: that of its contents travels with a copy
+        # The inode's time, because the time of the contents is copied with a file.
         is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
         if is_same and (is_older or file_md5(shard.path) == md5):
             kept[path.name] = md5
@@ -297,7 +296,7 @@ def _true_md5s(
 
 
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
-    """Put the counts into `sizes.json`, beside those of other shards that are still there."""
+    """Put the counts into `sizes.json`, beside the counts of other shards that still exist."""
     path = folder / SIZES
     sizes = {
         name: count
@@ -310,7 +309,7 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
 
 
 def _write_dali(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
-    del cache_dir  # names and their case are not in the table
+    del cache_dir  # the table has no names in their original case
     path = dali_path(shard)
     replace_file(path, dali_index(shard))
     return path

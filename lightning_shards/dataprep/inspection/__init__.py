@@ -1,1 +1,1 @@
-"""What is in shards, what is wrong with them, and what can be saved."""
+"""Inspection of shards: their contents, their faults, and the repair of damaged ones."""

@@ -1,8 +1,8 @@
-"""Whether shards are what they were: every header, every byte, every name, and every image.
+"""The check of shards: every header, every byte, every name, and on request every image.
 
-A shard is held against all that is known of it: its own checksums, the member table of an earlier
-index (whose crc32s tell which member changed), and what the JSON files beside it say. Nothing that
-is found is written anywhere, so that the table of a sound shard outlives the damage.
+A shard is compared with all that is known of it: its own checksums, the member table of an earlier
+index (whose crc32s show which member changed), and the JSON files beside it. Results are not
+written anywhere, so that the table of a sound shard is kept if the shard is damaged later.
 """
 
 import os
@@ -53,25 +53,25 @@ from lightning_shards.shards.urls import is_local, redact, split_url
 from lightning_shards.shards.wids import MARKER, entries_by_name
 
 _MAX_NAMED = 1000
-"""Findings of one kind in one shard; the rest are counted in the last one."""
+"""Most findings of one kind in one shard; the last one counts the rest."""
 
 _MAX_SHOWN = 40
-"""Letters of a value that somebody else wrote."""
+"""Most letters shown of a value in a file that others wrote."""
 
 REPAIRABLE = frozenset(
     {"damaged shard", "changed member", "undecodable member", "split sample", "duplicate key"}
 )
-"""What a shard can be saved from."""
+"""Rules of findings whose shards can be repaired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found in all shards.
+    """The result of a check of all shards.
 
     Attributes:
-        samples: in the shards that could be read.
-        findings: what is wrong, and what is worth knowing.
-        repairs: by path or redacted URL of the bad shard; empty if no repair was asked for.
+        samples: samples in the shards that could be read.
+        findings: faults, and other facts that are worth knowing.
+        repairs: repairs by path or redacted URL of the bad shard; empty without repair.
     """
 
     samples: int
@@ -80,7 +80,7 @@ class Checked:
 
     @property
     def failures(self) -> list[Finding]:
-        """The findings that say that something is wrong."""
+        """The findings that are faults."""
         return [finding for finding in self.findings if finding.is_failure]
 
 
@@ -93,14 +93,14 @@ def check_shards(
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Checked:
-    """Check shards, and save what can be saved of the bad ones.
+    """Check shards, and save the whole samples of bad ones.
 
     Args:
-        urls: of the shards, each once.
+        urls: URLs of the shards, each once.
         cache_dir: where earlier indexes kept the member tables.
-        decoder_of: what decodes the members of a suffix, for those that are to be decoded.
+        decoder_of: gives the decoder of a suffix, or None if its members are not to be decoded.
         repair_to: a folder for repaired copies of bad shards; None for no repair.
-        processes: how many check.
+        processes: number of processes.
         show_progress: whether to draw a line on stderr; None does so on a terminal.
 
     Raises:
@@ -111,7 +111,7 @@ def check_shards(
     tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
     check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
-    findings += [finding for found in surveys for finding in found.findings]
+    findings += [finding for shard in surveys for finding in shard.findings]
     findings += _missing(urls, indexed)
     findings += repeated_keys(urls, surveys, cache_dir, lambda shard: scan_members(shard.path))
     repairs: dict[str, Salvage] = {}
@@ -120,7 +120,7 @@ def check_shards(
         wanted = _to_repair(urls, findings)
         saved = map_parallel(save, wanted, processes)
         repairs = dict(zip(map(redact, wanted), saved, strict=True))
-    return Checked(sum(found.samples for found in surveys), findings, repairs)
+    return Checked(sum(shard.samples for shard in surveys), findings, repairs)
 
 
 def check_shard(
@@ -129,7 +129,7 @@ def check_shard(
     cache_dir: str | PathLike[str] | None = None,
     decoder_of: DecoderOf | None = None,
 ) -> ShardSurvey:
-    """Check one shard: its path or URL, and its entry in a wids JSON where there is one."""
+    """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
     url, entry = task
     try:
         with local_copy(url, cache_dir) as shard:
@@ -145,7 +145,7 @@ def repair_shard(
     cache_dir: str | PathLike[str] | None = None,
     decoder_of: DecoderOf | None = None,
 ) -> Salvage:
-    """Save what can be saved of one shard to a folder; see `salvage`."""
+    """Save the whole samples of one shard to a folder; see `salvage`."""
     try:
         with local_copy(url, cache_dir) as shard:
             return salvage(shard.path, folder, _known_table(*shard), decoder_of)
@@ -161,21 +161,21 @@ def _check_file(
         table = scan_members(path, with_crc32=True)
     except (DamagedShardError, ShardNotFoundError) as error:
         return ShardSurvey(path, findings=_damage(path, error, known))
-    found = ShardSurvey(path, table.num_samples, table.file_size)
-    describe_shard(found, table)
-    found.findings += _changed_members(path, table, known)
-    found.findings += _differences(path, table, entry)
-    found.findings += _unprotected_names(path)
+    survey = ShardSurvey(path, table.num_samples, table.file_size)
+    describe_shard(survey, table)
+    survey.findings += _changed_members(path, table, known)
+    survey.findings += _differences(path, table, entry)
+    survey.findings += _unprotected_names(path)
     if decoder_of is not None:
-        found.findings += _undecodable(path, table, decoder_of)
-    return found
+        survey.findings += _undecodable(path, table, decoder_of)
+    return survey
 
 
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
-    """The shards that can be saved from something.
+    """The shards with findings that can be repaired.
 
     Raises:
-        ConfigError: Their repaired copies would have the same name.
+        ConfigError: Two repaired copies would have the same name.
     """
     bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
     wanted = [url for url in urls if redact(url) in bad]
@@ -189,21 +189,21 @@ def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
 
 
 def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
-    """The table that an earlier index made, of whatever the shard was then."""
+    """The table of an earlier index, which may be of an older state of the shard."""
     return TableStore(cache_dir).kept_table(path)
 
 
 def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:
-    """Where a shard is damaged, after which member, and which known samples it hit."""
+    """Findings about the damaged byte, the last sound member before it, and the samples hit."""
     first = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
     if not Path(path).is_file() or not Path(path).stat().st_size:
         return [first]
     before: str | None = None
     with open_tar(path) as data:
-        for found in walk_around_damage(data, path):
-            if isinstance(found, DamagedRange):
+        for read in walk_around_damage(data, path):
+            if isinstance(read, DamagedRange):
                 break
-            before = found.name
+            before = read.name
         hit = _changed(data, known) if known is not None else []
     after = f"; the last sound member before is {before!r}" if before else ""
     message = f"{error}{after}; verify --repair saves what can be saved"
@@ -211,7 +211,7 @@ def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Find
 
 
 def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -> list[Finding]:
-    """Members whose bytes are not those that were indexed."""
+    """Findings about members whose bytes differ from those that were indexed."""
     if known is None or known.crc32 is None or known.has_same_members(table):
         return []
     same_places = np.array_equal(known.offsets, table.offsets) and np.array_equal(
@@ -223,7 +223,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
             f"{table.num_samples:,} now); index it again if it was meant, else fetch it again"
         )
         return [Finding("changed shard", message, path)]
-    assert table.crc32 is not None  # noqa: S101 it was scanned with them
+    assert table.crc32 is not None  # the scan was with_crc32
     changed = np.flatnonzero(known.crc32 != table.crc32).tolist()
     if not changed:
         message = (
@@ -235,23 +235,23 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -
 
 
 def _unprotected_names(path: str) -> list[Finding]:
-    """Names in long-name headers, of which a checksum covers a part or nothing."""
+    """A finding about names in long-name headers that no checksum fully covers."""
     with open_tar(path) as data:
-        found = [member for member in walk_members(data, path) if member.unprotected]
-    if not found:
+        weak = [member for member in walk_members(data, path) if member.unprotected]
+    if not weak:
         return []
-    bare = sum(member.unprotected >= len(member.name.encode(*ENCODING)) for member in found)
+    bare = sum(member.unprotected >= len(member.name.encode(*ENCODING)) for member in weak)
     message = (
-        f"nothing protects the ends of the names of {len(found):,} members, first "
-        f"{found[0].name!r}: they stand in long-name headers, which have no checksum; of {bare:,} "
+        f"nothing protects the ends of the names of {len(weak):,} members, first "
+        f"{weak[0].name!r}: they stand in long-name headers, which have no checksum; of {bare:,} "
         "not even the beginnings could be compared; pack them under names of 100 ASCII letters"
     )
-    place = found[0].offset
-    return [Finding("unprotected name", message, path, byte=place, count=len(found))]
+    offset = weak[0].offset
+    return [Finding("unprotected name", message, path, byte=offset, count=len(weak))]
 
 
 def _changed(data: TarBytes, known: MemberTable) -> list[int]:
-    """Members of the table whose bytes are not there or are others."""
+    """Numbers of the members of the table whose bytes are missing or have changed."""
     if known.crc32 is None:
         return []
     extents = zip(known.offsets.tolist(), known.sizes.tolist(), known.crc32.tolist(), strict=True)
@@ -278,7 +278,7 @@ def _named(path: str, known: MemberTable | None, members: Sequence[int]) -> list
 
 
 def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None) -> list[Finding]:
-    """What the wids JSON says otherwise."""
+    """Findings about facts that the wids JSON states differently."""
     if entry is None:
         return []
     facts: dict[str, object] = {"filesize": table.file_size, "nsamples": table.num_samples}
@@ -296,7 +296,7 @@ def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None)
 
 
 def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[Finding]:
-    """Members that their decoder does not take."""
+    """Findings about members that their decoder refuses."""
     decoders = [decoder_of(suffix) for suffix in table.suffixes]
     owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
     columns = (owners, table.suffix_ids, table.offsets, table.sizes)
@@ -319,7 +319,7 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
 
 
 def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the wids JSONs beside local shards say of all shards there, by path."""
+    """The entries of all shards in the wids JSONs beside local shards, by path."""
     folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
     return {
         str(folder / name): entry | {"source": str(path)}
@@ -330,7 +330,7 @@ def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """What the JSON files on a web server say of shards there, by URL, and where they disagree."""
+    """Entries from the JSON files on a web server, by URL, and findings where they disagree."""
     folders: dict[str, dict[str, str]] = {}
     for url in urls:
         folder, name = split_url(url)
@@ -351,7 +351,7 @@ def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], lis
 
 
 def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Shards that an index lists which also lists one of these, and that are not there."""
+    """Findings about shards that do not exist, though an index of these shards lists them."""
     sources = {indexed[str(Path(url))]["source"] for url in urls if str(Path(url)) in indexed}
     return [
         Finding(

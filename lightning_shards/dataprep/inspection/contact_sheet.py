@@ -1,4 +1,4 @@
-"""Many images on one sheet, each with a line of text below it, as a PNG."""
+"""Contact sheets: many images on one PNG, each with a line of text below it."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,13 +14,13 @@ _PAPER, _INK, _BAD = "white", "black", "#ffb0b0"
 def contact_sheet(
     images: Sequence[bytes], labels: Sequence[str], *, columns: int, size: int
 ) -> bytes:
-    """The images in rows, none larger than it is in the shard; one that cannot be decoded is red.
+    """The images in rows, never enlarged; an image that cannot be decoded is shown in red.
 
     Args:
         images: the bytes of image files.
-        labels: a line for each, cut where it is longer than the image is wide.
+        labels: a line for each image, cut to the width of the image.
         columns: images in a row.
-        size: height and width that an image may have, pixels.
+        size: largest height and width of an image in pixels.
 
     Returns:
         The bytes of a PNG.
@@ -51,7 +51,7 @@ def contact_sheet(
 
 
 def _fitted(draw: Any, label: str, width: int) -> str:
-    """As much of a label as fits; the font has Latin letters only."""
+    """The beginning of a label that fits; the font has Latin letters only."""
     text = "".join(letter if letter.isprintable() else "?" for letter in label)
     text = text.encode("latin-1", "replace").decode("latin-1")
     while text and draw.textlength(text) > width:

@@ -1,4 +1,4 @@
-"""What members hold: which class, which kind of file, and whether they are compressed."""
+"""Contents of members: their class, their kind of file, and whether they are compressed."""
 
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -40,12 +40,12 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the first members of a field hold.
+    """The contents of the first members of a field.
 
     Attributes:
-        kind: by their first bytes; `text` or `bytes` where these say nothing.
-        is_compressed: whether that kind is a compressed one.
-        ratio: bytes of each by itself after zlib, over those before.
+        kind: kind of file by the first bytes; `text` or `bytes` if these are of no known kind.
+        is_compressed: whether files of this kind are compressed.
+        ratio: size of the members after zlib, each by itself, divided by their size before.
     """
 
     kind: str
@@ -56,8 +56,8 @@ class Content:
 def contents_of(
     url: str, suffixes: Sequence[str], cache_dir: str | PathLike[str] | None = None
 ) -> dict[str, Content]:
-    """Look into the first members of each of these fields in one shard."""
-    found: dict[str, Content] = {}
+    """The contents of the first members of each of these fields in one shard."""
+    contents: dict[str, Content] = {}
     with _open_shard(url, cache_dir) as reader:
         table = reader.table
         for suffix in suffixes:
@@ -67,12 +67,12 @@ def contents_of(
                 if table.find(sample, suffix) is not None
             ]
             if data:
-                found[suffix] = content_of(data)
-    return found
+                contents[suffix] = content_of(data)
+    return contents
 
 
 def content_of(members: Sequence[bytes]) -> Content:
-    """What these members hold, by the one that is named most often.
+    """The contents of these members; the kind is the most frequent one.
 
     >>> content_of([b"a cat, a cat, a cat, a cat"] * 9).kind
     'text'
@@ -125,7 +125,7 @@ def _open_shard(
 
 
 def _kind(data: bytes) -> tuple[str, bool]:
-    """Kind of a member, and whether it is a compressed one."""
+    """The kind of a member, and whether that kind is compressed."""
     for magic, kind, is_compressed in _KINDS:
         if data.startswith(magic):
             if kind == "WebP or WAV":
@@ -136,7 +136,7 @@ def _kind(data: bytes) -> tuple[str, bool]:
     if data[start : start + len(magic)] == magic:
         return "MP4", True
     try:
-        # a letter may be cut in two at the end of what was read
+        # The end is left out, because a letter may be cut in two there.
         data[: _MAX_BYTES - 4].decode()
     except UnicodeDecodeError:
         return "bytes", False

@@ -1,4 +1,4 @@
-"""What is wrong, or worth knowing, about shards: each finding with its place and its remedy."""
+"""Findings about shards: faults and other facts, each with its location and its remedy."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,23 +39,23 @@ NOTES: frozenset[Rule] = frozenset(
         "unprotected name",
     }
 )
-"""What may be meant: reported, and no failure."""
+"""Rules of findings that may be intended: they are reported, and are not failures."""
 
 MAX_DOTTED = 4
-"""More suffixes than these that end alike come from dots in keys, not from fields."""
+"""If more suffixes than this end alike, they come from dots in keys and not from fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know of a shard, or of all together.
+    """One fact about a shard, or about all shards together.
 
     Attributes:
-        rule: what kind of thing it is.
-        message: what was found, and the remedy.
+        rule: kind of the finding.
+        message: the fact and the remedy.
         shard: path of the shard; None for the whole data set.
         sample: key of the (first) sample.
-        byte: place in the shard, where there is one.
-        count: how many samples or members it is true of.
+        byte: offset in the shard, if there is one.
+        count: number of samples or members that it is about.
     """
 
     rule: Rule
@@ -67,20 +67,22 @@ class Finding:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something is wrong, and not only unusual."""
+        """Whether this is a fault, and not only unusual."""
         return self.rule not in NOTES
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The finding in plain values."""
         return asdict(self) | {"is_failure": self.is_failure}
 
 
 def key_hashes(table: MemberTable) -> NDArray[np.uint64]:
-    """64 bits for each key, the same in every process: equal keys have equal ones.
+    """A 64-bit hash of each key, the same in every process; uint64, shape (num_samples,).
 
-    Each (position, byte) pair has a random word of its own and a key the sum of its words, so that
-    two keys fall together once in 2**64.
+    Each (position, byte) pair has a random word of its own, and the hash of a key is the sum of its
+    words, so that two different keys have equal hashes with a chance of 2**-64.
     """
+    # positions, words: one entry per byte of `table.keys`: its position in its key, and its word.
+    # sums: sums of all words up to each byte, so that a key's sum is a difference of two of them.
     lengths = np.diff(table.key_starts)
     positions = np.arange(len(table.keys)) - np.repeat(table.key_starts[:-1], lengths)
     words = _WORDS[positions % len(_WORDS), table.keys] * _LAPS[positions // len(_WORDS)]
@@ -92,21 +94,22 @@ _WORDS = np.frombuffer(np.random.Philox(1).random_raw(128 * 256).tobytes(), np.u
     128, 256
 )
 _LAPS = np.frombuffer(np.random.Philox(2).random_raw(1 << 8).tobytes(), np.uint64) | np.uint64(1)
-"""Odd factors that tell a byte from the one 128 further on. Names have 4,096 bytes at most."""
+"""Odd factors that distinguish a byte from one 128 bytes later. Names have at most 4,096 bytes."""
 
 
 def find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> list[Finding]:
-    """Keys that a shard has more than once: samples torn apart, and samples that are two."""
+    """Findings about keys that a shard has more than once: split samples, and duplicates."""
+    # order: the numbers of all samples by hash; twins: where neighbours in it have equal hashes.
     order = np.argsort(hashes, kind="stable")
     twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-    places: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
+    twins_by_rule: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
     for first, second in zip(order[twins].tolist(), order[twins + 1].tolist(), strict=True):
         has_same = set(table.suffixes_of(first)) & set(table.suffixes_of(second))
-        places["duplicate key" if has_same else "split sample"].append(second)
+        twins_by_rule["duplicate key" if has_same else "split sample"].append(second)
     return [
-        _repeat(rule, table, shard, min(found), len(found))
-        for rule, found in places.items()
-        if found
+        _repeat(rule, table, shard, min(samples), len(samples))
+        for rule, samples in twins_by_rule.items()
+        if samples
     ]
 
 
@@ -127,14 +130,16 @@ def _repeat(rule: Rule, table: MemberTable, shard: str, sample: int, count: int)
 def find_repeats_between(
     hashes: Sequence[NDArray[np.uint64]], shards: Sequence[str], key_of: Callable[[int, int], str]
 ) -> list[Finding]:
-    """Keys that several shards have.
+    """A finding about keys that are in several shards.
 
     Args:
         hashes: `key_hashes` of each shard.
-        shards: their paths.
-        key_of: the key of a sample, by the shard's number and its own.
+        shards: paths of the shards.
+        key_of: gives the key of a sample, by the number of its shard and its number in it.
     """
-    numbers = np.repeat(np.arange(len(hashes)), [len(each) for each in hashes])
+    # numbers: the shard of each key of `every`; order: positions in `every` by hash.
+    # pairs: positions of keys with equal hashes; between: those pairs whose shards differ.
+    numbers = np.repeat(np.arange(len(hashes)), [len(of_shard) for of_shard in hashes])
     every = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
     order = np.argsort(every, kind="stable")
     twins = np.flatnonzero(every[order][1:] == every[order][:-1])
@@ -144,32 +149,32 @@ def find_repeats_between(
         return []
     later = pairs[1][between]
     first = int(np.argmin(later))
-    one, other = int(numbers[pairs[0][between[first]]]), int(numbers[later[first]])
-    start = sum(len(each) for each in hashes[:other])
+    earlier, other = int(numbers[pairs[0][between[first]]]), int(numbers[later[first]])
+    start = sum(len(of_shard) for of_shard in hashes[:other])
     key = key_of(other, int(later[first]) - start)
     message = (
-        f"{len(between):,} keys are in several shards, first {key!r} of {shards[one]}; "
+        f"{len(between):,} keys are in several shards, first {key!r} of {shards[earlier]}; "
         "readers of tars do not mind, energon does: give the keys of each shard a prefix for it"
     )
     return [Finding("repeated key", message, shards[other], key, count=len(between))]
 
 
 def find_passed_over(passed_over: Iterable[PassedOver], shard: str) -> list[Finding]:
-    """What is in no sample, by kind; folders are nothing to speak of."""
+    """Findings about members that are in no sample, by kind; folders are not reported."""
     kinds: dict[str, list[PassedOver]] = {}
-    for each in passed_over:
-        if each.kind != "folder":
-            kinds.setdefault(each.kind, []).append(each)
+    for member in passed_over:
+        if member.kind != "folder":
+            kinds.setdefault(member.kind, []).append(member)
     return [
         Finding(
             "passed over",
-            f"{len(found):,} members are in no sample ({kind}), first {found[0].name!r}; "
+            f"{len(members):,} members are in no sample ({kind}), first {members[0].name!r}; "
             f"{_PASSED_OVER[kind]}",
             shard,
-            byte=found[0].offset,
-            count=len(found),
+            byte=members[0].offset,
+            count=len(members),
         )
-        for kind, found in kinds.items()
+        for kind, members in kinds.items()
     ]
 
 
@@ -183,20 +188,20 @@ _PASSED_OVER = {
 
 
 def find_unsafe_names(table: MemberTable, shard: str) -> list[Finding]:
-    """Keys that lead out of a folder or cannot be printed."""
+    """A finding about keys that lead out of a folder or cannot be printed."""
     keys = table.keys.tobytes()
     if not _SUSPICIOUS.search(keys):
         return []
-    found = [sample for sample in range(table.num_samples) if _is_unsafe(table.key(sample))]
-    if not found:
+    unsafe = [sample for sample in range(table.num_samples) if _is_unsafe(table.key(sample))]
+    if not unsafe:
         return []
-    key = table.key(found[0])
+    key = table.key(unsafe[0])
     message = (
-        f"{len(found):,} keys are absolute, lead upwards, hold control characters or are not "
+        f"{len(unsafe):,} keys are absolute, lead upwards, hold control characters or are not "
         f"UTF-8, first {key!a}; pack these samples again under plain names"
     )
-    byte = int(table.offsets[table.sample_starts[found[0]]])
-    return [Finding("unsafe name", message, shard, key, byte, len(found))]
+    byte = int(table.offsets[table.sample_starts[unsafe[0]]])
+    return [Finding("unsafe name", message, shard, key, byte, len(unsafe))]
 
 
 _SUSPICIOUS = re.compile(rb"\.\.|//|[\x00-\x1f\x7f-\xff]|/")
@@ -213,7 +218,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def find_dotted_keys(samples_with: Mapping[str, int]) -> list[Finding]:
-    """Suffixes that come from dots in keys: many of them end alike."""
+    """A finding about suffixes that come from dots in keys, because many of them end alike."""
     by_end: dict[str, list[str]] = {}
     for suffix in samples_with:
         head, dot, end = suffix.rpartition(".")
@@ -234,8 +239,8 @@ def find_dotted_keys(samples_with: Mapping[str, int]) -> list[Finding]:
 def find_missing_fields(
     samples_with: Mapping[str, int], num_samples: int, lacking: Mapping[str, tuple[str, str]]
 ) -> list[Finding]:
-    """Fields that not all samples have; `lacking` is shard and key of the first without it."""
-    found: list[Finding] = []
+    """Findings about fields that some samples lack; `lacking` has shard and key of the first."""
+    findings: list[Finding] = []
     for suffix, count in samples_with.items():
         if count < num_samples and suffix in lacking:
             shard, key = lacking[suffix]
@@ -243,9 +248,11 @@ def find_missing_fields(
                 f"{num_samples - count:,} of {num_samples:,} samples have no {suffix!r}, first "
                 f"{key!r}; name in `fields` what stands in for it ('{suffix};OTHER'), or drop them"
             )
-            found.append(Finding("missing field", message, shard, key, count=num_samples - count))
-    return found[:_MAX_MISSING]
+            findings.append(
+                Finding("missing field", message, shard, key, count=num_samples - count)
+            )
+    return findings[:_MAX_MISSING]
 
 
 _MAX_MISSING = 20
-"""Keys with dots give a field for every sample."""
+"""Most findings about missing fields: keys with dots would give one for every sample."""

@@ -1,9 +1,9 @@
-"""What lies between the members of samples in a tar: their headers, and what is in no sample.
+"""The layout of a tar: the offsets of all headers, and the members that are in no sample.
 
-A member table says where data begins, not where headers do, and leaves out what belongs to no
-sample. Both are found in the gaps that the table leaves. Nearly all of these are one header of 512
-bytes, or one with an extended header before it, and are known at a glance; in the others `tarfile`
-reads what is there. The tar is one that was walked whole: its headers are known to be sound.
+A member table has the offsets of data and not of headers, and leaves out members that are in no
+sample. The gaps between the data of members hold headers and such members. Nearly all gaps are one
+header of 512 bytes, or an extended header and a header, which is seen from their size and first
+bytes; all others are read by `tarfile`. The tar was walked before, so its headers are sound.
 """
 
 import os
@@ -31,11 +31,11 @@ _GAPS_AT_ONCE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Something in a tar that is in no sample.
+    """A member of a tar that is in no sample.
 
     Attributes:
-        name: as the tar has it.
-        offset: of its first header, in bytes from the start of the tar.
+        name: its name in the tar.
+        offset: offset of its first header, in bytes from the start of the tar.
         kind: `folder`, `link`, `special file`, `name without a field`, `reserved name` or `left out
             by __bad__`.
     """
@@ -47,12 +47,12 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarLayout:
-    """Where the headers of a tar are.
+    """The offsets of the headers of a tar.
 
     Attributes:
-        headers: where the first header of each member begins, int64, shape (num_members,).
-        end: where the end marker of the archive begins.
-        passed_over: what is in no sample, in file order.
+        headers: offset of the first header of each member, int64, shape (num_members,).
+        end: offset of the end marker of the archive.
+        passed_over: the members that are in no sample, in file order.
     """
 
     headers: NDArray[np.int64]
@@ -60,12 +60,13 @@ class TarLayout:
     passed_over: tuple[PassedOver, ...]
 
     def sample_starts(self, table: MemberTable) -> NDArray[np.int64]:
-        """Where the first header of each sample begins, and where the archive ends."""
+        """Offsets of the first header of each sample, and of the end marker."""
         return np.append(self.headers[table.sample_starts[:-1]], self.end)
 
 
 def lay_out(table: MemberTable, path: str | PathLike[str]) -> TarLayout:
-    """Find the headers of a tar, of which this is the current table."""
+    """Find the headers of a tar by its current table."""
+    # Gap i lies before the data of member i: bytes starts[i] to stops[i], shape (num_members,).
     stops = table.offsets
     ends = (table.offsets + table.sizes + (BLOCK - 1)) // BLOCK * BLOCK
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
@@ -73,13 +74,13 @@ def lay_out(table: MemberTable, path: str | PathLike[str]) -> TarLayout:
     passed_over: list[PassedOver] = []
     with os.fdopen(open_regular(path), "rb") as file:
         for gap in np.flatnonzero(~_is_plain(path, starts, stops)):
-            found = _read_gap(file, int(starts[gap]), int(stops[gap]))
-            headers[gap] = found[-1].offset
-            passed_over += map(_as_passed_over, found[:-1])
+            members = _read_gap(file, int(starts[gap]), int(stops[gap]))
+            headers[gap] = members[-1].offset
+            passed_over += map(_as_passed_over, members[:-1])
         last = int(ends[-1]) if len(ends) else 0
-        found = _read_gap(file, last, None)
-        passed_over += map(_as_passed_over, found)
-    end = _end_of(found[-1]) if found else last
+        members = _read_gap(file, last, None)
+        passed_over += map(_as_passed_over, members)
+    end = _end_of(members[-1]) if members else last
     return TarLayout(headers, end, tuple(passed_over))
 
 
@@ -87,6 +88,7 @@ def _is_plain(
     path: str | PathLike[str], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """For each gap, whether it is one header, or one extended header and one header."""
+    # candidates: numbers of the gaps that may hold an extended header, by their length.
     lengths = stops - starts
     plain = lengths == BLOCK
     candidates = np.flatnonzero(lengths == _ONE_EXTENDED)
@@ -102,6 +104,8 @@ def _is_plain(
 
 def _have_one_extended(gaps: bytes) -> NDArray[np.bool_]:
     """For each of these gaps, whether it is an extended header with its body, and one header."""
+    # blocks: one gap per row, shape (num_gaps, _ONE_EXTENDED).
+    # digits: the size field of the extended header as octal digits, shape (num_gaps, 11).
     blocks = np.frombuffer(gaps, np.uint8).reshape(-1, _ONE_EXTENDED)
     digits = blocks[:, _SIZE].astype(np.int64) - _ZERO
     size = digits @ (8 ** np.arange(_SIZE.stop - _SIZE.start)[::-1])
@@ -116,14 +120,14 @@ def _have_one_extended(gaps: bytes) -> NDArray[np.bool_]:
 
 def _read_gap(file: BinaryIO, start: int, stop: int | None) -> list[tarfile.TarInfo]:
     """The members whose headers begin in a gap, up to the one whose data begins at `stop`."""
-    found: list[tarfile.TarInfo] = []
+    members: list[tarfile.TarInfo] = []
     file.seek(start)
     archive = tarfile.TarFile(fileobj=file, errorlevel=0)
     while (member := archive.next()) is not None:
-        found.append(member)
+        members.append(member)
         if member.offset_data == stop:
             break
-    return found
+    return members
 
 
 def _as_passed_over(member: tarfile.TarInfo) -> PassedOver:
@@ -144,6 +148,6 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _end_of(member: tarfile.TarInfo) -> int:
-    """Where the next header would begin."""
+    """The offset at which the next header would begin."""
     size = member.size if member.isreg() else 0
     return (member.offset_data + size + BLOCK - 1) // BLOCK * BLOCK

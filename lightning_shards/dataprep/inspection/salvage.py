@@ -1,10 +1,9 @@
-"""What can be saved of a damaged tar: whole samples, and nothing that only may be whole.
+"""The salvage of a damaged tar: its samples that are certainly whole are written to a new shard.
 
-Beyond a damaged header the next one that is sound is looked for. A sample beside the damage is kept
-only if it is known to be whole: by the member table of an earlier index, or because it has every
-field that any sample of the shard has. A table with crc32s also saves members under damaged
-headers, and tells changed bytes. The original is never touched: what is saved goes to another
-folder.
+After a damaged header the next sound one is searched. A sample beside the damage is kept only if it
+is known to be whole: by the member table of an earlier index, or because it has every field that
+any sample of the shard has. A table with crc32s also saves members under damaged headers, and shows
+changed bytes. The original is never touched: saved samples go to another folder.
 """
 
 import tarfile
@@ -28,19 +27,19 @@ from lightning_shards.shards.tar.walk import (
 
 Decode = Callable[[bytes], object]
 DecoderOf = Callable[[str], Decode | None]
-"""From a suffix to what decodes its members, or None; picklable."""
+"""Gives the decoder of a suffix, or None; picklable."""
 
 _MAGIC = b"ustar"
 _MAGIC_AT: Final = 257
 _SEARCHED: Final = 1 << 20
-"""Bytes that are looked through at once for the next header."""
+"""Bytes that are read at once to search the next header."""
 
 _LEAST_MATCHING = 0.5
-"""Below this share of members with the crc32 of the table, it is that of another shard."""
+"""If fewer members than this share have the crc32 in the table, it is of another shard."""
 
 
 class DamagedRange(NamedTuple):
-    """A place from which on a tar could not be read."""
+    """A range of a tar that could not be read."""
 
     offset: int
     message: str
@@ -48,12 +47,12 @@ class DamagedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What became of one shard.
+    """The result of the salvage of one shard.
 
     Attributes:
-        path: the new shard; None if nothing could be saved.
-        saved: samples in it.
-        lost: what was left out, and why, by key (the second of one key is `KEY (again)`).
+        path: path of the new shard; None if no sample could be saved.
+        saved: samples in the new shard.
+        lost: reasons for the samples left out, by key (`KEY (again)` for the second of a key).
     """
 
     path: str | None
@@ -62,7 +61,7 @@ class Salvage:
 
 
 def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRange]:
-    """The members before and behind all damages, and the damages, in file order."""
+    """The members before, between and after damaged ranges, and these ranges, in file order."""
     start: int | None = 0
     while start is not None:
         position = start
@@ -85,12 +84,12 @@ def salvage(
 
     Args:
         shard: path of a local tar.
-        folder: where the new one goes.
-        known: the members that it had when it was indexed.
-        decoder_of: what decodes the members of a suffix; a sample that it refuses is left out.
+        folder: folder of the new shard.
+        known: the members that the shard had when it was indexed.
+        decoder_of: gives the decoder of a suffix; a sample that it refuses is left out.
 
     Raises:
-        ConfigError: `folder` is that of the shard.
+        ConfigError: `folder` is the folder of the shard itself.
     """
     if folder.resolve() == Path(shard).parent.resolve():
         raise ConfigError(f"{folder} holds the damaged shards; name another folder for the repair")
@@ -112,7 +111,7 @@ def salvage(
                     file.write(data[member.offset : member.offset + member.size])
                     file.write(bytes(-member.size % BLOCK))
             file.write(bytes(2 * BLOCK))
-            data.require_unchanged()  # while the new file can still be given up
+            data.require_unchanged()  # raises while the new file can still be discarded
     return Salvage(str(target), len(samples), lost)
 
 
@@ -122,7 +121,7 @@ _Samples = dict[str, dict[str, Member]]
 def _whole_samples(
     data: TarBytes, shard: str, known: MemberTable | None
 ) -> tuple[_Samples, dict[str, str]]:
-    """The samples to keep, their members together, and the others with the reason."""
+    """The members of the samples to keep, and the reasons for the other samples."""
     samples, lost, beside = _readable_samples(data, shard)
     if known is not None and known.crc32 is not None and _is_of(known, data):
         return _by_table(data, known, samples, lost)
@@ -137,18 +136,18 @@ def _whole_samples(
 
 
 def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, str], set[str]]:
-    """Members by key, what comes twice, and the keys that stand beside a damage."""
+    """Members by key, the reasons for repeated ones, and the keys beside a damaged range."""
     samples: _Samples = {}
     lost: dict[str, str] = {}
     beside: set[str] = set()
     last: str | None = None
     is_behind = False
-    for found in walk_around_damage(data, shard):
-        if isinstance(found, DamagedRange):
+    for read in walk_around_damage(data, shard):
+        if isinstance(read, DamagedRange):
             beside |= {last} if last is not None else set()
             is_behind = True
             continue
-        parts = split_name(found.name)
+        parts = split_name(read.name)
         if parts is None:
             continue
         key, suffix = parts
@@ -156,32 +155,32 @@ def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, s
             beside.add(key)
         is_behind, last = False, key
         if suffix in RESERVED_SUFFIXES:
-            lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {found.offset}"
+            lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {read.offset}"
         elif suffix in samples.setdefault(key, {}):
-            lost[f"{key} (again)"] = f"has a second {suffix}, at byte {found.offset}"
+            lost[f"{key} (again)"] = f"has a second {suffix}, at byte {read.offset}"
         else:
-            samples[key][suffix] = found
+            samples[key][suffix] = read
     return samples, lost, beside
 
 
 def _is_of(known: MemberTable, data: TarBytes) -> bool:
-    """Whether the table is that of this shard before it was damaged."""
+    """Whether the table was made from this shard before it was damaged."""
     num_right = sum(_is_right(known, member, data) for member in range(len(known.offsets)))
     return num_right >= _LEAST_MATCHING * max(len(known.offsets), 1)
 
 
 def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
-    """Whether the bytes of a member are those that were indexed."""
+    """Whether the bytes of a member are the same as when it was indexed."""
     start, size = int(known.offsets[member]), int(known.sizes[member])
-    assert known.crc32 is not None  # noqa: S101 the callers look
+    assert known.crc32 is not None  # callers check this
     return start + size <= len(data) and data.crc32(start, size) == known.crc32[member]
 
 
 def _by_table(
     data: TarBytes, known: MemberTable, read: _Samples, lost: dict[str, str]
 ) -> tuple[_Samples, dict[str, str]]:
-    """The samples whose members are all as they were when the shard was indexed."""
-    names = {found.offset: found.name for fields in read.values() for found in fields.values()}
+    """The samples all of whose members are the same as when the shard was indexed."""
+    names = {member.offset: member.name for fields in read.values() for member in fields.values()}
     samples: _Samples = {}
     for sample in range(known.num_samples):
         key = known.key(sample)
@@ -200,7 +199,7 @@ def _by_table(
 
 
 def _undecodable(data: TarBytes, fields: dict[str, Member], decoder_of: DecoderOf) -> str | None:
-    """Why a member of a sample cannot be decoded; None if all can."""
+    """The reason why a member of a sample cannot be decoded; None if all can be."""
     for suffix, member in fields.items():
         decode = decoder_of(suffix)
         if decode is not None:
@@ -211,7 +210,7 @@ def _undecodable(data: TarBytes, fields: dict[str, Member], decoder_of: DecoderO
 
 
 def decoding_problem(decode: Decode, data: bytes) -> str | None:
-    """What a decoder says against these bytes; None if it takes them."""
+    """The error of a decoder about these bytes; None if it can decode them."""
     try:
         decode(data)
     except Exception as error:  # noqa: BLE001 a decoder may raise anything at damaged bytes
@@ -220,14 +219,14 @@ def decoding_problem(decode: Decode, data: bytes) -> str | None:
 
 
 def _header(member: Member) -> bytes:
-    """The tar header of a member, with nothing of the machine in it."""
+    """A tar header for a member, without traces of the machine."""
     info = tarfile.TarInfo(member.name)
     info.size = member.size
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def _next_header(data: TarBytes, start: int) -> int | None:
-    """Where the next sound header begins; tars before POSIX have no mark to look for."""
+    """The offset of the next sound header; tars from before POSIX have no magic to search for."""
     for begin in range(start, len(data), _SEARCHED):
         part = data[begin : begin + _SEARCHED]
         for block in range(0, len(part), BLOCK):
@@ -239,7 +238,7 @@ def _next_header(data: TarBytes, start: int) -> int | None:
 
 
 def _is_sound(header: bytes) -> bool:
-    """Whether the checksum of a header is right."""
+    """Whether the header's checksum is right."""
     try:
         tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -248,12 +247,12 @@ def _is_sound(header: bytes) -> bool:
 
 
 def _from(data: TarBytes, start: int) -> Buffer:
-    """The bytes from `start` on, for a walk; nothing is copied but what it asks for."""
+    """The bytes from `start` on, for a walk; only the parts that it reads are copied."""
     return _Rest(data, start) if start else data
 
 
 class _Rest:
-    """What a walk over a tar asks of its bytes."""
+    """The bytes of a tar from an offset on, read on demand."""
 
     def __init__(self, data: TarBytes, start: int) -> None:
         self._data, self._start = data, start

@@ -1,9 +1,8 @@
-"""What a data set holds, in numbers: shards, samples, fields and their sizes, and what is odd.
+"""The survey of a data set: numbers of shards and samples, fields and sizes, and findings.
 
-Each shard is looked at by itself (`survey_shard`, any number of processes), from its member table
-and the few headers that the table says nothing of; `survey` adds the shards up. No member's data is
-read, but for checksums if they are asked for. A remote shard is fetched whole for it, and goes by
-its URL without secrets.
+Each shard is surveyed by itself (`survey_shard`, in any number of processes), by its member table
+and the few headers that are not in the table; `survey` adds the shards up. Data of members is read
+only if checksums are wanted. A remote shard is fetched whole, and named by its URL without secrets.
 """
 
 import hashlib
@@ -41,24 +40,24 @@ from lightning_shards.shards.urls import redact, split_url
 _Task = TypeVar("_Task")
 
 NUM_BINS = 64
-"""Bin b of a histogram of sizes counts those from 2**(b - 1) up to, not 2**b; bin 0 zeros."""
+"""Bins of a histogram of sizes: bin b counts sizes from 2**(b - 1) to 2**b - 1, bin 0 zeros."""
 
 MAX_COMPARED = 1 << 27
-"""Keys that are compared between shards, 8 bytes each; of larger data sets none are."""
+"""Most keys that are compared between shards, at 8 bytes each; beyond that none are compared."""
 
 _MD5_CHUNK = 1 << 22
 
 
 @dataclass(slots=True)
 class FieldSizes:
-    """The members of one suffix.
+    """The sizes of the members of one suffix.
 
     Attributes:
-        samples: samples that have one.
-        total: bytes of all together.
-        smallest: bytes.
-        largest: bytes.
-        bins: how many have a size of so many bits, int64, shape (NUM_BINS,).
+        samples: samples that have such a member.
+        total: bytes of all members together.
+        smallest: size of the smallest member in bytes.
+        largest: size of the largest member in bytes.
+        bins: number of members by the number of bits of their size, int64, shape (NUM_BINS,).
     """
 
     samples: int = 0
@@ -68,7 +67,7 @@ class FieldSizes:
     bins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
 
     def add(self, other: "FieldSizes") -> None:
-        """Count the members of another shard, too."""
+        """Add the members of another shard."""
         self.smallest = min(self.smallest, other.smallest) if self.samples else other.smallest
         self.largest = max(self.largest, other.largest)
         self.samples += other.samples
@@ -78,18 +77,18 @@ class FieldSizes:
 
 @dataclass(slots=True)
 class ShardSurvey:
-    """What one shard holds.
+    """The survey of one shard.
 
     Attributes:
-        path: of the shard, or its redacted URL.
-        samples: in it.
-        size_bytes: of the file.
-        md5: of the file, where checksums were asked for.
-        fields: by suffix.
-        lacking: suffix to the key of the first sample without it.
-        example_keys: of the first and the last sample.
-        hashes: `key_hashes`.
-        findings: what is odd or wrong; of a damaged shard only that.
+        path: path of the shard, or its redacted URL.
+        samples: number of samples.
+        size_bytes: size of the file.
+        md5: MD5 of the file, if checksums were wanted.
+        fields: sizes of members by suffix.
+        lacking: key of the first sample without a suffix, by suffix.
+        example_keys: keys of the first and the last sample.
+        hashes: `key_hashes` of all samples.
+        findings: findings about the shard; a damaged shard has nothing else.
     """
 
     path: str
@@ -104,18 +103,18 @@ class ShardSurvey:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the shard could not be looked at."""
+        """Whether the shard could not be read."""
         return any(finding.rule == "damaged shard" for finding in self.findings)
 
 
 @dataclass(slots=True)
 class Survey:
-    """What a data set holds.
+    """The survey of a data set.
 
     Attributes:
-        shards: in the user's order, each once.
-        fields: by suffix, over all shards.
-        findings: of all shards, and of all together.
+        shards: surveys of the shards in the user's order, each once.
+        fields: sizes of members by suffix, over all shards.
+        findings: findings about single shards, and about all shards together.
     """
 
     shards: list[ShardSurvey]
@@ -134,7 +133,7 @@ class Survey:
 
     @property
     def failures(self) -> list[Finding]:
-        """The findings that say that something is wrong."""
+        """The findings that are faults."""
         return [finding for finding in self.findings if finding.is_failure]
 
 
@@ -146,7 +145,7 @@ def survey(
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Survey:
-    """Look at all shards; the member tables of local ones are made and kept in `cache_dir`."""
+    """Survey all shards; the member tables of local ones are made and kept in `cache_dir`."""
     look = partial(survey_shard, cache_dir=cache_dir, with_checksums=with_checksums)
     shards = list(each_shard("scanned", look, urls, urls, processes, show=show_progress))
     fields: dict[str, FieldSizes] = {}
@@ -168,10 +167,10 @@ def each_shard(
     *,
     show: bool | None,
 ) -> Iterator[ShardSurvey]:
-    """What the function finds in each shard, one task for each, with a line of progress."""
+    """The survey that the function makes of each shard's task, with a line of progress."""
     with progress_line(verb, len(urls), split_url(urls[0])[0], show=show) as step:
-        for found in map_parallel(function, tasks, processes):
-            yield found
+        for shard in map_parallel(function, tasks, processes):
+            yield shard
             step()
 
 
@@ -181,7 +180,7 @@ def repeated_keys(
     cache_dir: str | PathLike[str] | None,
     table_of: Callable[[LocalShard], MemberTable],
 ) -> list[Finding]:
-    """Keys that several of the sound shards have; `table_of` says which key it is."""
+    """Findings about keys that several sound shards have; `table_of` looks up the key."""
     sound = [pair for pair in zip(urls, shards, strict=True) if not pair[1].is_damaged]
 
     def key_of(number: int, sample: int) -> str:
@@ -189,7 +188,7 @@ def repeated_keys(
             return table_of(shard).key(sample)
 
     return find_repeats_between(
-        [found.hashes for _, found in sound], [found.path for _, found in sound], key_of
+        [shard.hashes for _, shard in sound], [shard.path for _, shard in sound], key_of
     )
 
 
@@ -199,7 +198,7 @@ def survey_shard(
     cache_dir: str | PathLike[str] | None = None,
     with_checksums: bool = False,
 ) -> ShardSurvey:
-    """Look at one shard; one that is damaged or cannot be fetched is a finding, and no error."""
+    """Survey one shard; damage or a failed download is a finding and not an error."""
     try:
         with local_copy(url, cache_dir) as shard:
             return under_url(_survey_file(shard, with_checksums=with_checksums), url)
@@ -208,18 +207,18 @@ def survey_shard(
 
 
 def unfetched(url: str, error: DamagedShardError) -> ShardSurvey:
-    """What there is to say of a remote shard that could not be fetched."""
+    """The survey of a remote shard that could not be fetched."""
     name = redact(url)
     return ShardSurvey(name, findings=[Finding("damaged shard", str(error), name)])
 
 
 def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
-    """What was found in the copy of a remote shard, said of its redacted URL."""
+    """The survey of the copy of a remote shard, with the copy's path replaced by the URL."""
     copy, name = found.path, redact(url)
     found.path = name
     found.findings = [
-        replace(each, shard=name, message=each.message.replace(copy, name))
-        for each in found.findings
+        replace(finding, shard=name, message=finding.message.replace(copy, name))
+        for finding in found.findings
     ]
     return found
 
@@ -228,25 +227,25 @@ def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
     path = shard.path
     try:
         table = TableStore(shard.cache_dir, with_crc32=with_checksums).table_of(path)
-        found = ShardSurvey(path, table.num_samples, table.file_size)
-        found.md5 = file_md5(path) if with_checksums else None
-        describe_shard(found, table)
+        shard_survey = ShardSurvey(path, table.num_samples, table.file_size)
+        shard_survey.md5 = file_md5(path) if with_checksums else None
+        describe_shard(shard_survey, table)
     except (DamagedShardError, ShardNotFoundError) as error:
         damage = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
         size = Path(path).stat().st_size if Path(path).is_file() else 0
         return ShardSurvey(path, size_bytes=size, findings=[damage])
-    return found
+    return shard_survey
 
 
 def damaged_byte(error: Exception) -> int | None:
-    """The place that an error about a shard names."""
+    """The offset in the message of an error about a shard."""
     head, found, tail = str(error).rpartition(", at byte ")
     digits = tail.partition(";")[0]
     return int(digits) if found and head and digits.isdigit() else None
 
 
 def file_md5(path: str) -> str:
-    """MD5 of a file, which is what the wids JSON has a place for; against accidents only."""
+    """MD5 of a file, as in the wids JSON; it protects against accidents only."""
     digest = hashlib.md5(usedforsecurity=False)
     with os.fdopen(open_regular(path), "rb") as file:
         while chunk := file.read(_MD5_CHUNK):
@@ -255,9 +254,12 @@ def file_md5(path: str) -> str:
 
 
 def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
-    """Fill in what the table of a shard says."""
+    """Fill in the facts from the table of a shard."""
+    # samples: the sample of each member, shape (num_members,).
     samples = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
-    # the members by suffix, each group in file order: there may be as many suffixes as members
+    # members: the numbers of all members grouped by suffix, each group in file order. One sort
+    # serves all suffixes, because there may be as many suffixes as members.
+    # sizes, owners: size and sample of each member in that order; stops: the end of each group.
     members = np.argsort(table.suffix_ids, kind="stable")
     stops = np.cumsum(np.bincount(table.suffix_ids, minlength=len(table.suffixes)))
     sizes, owners = table.sizes[members], samples[members].tolist()
@@ -266,7 +268,7 @@ def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
         if start < stop:
             found.fields[suffix] = sizes_of(sizes[start:stop])
         if start < stop < start + table.num_samples:
-            # a sample has a suffix once, so that up to a gap the owners are 0, 1, 2 and so on
+            # A sample has a suffix once, so the owners are 0, 1, 2, ... up to the first gap.
             group = enumerate(owners[start:stop])
             lacks = next((count for count, owner in group if owner > count), stop - start)
             found.lacking[suffix] = table.key(lacks)
@@ -291,7 +293,7 @@ def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
 def _findings_of_all(
     whole: Survey, urls: Sequence[str], cache_dir: str | PathLike[str] | None
 ) -> list[Finding]:
-    """What no shard can know by itself."""
+    """Findings that need all shards: missing fields, dotted keys, repeated keys."""
     sound = [shard for shard in whole.shards if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
     lacking: dict[str, tuple[str, str]] = {}
@@ -302,13 +304,13 @@ def _findings_of_all(
             for suffix, key in (shard.lacking | absent).items():
                 lacking.setdefault(suffix, (shard.path, key))
             unplaced -= lacking.keys()
-    found = find_missing_fields(samples_with, whole.samples, lacking)
-    found += find_dotted_keys(samples_with)
+    findings = find_missing_fields(samples_with, whole.samples, lacking)
+    findings += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:
-        found += repeated_keys(
+        findings += repeated_keys(
             urls,
             whole.shards,
             cache_dir,
             lambda shard: TableStore(shard.cache_dir).table_of(shard.path),
         )
-    return found
+    return findings

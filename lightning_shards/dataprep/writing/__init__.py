@@ -1,1 +1,1 @@
-"""From samples to shards: equal samples give equal bytes, and a killed run goes on."""
+"""Writing of shards: equal samples give equal bytes, and a killed run can be continued."""

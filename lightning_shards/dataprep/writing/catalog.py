@@ -1,8 +1,8 @@
-"""The samples that are to be written, each by where its members' bytes are now.
+"""The catalog of the samples to be written, with the current location of their members' bytes.
 
-A member is a stretch of a file: of a tar, or of a file that holds nothing else. What is in no file,
-a label or a caption, is a stretch of one blob that the catalog carries. So one plan and one writer
-serve every kind of input. Columns, not objects: about 100 bytes a sample.
+A member is a stretch of a file: of a tar, or of a file with nothing else in it. A member that is in
+no file, such as a label or a caption, is a stretch of one blob in the catalog. So one plan and one
+writer serve every kind of input. The catalog has columns and not objects: about 100 bytes a sample.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _WORD_BYTES = 8
 
 
 class InputFile(NamedTuple):
-    """A file, as it was when it was listed."""
+    """A file with its size and time of change when it was listed."""
 
     path: str
     size_bytes: int
@@ -39,7 +39,7 @@ class InputFile(NamedTuple):
 
 
 class InputExtent(NamedTuple):
-    """The bytes of one member: those of a file, or, where there is none, `inline`."""
+    """The bytes of one member: a stretch of a file, or `inline` if it is in no file."""
 
     field: str
     source: InputFile | None
@@ -54,16 +54,16 @@ class Catalog:
 
     Attributes:
         sources: the files; source number i of a member is `sources[i - 1]`, number 0 is the blob.
-        blob: what is in no file.
-        keys: all keys one after the other.
-        key_starts: int64, shape (num_samples + 1,).
+        blob: contents of the members that are in no file.
+        keys: all keys, concatenated.
+        key_starts: start of each key in `keys`, and the end, int64, shape (num_samples + 1,).
         sample_starts: the members of sample i are `sample_starts[i]` to `sample_starts[i + 1]`.
-        member_sources: number of the source of each member, int64.
-        offsets: where its bytes begin in the source, int64.
-        sizes: how many they are, int64.
-        field_ids: position of its field in `fields`, int64.
+        member_sources: number of the source of each member, int64, shape (num_members,).
+        offsets: offset of each member's bytes in the source, int64, shape (num_members,).
+        sizes: size of each member in bytes, int64, shape (num_members,).
+        field_ids: position of each member's field in `fields`, int64, shape (num_members,).
         fields: the different fields.
-        split_ids: position of each sample's split in `splits`, int64; -1: not said.
+        split_ids: position of each sample's split in `splits`, int64; -1 if it has none.
         splits: the different splits that the input names.
     """
 
@@ -96,11 +96,11 @@ class Catalog:
         return [self._extent(*row) for row in rows]
 
     def num_members(self) -> NDArray[np.int64]:
-        """Members of each sample."""
+        """Number of members of each sample, shape (num_samples,)."""
         return np.diff(self.sample_starts)
 
     def source_of(self, sample: int) -> str:
-        """The file that the sample's first member is in; empty if in none."""
+        """The file that the sample's first member is in; empty if it is in no file."""
         number = int(self.member_sources[self.sample_starts[sample]])
         return self.sources[number - 1].path if number else ""
 
@@ -112,7 +112,7 @@ class Catalog:
     def words(self, seed: int) -> NDArray[np.uint64]:
         """Three random words a sample, from its key and the seed alone, shape (num_samples, 3).
 
-        So a sample's place in a shuffle and its split do not hang on where it was listed.
+        So a sample's position in a shuffle and its split do not depend on the order of listing.
         """
         salt = seed.to_bytes(_WORD_BYTES, "little")
         length = _WORDS * _WORD_BYTES
@@ -123,7 +123,7 @@ class Catalog:
         return np.frombuffer(bytes(drawn), "<u8").reshape(-1, _WORDS)
 
     def with_field(self, name: str, values: Sequence[bytes]) -> "Catalog":
-        """The same samples with one more member each, which comes last and is in no file."""
+        """The same samples with one more member each, which is the last one and in no file."""
         fields = self.fields if name in self.fields else (*self.fields, name)
         lengths = np.array([len(value) for value in values], np.int64)
         ends = self.sample_starts[1:]
@@ -144,7 +144,7 @@ class Catalog:
         )
 
     def fingerprint(self) -> str:
-        """Which samples, members and files these are: 16 hex digits."""
+        """The identity of these samples, members and files: 16 hex digits."""
         digest = hashlib.sha256()
         for part in (self.sources, self.fields, self.splits):
             digest.update(repr(part).encode("utf-8", "backslashreplace"))
@@ -165,7 +165,7 @@ class Catalog:
 
 @dataclass(slots=True)
 class CatalogBuilder:
-    """Takes samples one by one: `begin` one, then add its members."""
+    """Builds a catalog sample by sample: `begin` a sample, then add its members."""
 
     _sources: list[InputFile] = field(default_factory=list[InputFile])
     _blob: bytearray = field(default_factory=bytearray)
@@ -178,7 +178,7 @@ class CatalogBuilder:
     _splits: dict[str, int] = field(default_factory=dict[str, int])
 
     def add_source(self, path: str) -> int:
-        """Note a file as it is now; its number.
+        """Add a file in its current state, and return its number.
 
         Raises:
             ShardNotFoundError: There is no such file.
@@ -190,7 +190,7 @@ class CatalogBuilder:
         """Begin a sample.
 
         Raises:
-            SampleError: The key would not come back.
+            SampleError: The key could not be read back from a tar.
         """
         check_key(key)
         self._keys += key.encode()
@@ -203,7 +203,7 @@ class CatalogBuilder:
         """Add a member that is in a file.
 
         Raises:
-            SampleError: The field would not come back.
+            SampleError: The field could not be read back from a tar.
         """
         check_field(name)
         number = self._fields.setdefault(name, len(self._fields))
@@ -221,7 +221,7 @@ class CatalogBuilder:
         self._blob += data
 
     def build(self) -> Catalog:
-        """The catalog of all that was added."""
+        """The catalog of all samples that were added."""
         members = np.frombuffer(self._members, np.int64).reshape(-1, 4)
         return Catalog(
             sources=self._sources,
@@ -240,7 +240,7 @@ class CatalogBuilder:
 
 
 def join_catalogs(catalogs: Sequence[Catalog]) -> Catalog:
-    """The samples of all, one catalog after the other."""
+    """One catalog with the samples of all, in the order of the catalogs."""
     fields = tuple(dict.fromkeys(name for catalog in catalogs for name in catalog.fields))
     splits = tuple(dict.fromkeys(name for catalog in catalogs for name in catalog.splits))
     columns: dict[str, list[NDArray[np.int64]]] = {}
@@ -274,7 +274,7 @@ def join_catalogs(catalogs: Sequence[Catalog]) -> Catalog:
 
 
 class InputFiles:
-    """The bytes of extents; the files that were read last stay open."""
+    """Reads the bytes of extents, and keeps the most recently used files open."""
 
     def __init__(self, max_open: int = 64) -> None:
         self._max_open = max_open
@@ -284,8 +284,8 @@ class InputFiles:
         """The bytes of a member.
 
         Raises:
-            ShardNotFoundError: Its file is gone.
-            DamagedShardError: The file was changed since it was listed, or cannot be read.
+            ShardNotFoundError: Its file does not exist any more.
+            DamagedShardError: The file was changed after it was listed, or cannot be read.
         """
         if extent.source is None:
             return extent.inline
@@ -311,16 +311,16 @@ class InputFiles:
             if len(self._open) >= self._max_open:
                 os.close(self._open.pop(next(iter(self._open))))
             file = _opened(source)
-        self._open[source.path] = file  # the last one in the dict was read last
+        self._open[source.path] = file  # the dict is in order of use, the latest last
         return file
 
 
 def input_file_at(path: str) -> InputFile:
-    """A file as it is now.
+    """A file with its current size and time of change.
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or this user may not look at it.
+        FileAccessError: It is not a regular file, or this user has no access to it.
     """
     try:
         status = Path(path).stat()
@@ -356,5 +356,5 @@ def _renumbered(
     numbers: NDArray[np.int64], old: Sequence[str], new: Sequence[str]
 ) -> NDArray[np.int64]:
     """Positions in `old` as positions in `new`; -1 stays."""
-    places = {name: number for number, name in enumerate(new)}
-    return np.array([places[name] for name in old] + [-1], np.int64)[numbers]
+    positions = {name: number for number, name in enumerate(new)}
+    return np.array([positions[name] for name in old] + [-1], np.int64)[numbers]

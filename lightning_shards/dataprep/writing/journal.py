@@ -1,12 +1,13 @@
-"""What a run that writes shards has decided and done, so that the next one goes on where it ended.
+"""The journal of a run that writes shards, by which the next run goes on where it ended.
 
-One hidden file in the folder that is written: its first line holds the settings, each further line
-a shard that is whole under its final name, each with its checksum. A run holds a lock on it, which
-ends with the process however that dies. The settings say all that decides the bytes, so shards of
-one folder are always shards of one plan.
+It is one hidden file in the output folder. Its first line holds the settings, and each further line
+a shard that is complete under its final name; every line has a checksum. A run holds a lock on it,
+which ends with the process in any case. The settings decide all bytes, so the shards of one folder
+always belong to one plan.
 
-Others may write to the folder, too, so a journal is believed only if it is a file of this user with
-no second name, up to the first line that is damaged, and of a shard only if the file is still that.
+Others may be able to write to the folder, so a journal is believed only if it is a file of this
+user without a second name, up to its first damaged line, and about a shard only while its file is
+unchanged.
 """
 
 import fcntl
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Noted(NamedTuple):
-    """A shard, and the time of change that its file had then."""
+    """A shard, and the time of change of its file when it was noted."""
 
     shard: WrittenShard
     mtime_ns: int
@@ -54,15 +55,15 @@ class Journal:
     """The journal of one output folder, open and locked until it is closed.
 
     Args:
-        folder: where shards are written, or in folders below it.
+        folder: the folder in which, or in folders below which, shards are written.
         settings: plain values by name; equal settings must mean equal bytes.
-        prefixes: folder below `folder` ("" for itself) to prefix of the shards that go there.
+        prefixes: prefix of the shards in each folder below `folder` ("" for `folder` itself).
 
     Raises:
-        ConfigError: Another run is at work here, or one with other settings was, or the folder has
-            shards of these names that no such run has written.
+        ConfigError: Another run is writing here, or a run with other settings has written here, or
+            the folder has shards of these names that no such run has written.
         FileAccessError: The journal is not a file of this user alone, or it or a folder is a link,
-            or the folder cannot be looked into.
+            or the folder cannot be read.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Journal:
                 refuse_link(folder / below)
             if not self._path.exists():
                 self._refuse_foreign_shards()
-        except OSError as error:  # a folder above may not be looked into, or its name is too long
+        except OSError as error:  # no access to a folder above, or a name is too long
             raise not_written(folder, error) from error
         make_folder(folder)
         self._file = os.fdopen(self._opened(), "r+b")
@@ -90,9 +91,9 @@ class Journal:
             raise
 
     def written(self, below: str, name: str) -> WrittenShard | None:
-        """The shard of this name if it is written and still there.
+        """The shard of this name if it was written and still exists.
 
-        That is told by the file's size and time; where only the time is another one (a folder that
+        The file is recognised by its size and time of change; if only the time differs (the folder
         was copied), by its MD5.
         """
         noted = self._done.get((below, name))
@@ -109,22 +110,22 @@ class Journal:
         return shard if is_there else None
 
     def note(self, below: str, shard: WrittenShard) -> None:
-        """Remember a shard that is whole under its final name."""
+        """Note a shard that is complete under its final name."""
         mtime_ns = stamp_of(self._folder / below / shard.name)[1]
         self._append({"below": below, "mtime_ns": mtime_ns} | asdict(shard))
         self._done[below, shard.name] = _Noted(shard, mtime_ns)
 
     def fact(self, name: str) -> str | None:
-        """What was remembered under this name; None if nothing was."""
+        """The text that was noted under this name; None if there is none."""
         return self._facts.get(name)
 
     def note_fact(self, name: str, value: str) -> None:
-        """Remember a text that took long to find out."""
+        """Note a text that took long to compute."""
         self._append({"fact": name, "value": value})
         self._facts[name] = value
 
     def own_shards(self, below: str) -> list[Path]:
-        """The files that are named like our shards, whether a run has noted them or not."""
+        """The files with names of our shards, whether they are in the journal or not."""
         return list(_shards(self._folder / below, self._prefixes[below]))
 
     def is_finished(self) -> bool:
@@ -132,7 +133,7 @@ class Journal:
         return all((self._folder / below / WIDS).exists() for below in self._prefixes)
 
     def close(self) -> None:
-        """Give the folder free for other runs."""
+        """Release the folder for other runs."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -151,7 +152,7 @@ class Journal:
             ) from error
 
     def _opened(self) -> int:
-        """The journal, made if it is not there.
+        """The descriptor of the journal, which is made if it does not exist.
 
         Raises:
             FileAccessError: Another user could have written it, or another file has this name.
@@ -174,13 +175,13 @@ class Journal:
         raise FileAccessError(f"{self._path} {reason}; remove it, or name another folder")
 
     def _begin(self, settings: dict[str, Any]) -> None:
-        """Write the settings, or compare them with those of the run before and read what it did."""
+        """Write the settings, or compare them with those of the run before and read its entries."""
         entries, end = _entries(self._file.read())
         new = json.loads(json.dumps(settings))
         old = entries[0] if entries else None
         if old is None or (old != new and not self._has_shards(old)):
             self._refuse_foreign_shards()
-            self._file.truncate(0)  # nothing was written by other settings: they bind nobody
+            self._file.truncate(0)  # no shard was written with the old settings
             self._append(new)
             return
         self._compare(old, new)
@@ -191,7 +192,7 @@ class Journal:
             self._remember(entry)
 
     def _remember(self, entry: dict[str, Any]) -> None:
-        """Take what a run before has noted."""
+        """Add an entry that an earlier run has written."""
         if "fact" in entry:
             self._facts[entry["fact"]] = entry["value"]
         else:
@@ -206,25 +207,25 @@ class Journal:
         )
 
     def _compare(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        """Refuse other settings than those of the shards that are there."""
+        """Refuse settings that differ from those of the existing shards."""
         changed = [name for name in old | new if old.get(name) != new.get(name)]
         if changed:
-            each = "; ".join(
+            diff = "; ".join(
                 f"{name} was {old.get(name)!r} and is now {new.get(name)!r}" for name in changed
             )
             raise ConfigError(
-                f"{self._folder} was begun with other settings: {each}; go on with the old ones, "
+                f"{self._folder} was begun with other settings: {diff}; go on with the old ones, "
                 "or name another folder"
             )
 
     def _refuse_foreign_shards(self) -> None:
-        """Overwrite nothing that is not ours."""
+        """Refuse a folder with shards or an index that no such run has written."""
         for below, prefix in self._prefixes.items():
             folder = self._folder / below
-            found = next(_shards(folder, prefix), None) or folder / WIDS
-            if found.exists():
+            file = next(_shards(folder, prefix), None) or folder / WIDS
+            if file.exists():
                 raise ConfigError(
-                    f"{found} is there, and not from a run that can be resumed; name another folder"
+                    f"{file} is there, and not from a run that can be resumed; name another folder"
                 )
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -247,7 +248,7 @@ def shard_name(prefix: str, number: int) -> str:
 
 
 def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> str:
-    """How a configuration names these shards: a path with the numbers in braces."""
+    """The pattern of these shards for a configuration: a path with the numbers in braces."""
     first, last = shards[0].name, shards[-1].name
     if first == last:
         return str(folder / first)
@@ -256,7 +257,7 @@ def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> 
 
 
 def _shards(folder: Path, prefix: str) -> Iterator[Path]:
-    """The files in a folder that are named like shards with this prefix."""
+    """The files in a folder with names of shards of this prefix."""
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             match = _SHARD_NAME.fullmatch(path.name)
@@ -265,7 +266,7 @@ def _shards(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 def _entries(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """What the lines say up to the first that is cut off or damaged, and where that begins."""
+    """The entries up to the first line that is cut off or damaged, and the offset of that line."""
     entries: list[dict[str, Any]] = []
     end = 0
     while (stop := content.find(b"\n", end)) >= 0:
@@ -287,7 +288,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _are_settings(entry: dict[str, Any]) -> bool:
-    """Whether a first line says which folders of this one have which prefix."""
+    """Whether this is a valid first line, with the prefix of each folder."""
     splits = entry.get("splits")
     return isinstance(splits, dict) and all(
         isinstance(prefix, str) and Path(below).name == below
@@ -296,7 +297,7 @@ def _are_settings(entry: dict[str, Any]) -> bool:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    """Whether a further line is that of a fact or of a shard, as they are written."""
+    """Whether this is a valid further line, of a fact or of a shard."""
     kinds: dict[str, object] = {name: type(value) for name, value in entry.items()}
     return kinds in (_FACT, _SHARD)
 

@@ -1,4 +1,4 @@
-"""Keys and fields that come back from a tar as they were written, whatever they are made from."""
+"""Checks and escapes of keys and fields, so that they are read from a tar as they were written."""
 
 import re
 from functools import lru_cache
@@ -19,7 +19,7 @@ _META_FOLDER = re.compile(r"__[^/]*__(/|$)")
 
 
 def escape_key(text: str) -> str:
-    """The key for a name of any kind: `urllib.parse.unquote` gives the name back.
+    """A valid key for any name, from which `urllib.parse.unquote` gives the name back.
 
     Dots after the last slash, percent signs, backslashes, control characters and bytes that are
     not UTF-8 become %XX; slashes stay.
@@ -35,10 +35,10 @@ def escape_key(text: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that no reader gives back as it is, or that would lead out of a folder.
+    """Refuse a key that readers would change, or that would lead out of a folder.
 
     Raises:
-        SampleError: It says why, and what to do.
+        SampleError: The message has the reason and the remedy.
     """
     fault = _fault_of(key)
     if fault:
@@ -50,10 +50,10 @@ def check_key(key: str) -> None:
 
 @lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
-    """Refuse a field that would not be found again as the suffix of a member.
+    """Refuse a field that readers would not find as the suffix of a member.
 
     Raises:
-        SampleError: It says why, and what to do.
+        SampleError: The message has the reason and the remedy.
     """
     is_sound = (
         split_name(f"0.{field}") == ("0", field)
@@ -69,7 +69,7 @@ def check_field(field: str) -> None:
 
 
 def _fault_of(key: str) -> str:
-    """Why this is no key; empty if it is one."""
+    """The reason why this is not a valid key; empty if it is."""
     parts = key.removeprefix("./").split("/")  # `tar c .` writes ./0001.jpg
     faults = {
         "it is not UTF-8": bool(_SURROGATE.search(key)),

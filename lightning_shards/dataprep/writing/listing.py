@@ -1,4 +1,4 @@
-"""The samples in folders of files and in tars; what is in no sample is counted, by reason."""
+"""Listing of the samples in folders of files and in tars; other files are counted by reason."""
 
 import os
 from collections import Counter
@@ -19,18 +19,19 @@ IMAGE_FIELDS: Final = frozenset(
 )
 
 SuffixFrom = Literal["last", "first"]
-"""Which dot of a file's name parts key and suffix: of x.seg.png, png or seg.png is the suffix."""
+"""Which dot of a file's name separates key and suffix: of x.seg.png, the suffix is png or
+seg.png."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What was found.
+    """The samples of an input, and counts of everything else in it.
 
     Attributes:
         catalog: the samples.
-        ignored: files or members that are in no sample, by reason.
+        ignored: number of files or members that are in no sample, by reason.
         classes: names of the classes in the order of their numbers; empty if there are none.
-        joined: stretches of members that were apart from the rest of their sample in a tar.
+        joined: number of runs of members that were apart from the rest of their sample in a tar.
     """
 
     catalog: Catalog
@@ -42,27 +43,27 @@ class Listing:
 def list_folder(
     folder: str, *, suffix_from: SuffixFrom = "last", has_classes: bool = True
 ) -> Listing:
-    """A sample for all files of one folder whose names differ in the suffix alone.
+    """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, numbered by name, and a sample gets its class as field `cls`.
+    are classes, numbered by name, and a sample gets the number of its class as field `cls`.
 
     Raises:
         ShardNotFoundError: There is no such folder.
-        ConfigError: Files lie beside the folders of classes.
-        SampleError: Two files of a sample have one suffix, or both are images.
+        ConfigError: There are files beside the folders of classes.
+        SampleError: Two files of a sample have the same suffix, or both are images.
     """
     ignored: Counter[str] = Counter()
-    found: dict[str, dict[str, str]] = {}
+    files_by_stem: dict[str, dict[str, str]] = {}
     for path in _files_below(folder, ignored):
         name = os.path.relpath(path, folder)
         parts = _split_path(name, suffix_from, ignored)
         if parts:
-            _add_file(found.setdefault(parts[0], {}), parts[1], path)
-    classes = _classes_of(found, folder) if has_classes else ()
+            _add_file(files_by_stem.setdefault(parts[0], {}), parts[1], path)
+    classes = _classes_of(files_by_stem, folder) if has_classes else ()
     numbers = {name: str(number).encode() for number, name in enumerate(classes)}
     builder = CatalogBuilder()
-    for stem, files in found.items():
+    for stem, files in files_by_stem.items():
         builder.begin(escape_key(stem))
         for suffix, path in files.items():
             builder.add_file(suffix, path)
@@ -80,17 +81,17 @@ def list_tars(
 
     Raises:
         ShardNotFoundError: A tar does not exist.
-        DamagedShardError: One is not whole.
+        DamagedShardError: A tar is damaged.
         SampleError: A key or a field could not be written so that it reads back.
     """
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
-    place = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
-    found: dict[str, Listing] = {}
-    with progress_line("listed", len(paths), place, show=show_progress) as step:
+    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    listing_by_path: dict[str, Listing] = {}
+    with progress_line("listed", len(paths), where, show=show_progress) as step:
         for path, listing in run_in_processes(_list_tar, paths, processes):
-            found[path] = listing
+            listing_by_path[path] = listing
             step()
-    listings = [found[path] for path in paths]
+    listings = [listing_by_path[path] for path in paths]
     ignored = sum((listing.ignored for listing in listings), Counter[str]())
     joined = sum(listing.joined for listing in listings)
     catalog = join_catalogs([listing.catalog for listing in listings])
@@ -102,14 +103,14 @@ def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
     if not os.path.isdir(folder):  # noqa: PTH112 - paths stay strings here
         raise ShardNotFoundError(f"{folder} is no folder; check the path and the mount")
     visited: set[tuple[int, int]] = set()
-    for place, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
-        status = os.stat(place)  # noqa: PTH116
+    for below, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        status = os.stat(below)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in visited:
-            raise ConfigError(f"{place} is reached twice, by a link; remove the link")
+            raise ConfigError(f"{below} is reached twice, by a link; remove the link")
         visited.add((status.st_dev, status.st_ino))
         ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(place, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
+        yield from (os.path.join(below, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
 
 
 def _raise(error: OSError) -> None:
@@ -121,7 +122,7 @@ def _raise(error: OSError) -> None:
 def _split_path(
     name: str, suffix_from: SuffixFrom, ignored: Counter[str]
 ) -> tuple[str, str] | None:
-    """Path without suffix, and suffix in lower case; None, and counted, where there is none."""
+    """Path without suffix, and suffix in lower case; None, and counted, if there is no suffix."""
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.rpartition(".") if suffix_from == "last" else base.partition(".")
     if not (dot and stem and suffix):
@@ -131,7 +132,6 @@ def _split_path(
 
 
 def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
-    """Add a file to those of its sample."""
     if suffix in files:
         raise SampleError(f"{files[suffix]} and {path} would be one member; rename one")
     image = next((other for other in files if other in IMAGE_FIELDS), None)
@@ -144,7 +144,7 @@ def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
 
 
 def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
-    """The folders that are classes."""
+    """The names of the folders that are classes."""
     names: set[str] = set()
     for stem in stems:
         name, slash, _ = stem.partition("/")
@@ -158,9 +158,8 @@ def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
 
 
 def _list_tar(path: str) -> Listing:
-    """The samples of one tar."""
     ignored: Counter[str] = Counter()
-    found: dict[str, dict[str, Member]] = {}
+    samples: dict[str, dict[str, Member]] = {}
     joined = 0
     repeated: list[tuple[str, dict[str, Member]]] = []
     builder = CatalogBuilder()
@@ -168,7 +167,7 @@ def _list_tar(path: str) -> Listing:
     with open_tar(path) as data:
         members = _counted(walk_members(data, path), ignored)
         for key, fields in group_members(members, path):
-            known = found.setdefault(key, fields)
+            known = samples.setdefault(key, fields)
             if known is fields:
                 continue
             if known.keys() & fields.keys():
@@ -177,7 +176,7 @@ def _list_tar(path: str) -> Listing:
                 known |= fields
                 joined += 1
     try:
-        for key, fields in [*found.items(), *repeated]:
+        for key, fields in [*samples.items(), *repeated]:
             builder.begin(key)
             for suffix, member in fields.items():
                 builder.add_extent(suffix, source, member.offset, member.size)
@@ -187,7 +186,7 @@ def _list_tar(path: str) -> Listing:
 
 
 def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Member]:
-    """The members that are in samples; the others are counted."""
+    """The members that are in samples; other members are counted in `ignored`."""
     for member in members:
         if split_name(member.name) is None:
             base = member.name.rpartition("/")[2]

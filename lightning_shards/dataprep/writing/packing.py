@@ -1,8 +1,8 @@
-"""Which sample goes to which shard: arithmetic on a catalog, the same for the same arguments.
+"""The assignment of samples to shards: pure arithmetic on a catalog.
 
-What is random comes from each sample's key and the seed alone (`Catalog.words`), so neither the
-order in which inputs are named nor samples that are added later change a sample's split, or the
-order of the others.
+All randomness comes from each sample's key and the seed alone (`Catalog.words`). So neither the
+order in which inputs are named nor samples that are added later change the split of a sample, or
+the order of the other samples.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.tar.walk import BLOCK
 
 PackOrder = Literal["source", "shuffled", "sorted"]
-"""As they were listed, in a uniform order by the seed, or by the bytes of their keys."""
+"""As listed, in a uniformly random order by the seed, or sorted by the bytes of the keys."""
 
 DEFAULT_MAX_BYTES: Final = 1_000_000_000
-"""Of a shard: large enough for disks and object stores to read at full speed, and few files."""
+"""Bytes of a shard: large enough for few files that disks and stores read at full speed."""
 
 _ORDER_WORD, _SPLIT_WORD, _KEEP_WORD = range(3)
 _WORD_RANGE = 2.0**64
@@ -35,12 +35,12 @@ class Packing:
     Attributes:
         order: the order of the samples.
         seed: 0 <= seed < 2**64.
-        max_samples: samples of a shard at most.
-        max_bytes: bytes of a shard at most, unless one sample has more; before any edit of samples.
-        num_shards: of all splits together, in proportion to their samples, in place of the two
-            limits; the shards of a split are equal to one sample.
+        max_samples: most samples of a shard.
+        max_bytes: most bytes of a shard, before any edit; a larger sample gets a shard of its own.
+        num_shards: number of shards of all splits together, in proportion to their samples; it
+            replaces the two limits. The shards of a split differ by at most one sample.
         keep: share of the samples that is kept, each by its own draw.
-        val_fraction: share of the samples that goes to the split `val`, the others to `train`.
+        val_fraction: share of the samples that goes to the split `val`; the others go to `train`.
     """
 
     order: PackOrder = "source"
@@ -72,15 +72,15 @@ class Packing:
 def assign(
     catalog: Catalog, packing: Packing, is_kept: NDArray[np.bool_] | None = None
 ) -> dict[str, list[NDArray[np.int64]]]:
-    """By split, the numbers of the samples of each shard in order; "" where nothing is split.
+    """The numbers of the samples of each shard, in order, by split ("" if there are no splits).
 
     Args:
-        catalog: the samples; with splits of its own, all of these and no `val_fraction`.
-        packing: how they are laid out.
-        is_kept: bool, shape (num_samples,): which samples pass a filter; None: all.
+        catalog: the samples. If it names splits, these are used, and `val_fraction` must be 0.
+        packing: how samples are laid out.
+        is_kept: bool, shape (num_samples,): the samples that pass a filter; None: all.
 
     Raises:
-        ConfigError: A split has no sample, or fewer than shards.
+        ConfigError: A split has no sample, or fewer samples than shards.
         SampleError: A sample is in no split while others are.
     """
     words = catalog.words(packing.seed)
@@ -98,7 +98,7 @@ def assign(
 
 
 def split_names(catalog: Catalog, packing: Packing) -> list[str]:
-    """The splits that `assign` gives; [""] where nothing is split."""
+    """The splits that `assign` gives; [""] if there are no splits."""
     if catalog.splits and packing.val_fraction:
         raise ConfigError("val_fraction and a column of splits both split; choose one")
     if catalog.splits:
@@ -107,10 +107,10 @@ def split_names(catalog: Catalog, packing: Packing) -> list[str]:
 
 
 def with_unique_keys(catalog: Catalog, *, may_rename: bool) -> Catalog:
-    """The same samples; with `may_rename` those that share a key get their file's name before it.
+    """The same samples; with `may_rename` repeated keys get their file's name as a prefix.
 
     Raises:
-        SampleError: Two samples have one key.
+        SampleError: Two samples have the same key.
     """
     repeated = _repeated_keys(catalog)
     if not len(repeated):
@@ -119,9 +119,11 @@ def with_unique_keys(catalog: Catalog, *, may_rename: bool) -> Catalog:
         first = int(repeated[0])
         key = catalog.key(first)
         second = next(int(n) for n in repeated[1:] if catalog.key(int(n)) == key)
-        places = f"{catalog.source_of(first) or 'a row'} and {catalog.source_of(second) or 'a row'}"
+        sources = (
+            f"{catalog.source_of(first) or 'a row'} and {catalog.source_of(second) or 'a row'}"
+        )
         raise SampleError(
-            f"{len(repeated)} samples share their keys with others, such as {key!r} of {places}; "
+            f"{len(repeated)} samples share their keys with others, such as {key!r} of {sources}; "
             "put the names of their files before these keys (--duplicate-keys prefix), or make "
             "them unique"
         )
@@ -137,7 +139,7 @@ def _stem(path: str) -> str:
 
 
 def _with_keys(catalog: Catalog, renamed: Mapping[int, str]) -> Catalog:
-    """The catalog with other keys for some samples."""
+    """The catalog with new keys for some samples, by their number."""
     bounds = catalog.key_starts
     lengths = np.diff(bounds)
     keys = bytearray()
@@ -152,7 +154,9 @@ def _with_keys(catalog: Catalog, renamed: Mapping[int, str]) -> Catalog:
 
 
 def _repeated_keys(catalog: Catalog) -> NDArray[np.int64]:
-    """The numbers of all samples whose key another one has too."""
+    """The numbers of all samples whose key another sample has as well, in order."""
+    # word: a hash of each key, shape (num_samples,). Equal keys are neighbours in `order`, and
+    # only samples with the hash of a neighbour (`suspects`) are compared by their keys.
     word = catalog.words(0)[:, _ORDER_WORD]
     order = np.argsort(word, kind="stable")
     is_equal = word[order[1:]] == word[order[:-1]]
@@ -171,7 +175,7 @@ def _repeated_keys(catalog: Catalog) -> NDArray[np.int64]:
 
 
 def _in_order(catalog: Catalog, packing: Packing, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The numbers of all samples in the order that is wanted."""
+    """The numbers of all samples in the order of `packing.order`."""
     if packing.order == "source":
         return np.arange(len(catalog))
     bounds = catalog.key_starts.tolist()
@@ -181,7 +185,7 @@ def _in_order(catalog: Catalog, packing: Packing, words: NDArray[np.uint64]) -> 
 
     if packing.order == "sorted":
         return np.array(sorted(range(len(catalog)), key=key), np.int64)
-    # by one word, and where two of 2**64 are equal by the next one
+    # Sorted by one word; equal words, of which there are 2**64, by another.
     return np.lexsort((words[:, _SPLIT_WORD], words[:, _ORDER_WORD]))
 
 
@@ -203,7 +207,7 @@ def _split(
 
 
 def _tar_sizes(catalog: Catalog) -> NDArray[np.int64]:
-    """Bytes that each sample takes in a tar, but for the extended headers of unusual names."""
+    """Bytes of each sample in a tar, without the extended headers of unusual names."""
     sizes = BLOCK + (catalog.sizes + BLOCK - 1) // BLOCK * BLOCK
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     return sums[catalog.sample_starts[1:]] - sums[catalog.sample_starts[:-1]]
@@ -216,7 +220,7 @@ def _cut(
     split: str,
     share: float,
 ) -> list[NDArray[np.int64]]:
-    """The samples of one split, which has this share of all, shard by shard."""
+    """The samples of each shard of one split, which has this share of all samples."""
     name = f"split {split!r}" if split else "the data set"
     if not len(numbers):
         raise ConfigError(f"{name} has no sample; look at the input and at what was left out of it")

@@ -1,4 +1,4 @@
-"""The door to pyarrow, which comes with the extra `table`: rows of Parquet files."""
+"""The door to pyarrow, which comes with the extra `table`: it reads rows of Parquet files."""
 
 from collections.abc import Iterator
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""Images made smaller before they are packed; a function of one sample, for `pack`.
+"""Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
-The only other module that knows Pillow: `images` makes pixels of files, this makes files of pixels.
+Besides `samples.images`, which decodes images, only this module knows Pillow: it encodes them.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ _DEFAULT_QUALITY = 90
 class Reencode:
     """Resizes the images of a sample and stores them in their own format.
 
-    The shorter side becomes `resize` pixels; smaller images keep their size, and without need for a
-    change of size or quality a file stays as it is, byte for byte. Images are turned upright by
-    their EXIF orientation, which then goes, like all other metadata. Members that are no JPEG, PNG
-    or WebP by their field are not touched.
+    The shorter side becomes `resize` pixels. Smaller images keep their size, and a file that needs
+    no change of size or quality stays the same byte for byte. Images are turned upright by their
+    EXIF orientation, which is then removed, like all other metadata. Members whose field is not
+    one of JPEG, PNG or WebP are not touched.
 
     Attributes:
-        resize: pixels of the shorter side at most; None: as it is.
-        quality: of JPEG and WebP, 1 to 100; None: 90 where an image is resized.
+        resize: most pixels of the shorter side; None keeps the size.
+        quality: quality of JPEG and WebP, 1 to 100; None: 90 if an image is resized.
     """
 
     resize: int | None = None
@@ -43,7 +43,7 @@ class Reencode:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the bytes; another Pillow may give others."""
+        """The settings that decide the bytes, with the version of Pillow."""
         return {"resize": self.resize, "quality": self.quality, "pillow": version("pillow")}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Reencode:
         return smaller
 
     def _smaller(self, data: bytes, kind: str, name: str) -> bytes:
-        """The file of one image as it is stored."""
-        from PIL import Image, ImageOps  # noqa: PLC0415 an extra
+        """The bytes of the file that is stored for one image."""
+        from PIL import Image, ImageOps
 
         try:
             image = decode_pil(data)
-        except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
+        except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
             raise SampleError(f"{name} is no image that can be read: {error}") from error
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
         if factor == 1 and (self.quality is None or kind == "PNG"):

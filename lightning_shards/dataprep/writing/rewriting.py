@@ -1,8 +1,8 @@
-"""From a catalog to data sets on disk: plan the shards, write each one, then their index.
+"""The writer of data sets from a catalog: it plans the shards, writes them, and then their index.
 
 A shard is a pure function of its samples, so any number of processes writes the same bytes, and a
-run that was killed goes on with the shards that its journal does not name. The index is written
-last: a folder that has one is whole.
+run that was killed goes on with the shards that are missing in its journal. The index is written
+last: a folder with an index is complete.
 """
 
 import re
@@ -31,26 +31,26 @@ from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 
 RawSample = dict[str, Any]
-"""`__key__`, and the contents of each member by field."""
+"""A sample as a dict: `__key__`, and the contents of each member by field."""
 
 _FILTER_CHUNK: Final = 1024
 _NOTHING: Final[Mapping[str, str]] = {}
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Listed = tuple[str, list[InputExtent]]
-"""The key of a sample and where its members are."""
+"""The key of a sample and the extents of its members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What is done to each sample. Functions are picklable and always give the same for the same.
+    """The changes made to each sample. Functions must be picklable and deterministic.
 
     Attributes:
-        rename: old field to new field.
-        only: the fields (new names) that are kept; empty: all.
-        transform: a function of a sample that gives the sample to write, with the same key.
-        keeps: a function that says whether a sample, as it was, is kept.
-        settings: what tells this edit from others, plain values by name.
+        rename: new field names by old ones.
+        only: the fields (by new name) that are kept; empty: all.
+        transform: a function of a sample that returns the sample to write, with the same key.
+        keeps: a function that decides whether an unchanged sample is kept.
+        settings: plain values by name that identify this edit.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -60,7 +60,7 @@ class Edit:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __call__(self, sample: RawSample) -> RawSample:
-        """The sample as it is written."""
+        """The sample to write."""
         key = sample["__key__"]
         edited: RawSample = {}
         for name, data in sample.items():
@@ -86,14 +86,14 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where shards are written, and how; nothing here but the prefix changes a byte.
+    """Where and how shards are written; no setting here but the prefix changes a byte.
 
     Attributes:
-        folder: of the data set, or of the folders of its splits.
-        prefix: of the names of shards, where nothing is split; else the splits' names are.
-        processes: that write at the same time.
-        cache_dir: where the tables of members go, for the first run that trains on the shards.
-        show_progress: whether a line counts shards on stderr; None: on a terminal.
+        folder: folder of the data set, or of the folders of its splits.
+        prefix: prefix of the names of shards; with splits, their names are used instead.
+        processes: number of processes that write at the same time.
+        cache_dir: where member tables are kept, for the first run that trains on the shards.
+        show_progress: whether a line counts shards on stderr; None does so on a terminal.
     """
 
     folder: Path
@@ -104,7 +104,7 @@ class Output:
 
 
 class DataSet(NamedTuple):
-    """One data set that was written: as a pattern of shards, and in numbers."""
+    """One data set that was written: its pattern of shards, and its numbers."""
 
     urls: str
     shards: int
@@ -114,11 +114,11 @@ class DataSet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a run has written.
+    """The data sets that a run has written.
 
     Attributes:
-        data_sets: by split; "" where nothing is split.
-        kept_shards: shards that an earlier run had written already.
+        data_sets: data sets by split ("" if there are no splits).
+        kept_shards: number of shards that an earlier run had written already.
     """
 
     data_sets: dict[str, DataSet]
@@ -136,12 +136,12 @@ def rewrite(
 ) -> Rewritten:
     """Write the samples of a catalog to shards, or go on where a run with these arguments ended.
 
-    `beside` are the contents of text files to write in the folder, by name.
+    `beside` gives the contents of text files to write in the folder, by name.
 
     Raises:
         ConfigError: The folder holds something else, or the packing does not fit the samples.
         SampleError: A sample cannot be written or edited.
-        DamagedShardError: A file was changed since it was listed.
+        DamagedShardError: A file was changed after it was listed.
         WorkerError: A process died.
     """
     catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
@@ -150,9 +150,9 @@ def rewrite(
         is_kept = None if edit.keeps is None else _filtered(catalog, edit, output, journal)
         plan = assign(catalog, packing, is_kept)
         named = _named(plan, prefixes)
-        done = {place: journal.written(*place) for place in named}
+        done = {shard_id: journal.written(*shard_id) for shard_id in named}
         kept_shards = sum(shard is not None for shard in done.values())
-        missing = {place: named[place] for place, shard in done.items() if shard is None}
+        missing = {shard_id: named[shard_id] for shard_id, shard in done.items() if shard is None}
         done |= _write_missing(catalog, missing, edit, output, journal)
         for name, text in beside.items():
             replace_file(output.folder / name, text)
@@ -164,7 +164,7 @@ def rewrite(
 
 
 def _settings(catalog: Catalog, packing: Packing, edit: Edit) -> dict[str, Any]:
-    """What a run that goes on must agree with."""
+    """The settings that must be equal in a run that continues this one."""
     return {
         "samples": len(catalog),
         "digest of the input files": catalog.fingerprint(),
@@ -185,10 +185,10 @@ def _named(
 
 
 def call(function: Callable[[RawSample], Any], sample: RawSample, key: str) -> Any:
-    """What a user's function gives for a sample.
+    """The result of a user's function for a sample.
 
     Raises:
-        SampleError: The function raised something; it names the sample.
+        SampleError: The function raised an error; the message names the sample.
     """
     try:
         return function(sample)
@@ -207,7 +207,7 @@ class _ShardJob(NamedTuple):
 
 
 def _prefixes(splits: list[str], prefix: str) -> dict[str, str]:
-    """Folder to prefix of shards, both safe as names."""
+    """The prefix of shards by folder, after a check that all are safe as file names."""
     for name in [prefix, *filter(None, splits)]:
         if not _SPLIT_NAME.fullmatch(name):
             raise ConfigError(
@@ -227,7 +227,7 @@ def _write_missing(
     output: Output,
     journal: Journal,
 ) -> dict[tuple[str, str], WrittenShard | None]:
-    """Write these shards; what was written, by split and name."""
+    """Write these shards, and return them by split and name."""
     jobs = (
         _ShardJob(split, output.folder / split / name, _listed(catalog, numbers))
         for (split, name), numbers in missing.items()
@@ -236,8 +236,8 @@ def _write_missing(
         make_folder(output.folder, split)
     write = partial(_write, edit=edit, cache_dir=output.cache_dir)
     done: dict[tuple[str, str], WrittenShard | None] = {}
-    place = str(output.folder)
-    with progress_line("wrote", len(missing), place, show=output.show_progress) as step:
+    where = str(output.folder)
+    with progress_line("wrote", len(missing), where, show=output.show_progress) as step:
         for job, shard in run_in_processes(write, jobs, output.processes):
             journal.note(job.split, shard)
             done[job.split, shard.name] = shard
@@ -246,7 +246,7 @@ def _write_missing(
 
 
 def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShard:
-    """Write one shard and the table of its members, which reads it back."""
+    """Write one shard, and its member table by reading it back."""
     with InputFiles() as files:
         shard = write_shard(job.path, _edited(job.samples, files, edit))
     store = TableStore(cache_dir, with_crc32=True)
@@ -257,7 +257,6 @@ def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShar
 def _edited(
     samples: list[Listed], files: InputFiles, edit: Edit
 ) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
-    """Keys and members as they are written."""
     for key, extents in samples:
         if edit.is_needed:
             sample = edit(_read(key, extents, files))
@@ -272,7 +271,7 @@ def _read(key: str, extents: list[InputExtent], files: InputFiles) -> RawSample:
 
 
 def _filtered(catalog: Catalog, edit: Edit, output: Output, journal: Journal) -> NDArray[np.bool_]:
-    """Which samples the filter keeps; all are read, in chunks that the journal remembers."""
+    """Which samples the filter keeps; all are read, in groups that the journal remembers."""
     starts = range(0, len(catalog), _FILTER_CHUNK)
     missing = [start for start in starts if journal.fact(f"kept {start}") is None]
     jobs = (
@@ -290,7 +289,7 @@ def _filtered(catalog: Catalog, edit: Edit, output: Output, journal: Journal) ->
 
 
 def _keep(job: tuple[int, list[Listed]], *, edit: Edit) -> bytes:
-    """One bit for each sample: whether the filter keeps it."""
+    """One bit for each sample that tells whether the filter keeps it."""
     keeps = edit.keeps
     with InputFiles() as files:
         kept = [

@@ -1,4 +1,4 @@
-"""The samples that the rows of a table name: CSV, TSV, JSON lines or Parquet (`parquet`)."""
+"""Listing of the samples in the rows of a table: CSV, TSV, JSON lines or Parquet (`parquet`)."""
 
 import csv
 import json
@@ -22,15 +22,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What the columns of a table mean.
+    """The meaning of the columns of a table.
 
     Attributes:
-        files: column to field; the column names a file, below `root` unless its path is absolute.
-            An empty field stands for the file's own suffix.
-        values: column to field; the value is the contents: text as it is, all else as JSON.
+        files: fields by columns that name files, below `root` unless the path is absolute. An empty
+            field stands for the file's own suffix.
+        values: fields by columns with contents: text is stored as it is, other values as JSON.
         key: the column of the keys, which are escaped; None: the path of the first file.
-        class_name: a column of names of classes, which are numbered by name as field `cls`.
-        split: the column that says which split a sample is in.
+        class_name: a column with names of classes, which are numbered by name as field `cls`.
+        split: the column with the split of each sample.
         root: the folder of the files.
     """
 
@@ -42,7 +42,7 @@ class Columns:
     root: str = "."
 
     def __post_init__(self) -> None:
-        """Refuse what names no contents or no keys."""
+        """Refuse columns without contents or without keys."""
         if not (self.files or self.values):
             raise ConfigError("no column has contents: name columns of files or of values")
         if not (self.files or self.key):
@@ -56,12 +56,12 @@ class Columns:
 
 
 def list_table(path: str, columns: Columns) -> Listing:
-    """A sample for each row of a table; an empty value is no member.
+    """One sample for each row of a table; an empty value gives no member.
 
     Raises:
         ShardNotFoundError: A file that a row names does not exist.
         ConfigError: The table cannot be read, or a row lacks a column.
-        SampleError: A row makes no sample.
+        SampleError: A row does not give a sample.
     """
     try:
         return list_rows(read_rows(path), columns)
@@ -70,7 +70,7 @@ def list_table(path: str, columns: Columns) -> Listing:
 
 
 def list_rows(rows: Iterable[Row], columns: Columns) -> Listing:
-    """The same for rows that are there already; messages count them from 1."""
+    """One sample for each row, as in `list_table`; messages count rows from 1."""
     builder = CatalogBuilder()
     labels: list[str] = []
     for number, row in enumerate(rows, 1):
@@ -95,8 +95,8 @@ def read_rows(path: str) -> Iterator[Row]:
     """The rows of a table, by the suffix of its name.
 
     Raises:
-        ConfigError: It is no table, or one that cannot be read.
-        FileAccessError: It is no regular file, or this user may not read it.
+        ConfigError: The file is not a table, or cannot be read as one.
+        FileAccessError: It is not a regular file, or this user may not read it.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
@@ -131,7 +131,7 @@ def _json_row(line: str) -> Row:
 
 
 def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
-    """The sample of one row, but for its class."""
+    """Add the sample of one row, without its class."""
     files: dict[str, str] = {}
     for column, name in columns.files.items():
         path = row[column]
@@ -177,7 +177,7 @@ def _required(row: Row, column: str) -> str:
 
 
 def _contents(value: object) -> bytes:
-    """A value as it is stored."""
+    """The bytes that are stored for a value."""
     if isinstance(value, bytes):
         return value
     try:

@@ -1,9 +1,9 @@
-"""Samples to tar shards: equal samples give equal bytes, and a final name has a whole file or none.
+"""The writer of tar shards: equal samples give equal bytes, and files appear whole or not at all.
 
-Headers are plain USTAR without times, owners or other traces of the machine; a PAX header comes
-before a member only when its name or size needs one. A shard is written under a temporary name,
-forced to disk and renamed. Every name is checked to come back from `walk.split_name` as the key and
-the field that it was made from.
+Headers are plain USTAR without times, owners or other traces of the machine; a PAX header precedes
+a member only if its name or size needs one. A shard is written under a temporary name, synced to
+disk and renamed. Every name is checked: `walk.split_name` must give the key and the field from
+which it was made.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from lightning_shards.shards.wids import wids_entry, write_wids
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""
 
-_RECORD = 20 * BLOCK  # archives are filled up with zeros to whole records, as tar and tarfile do
+_RECORD = 20 * BLOCK  # archives are padded with zeros to whole records, as by tar and tarfile
 _MAX_NAME = 100
 _MAX_SIZE = 8**11 - 1
 _PAX_NAME = b"././@PaxHeader"
@@ -37,13 +37,13 @@ _FIXED_SUM = sum(_OWNER + _TIME + b" " * 8 + _TAIL)
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """What became of one shard.
+    """One shard that was written.
 
     Attributes:
         name: file name.
-        samples: samples in it.
-        size_bytes: bytes of the file.
-        md5: MD5 of the file, which is what the wids index has a place for; against accidents only.
+        samples: number of samples.
+        size_bytes: size of the file.
+        md5: MD5 of the file, as in the wids JSON; it protects against accidents only.
     """
 
     name: str
@@ -53,7 +53,7 @@ class WrittenShard:
 
 
 class TarWriter:
-    """Samples to one open tar file, which stays the caller's.
+    """Writes samples to one open tar file, which the caller closes.
 
     Attributes:
         samples: samples written so far.
@@ -70,7 +70,7 @@ class TarWriter:
         """Add one sample.
 
         Raises:
-            SampleError: The names would not be read back as this key and these fields.
+            SampleError: The names could not be read back as this key and these fields.
         """
         check_key(key)
         written: set[str] = set()
@@ -87,7 +87,7 @@ class TarWriter:
         self.samples += 1
 
     def finish(self, name: str) -> WrittenShard:
-        """Write the end marker; what was written, under this name."""
+        """Write the end marker, and return the shard under this name."""
         end = 2 * BLOCK
         self._put(bytes(end + -(self.position + end) % _RECORD))
         return WrittenShard(name, self.samples, self.position, self._digest.hexdigest())
@@ -99,11 +99,11 @@ class TarWriter:
 
 
 def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenShard:
-    """Write keys and fields to a tar that is there as a whole or not at all.
+    """Write keys and fields to a tar that appears whole or not at all.
 
     Raises:
-        SampleError: A sample cannot be written so that it reads back as itself.
-        FileAccessError: The file cannot be written; nothing of it is left.
+        SampleError: A sample could not be read back as it is.
+        FileAccessError: The file cannot be written; no part of it is left.
     """
     make_folder(path.parent)
     with new_file(path) as file:
@@ -114,7 +114,7 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
 
 
 def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
-    """Write the wids JSON of these shards, which lie in the folder; a reader sees it whole."""
+    """Write the wids JSON of these shards of the folder in one step."""
     write_wids(
         folder / WIDS,
         [wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5) for shard in shards],
@@ -122,15 +122,15 @@ def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
 
 
 def tar_size(size: int) -> int:
-    """Bytes that a member of this size takes in a tar, but for an extended header."""
+    """Bytes that a member of this size takes in a tar, without an extended header."""
     return BLOCK + -(-size // BLOCK) * BLOCK
 
 
 def as_bytes(data: object, key: str, field: str) -> bytes:
-    """What a user gives for a member, as it is stored.
+    """The bytes that are stored for a user's value of a member.
 
     Raises:
-        SampleError: It is neither bytes nor text.
+        SampleError: The value is neither bytes nor text.
     """
     if isinstance(data, str):
         return data.encode()
@@ -142,7 +142,7 @@ def as_bytes(data: object, key: str, field: str) -> bytes:
 
 
 def member_header(name: str, size: int) -> bytes:
-    """The block, or blocks, that precede the data of a member."""
+    """The header block or blocks that precede the data of a member."""
     encoded = name.encode()
     if len(encoded) <= _MAX_NAME and size <= _MAX_SIZE and name.isascii():
         return _block(encoded, size, _REGULAR)
@@ -155,7 +155,6 @@ def member_header(name: str, size: int) -> bytes:
 
 
 def _block(name: bytes, size: int, kind: bytes) -> bytes:
-    """A USTAR header."""
     digits = b"%011o\0" % size
     checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(digits) + kind[0])
     return b"".join((name.ljust(_MAX_NAME, b"\0"), _OWNER, digits, _TIME, checksum, kind, _TAIL))

@@ -1,4 +1,4 @@
-"""`ShardWriter`: any Python iterable of samples to shards with their index."""
+"""`ShardWriter`, which writes samples from any Python code to shards with their index."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -33,10 +33,10 @@ class _Limits:
 class ShardWriter:
     """Writes samples to `FOLDER/PREFIX-000000.tar` and so on, and their index at the end.
 
-    A sample is a dict of `__key__` and one value for each field; what else has a name like `__x__`
-    is left out, as it belongs to readers. Text is stored as UTF-8. The same samples give the same
-    bytes. Every file appears whole, and the index last: until then a run that died may be begun
-    again and writes over what it left, while a finished folder is never touched::
+    A sample is a dict of `__key__` and one value for each field; other names like `__x__` are left
+    out, because they belong to readers. Text is stored as UTF-8. The same samples give the same
+    bytes. Every file appears whole, and the index comes last: before that, a run that died can be
+    started again and overwrites the unfinished files. A finished folder is never touched::
 
         with ShardWriter("data/train", prefix="train") as writer:
             for number, (image, label) in enumerate(samples):
@@ -45,15 +45,15 @@ class ShardWriter:
     Keys must be unique; they are held in memory, 100 bytes each.
 
     Args:
-        folder: made if it is not there; one for each split, as an index is of a folder.
-        prefix: of the names of shards.
-        max_samples: samples of a shard at most.
-        max_bytes: bytes of a shard at most, unless one sample has more; default 1 GB where
+        folder: the folder of one split, because an index is of a folder; made if it is missing.
+        prefix: prefix of the names of shards.
+        max_samples: most samples of a shard.
+        max_bytes: most bytes of a shard; a larger sample gets a shard of its own. Default: 1 GB if
             `max_samples` is not given.
-        cache_dir: where the tables of members go, for the first run that trains on the shards.
+        cache_dir: where member tables are kept, for the first run that trains on the shards.
 
     Raises:
-        ConfigError: The folder has shards of this prefix that no such writer left unfinished.
+        ConfigError: The folder has shards of this prefix that are not left from an unfinished run.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class ShardWriter:
 
     @property
     def urls(self) -> str:
-        """The shards as a configuration names them, once they are written."""
+        """The pattern of the shards for a configuration, after they are written."""
         return shard_pattern(self._folder, self._shards, self._limits.prefix)
 
     @property
     def shards(self) -> tuple[WrittenShard, ...]:
-        """The shards that are whole."""
+        """The shards that are complete."""
         return tuple(self._shards)
 
     def write(self, sample: Mapping[str, bytes | str]) -> None:
         """Add one sample.
 
         Raises:
-            SampleError: It cannot be written so that it reads back, or its key was there before.
+            SampleError: It could not be read back as it is, or its key is a repeat.
         """
         key, fields = self._checked(sample)
         if self._tar is not None and self._is_full(self._tar, fields):
@@ -114,14 +114,14 @@ class ShardWriter:
         self._end_shard()
         journal = self._opened_journal()
         names = {shard.name for shard in self._shards}
-        for path in journal.own_shards(""):  # of a longer run that died
+        for path in journal.own_shards(""):  # left from a longer run that died
             if path.name not in names and not path.is_dir():
                 path.unlink()
         list_shards(self._folder, self._shards)
         self.abort()
 
     def abort(self) -> None:
-        """Give up the shard that is not whole; without an index the folder may be written again."""
+        """Discard the unfinished shard; without an index the folder may be written again."""
         if self._file is not None:
             error = SampleError("given up")
             self._file.__exit__(type(error), error, None)
@@ -145,7 +145,7 @@ class ShardWriter:
             self.abort()
 
     def _opened_journal(self) -> Journal:
-        """The journal, which is opened, and holds the folder's lock, from the first use on."""
+        """The journal, which is opened at the first use and from then on locks the folder."""
         if self._journal is None:
             prefix = self._limits.prefix
             settings = {"writer": "ShardWriter"} | asdict(self._limits)
@@ -158,7 +158,7 @@ class ShardWriter:
         return self._journal
 
     def _checked(self, sample: Mapping[str, bytes | str]) -> tuple[str, list[tuple[str, bytes]]]:
-        """Key and members, once nothing is left that could fail with half a sample written."""
+        """Key and members, after all checks, so that no error leaves half a sample written."""
         key = sample.get("__key__")
         if not isinstance(key, str):
             raise SampleError(f"a sample needs a text as '__key__', got {key!r}")
@@ -193,7 +193,7 @@ class ShardWriter:
         return self._tar
 
     def _end_shard(self) -> None:
-        """Give the shard its name, and read it back for the table of its members."""
+        """Give the shard its name, and read it back for its member table."""
         if self._tar is None or self._file is None:
             return
         shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))

@@ -1,1 +1,1 @@
-"""Counts that others leave beside shards, and our own cache of them."""
+"""Sample counts: files that other tools leave beside shards, and our own cache of scans."""

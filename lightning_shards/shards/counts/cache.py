@@ -1,9 +1,9 @@
-"""The counts that scans have found, kept between runs: one small JSON file per folder of shards.
+"""The cache of scanned counts between runs: one small JSON file per folder of shards.
 
-The cache is a convenience and nothing else: an entry holds only while the shard has the same size
-and time of change, what is damaged is scanned again, what cannot be written is lost with one
+The cache only saves time: an entry holds while the shard has the same size and time of change, the
+shards of a damaged file are scanned again, and a file that cannot be written is lost with one
 warning. Any number of processes may use it; each file is replaced as a whole. A checksum over the
-counts tells a damaged file, and `private_files` one that another user could have written.
+counts detects damage, and `private_files` refuses files that another user could have written.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class CountsCache:
     """The scanned counts of the shards of one folder.
 
-    Entries of shards that this run does not use are kept: another split may live in the folder.
+    Entries of shards that this run does not use are kept: another split may use this folder.
     """
 
     def __init__(self, folder: str, cache_dir: str | os.PathLike[str] | None = None) -> None:
@@ -36,7 +36,7 @@ class CountsCache:
         self._entries: dict[str, list[int]] = {}
 
     def load(self) -> None:
-        """Read what earlier runs have stored.
+        """Read the counts that earlier runs have stored.
 
         Raises:
             FileAccessError: The file, or the cache folder, could be another user's work.
@@ -60,11 +60,11 @@ class CountsCache:
         return entry[2] if entry and (entry[0], entry[1]) == stamp else None
 
     def put(self, name: str, stamp: tuple[int, int], samples: int) -> None:
-        """Note a count; the stamp was taken before the shard was read."""
+        """Add a count; the stamp must have been taken before the shard was read."""
         self._entries[name] = [*stamp, samples]
 
     def store(self) -> None:
-        """Write the file anew; a reader sees the old one or the new one."""
+        """Replace the file in one step; a reader sees the old file or the new one."""
         content = {"version": _VERSION, "folder": self._folder, "counts": self._entries}
         try:
             path = self._path()
@@ -82,7 +82,7 @@ class CountsCache:
         """The entries of a stored file; none if it is of another folder or version.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The file is damaged.
         """
         content: object = json.loads(data)
         fields = json_object(content)
@@ -93,7 +93,7 @@ class CountsCache:
         return {name: entry for name, entry in named.items() if _is_entry(entry)}
 
     def _path(self) -> Path:
-        """The file of this folder; its name gives nothing away."""
+        """The cache file of this folder, named by a hash of the folder."""
         digest = hashlib.sha256(os.fsencode(self._folder)).hexdigest()
         return self._cache_dir.expanduser() / f"counts-{digest[:24]}.json"
 

@@ -1,8 +1,8 @@
-"""Counts that somebody left beside the shards: wids JSON, `sizes.json`, else `count_formats`.
+"""Counts in files beside the shards: wids JSON and `sizes.json`, otherwise `count_formats`.
 
-Such a file is data, and may come from a stranger: it is only ever held against the shards that the
-user named, by file name, and nothing in it is opened. Two files that disagree are an error, for one
-of them is wrong; a file that cannot be read is passed over, since the shards themselves can answer.
+Such a file is data and may come from a stranger: it is only compared, by file name, with the shards
+that the user named, and no path in it is opened. Two files that disagree are an error, because one
+of them is wrong. A file that cannot be read is passed over, because the shards can be scanned.
 """
 
 import json
@@ -47,12 +47,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CountClaim:
-    """What one file says of one shard.
+    """The count that one file gives for one shard.
 
     Attributes:
         samples: samples in the shard.
         source: path or URL of the file that says so.
-        size_bytes: size that the shard had then, where the file tells it.
+        size_bytes: size of the shard when it was counted, if the file has it.
     """
 
     samples: int
@@ -83,9 +83,9 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
 
 
 def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
-    """The counts that `sizes.json` and `wids.json`, else other tools' files, give on a web server.
+    """The counts that `sizes.json` and `wids.json`, or other tools' files, give on a web server.
 
-    Whatever keeps a file from being read means no counts; the shards' own stream reports trouble.
+    A file that cannot be read gives no counts; errors of the server show when shards are read.
 
     Raises:
         IndexMismatchError: The two files disagree.
@@ -101,7 +101,7 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
             content = _fetch_json(url)
         except (OSError, HTTPException) as error:
             _log.info("no counts from %s: %s", url, error)
-            break  # nobody answers: one wait is enough
+            break  # the server does not answer: waiting once is enough
         for name, claim in _claims(content, url, parts, wanted):
             _merge(claims, name, claim)
     return claims
@@ -110,7 +110,7 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
 def http_total(folder: str) -> int | None:
     """The samples that open_clip's `__len__` counts in all shards of a folder of a web server.
 
-    None if there is no such number. Which shards it counts cannot be seen from here.
+    None if there is no such number. It does not say which shards it counts.
     """
     url = f"{folder}/{LENGTH}"
     try:
@@ -134,9 +134,9 @@ def http_total(folder: str) -> int | None:
 
 
 def http_start(url: str, num_bytes: int) -> bytes | None:
-    """The first bytes of a shard on a web server, or all it has if fewer; None without an answer.
+    """The first bytes of a shard on a web server, or all bytes if fewer; None without an answer.
 
-    One request, whose body is left unread if the server sends the whole shard.
+    This is one request; the rest is left unread if the server sends the whole shard.
     """
     request = urllib.request.Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
     try:
@@ -148,7 +148,7 @@ def http_start(url: str, num_bytes: int) -> bytes | None:
 
 
 def _fetch_json(url: str) -> object:
-    """The content of a JSON file on a web server; None if it is absent, too large or no JSON."""
+    """The content of a JSON file on a web server; None if it is absent, too large or not JSON."""
     data = _fetch(url, beside.MAX_INDEX_BYTES)
     if data is None:
         return None
@@ -167,9 +167,9 @@ def _fetch_json(url: str) -> object:
 
 
 def _fetch(url: str, max_bytes: int) -> bytes | None:
-    """A file on a web server, up to one byte more than this; None if it is absent."""
+    """A file on a web server, at most `max_bytes` + 1 bytes of it; None if it is absent."""
     try:
-        # only folders of http(s) shards get here
+        # Only folders of http(s) shards get here.
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
             return cast("bytes", reply.read(max_bytes + 1))
     except urllib.error.HTTPError as error:
@@ -182,7 +182,7 @@ def _fetch(url: str, max_bytes: int) -> bytes | None:
 def _claims(
     content: object, source: str, folder: tuple[str, ...], names: frozenset[str]
 ) -> Iterator[tuple[str, CountClaim]]:
-    """What the content of one JSON file says of these shards, by file name."""
+    """The counts that the content of one JSON file gives for these shards, by file name."""
     fields = json_object(content)
     if fields.get("wids_version") == 1:
         yield from _wids_claims(fields, source, folder, names)
@@ -200,10 +200,10 @@ def _claims(
 def _wids_claims(
     fields: dict[str, object], source: str, folder: tuple[str, ...], names: frozenset[str]
 ) -> Iterator[tuple[str, CountClaim]]:
-    """What a wids index says of these shards.
+    """The counts that a wids index gives for these shards.
 
-    An entry whose path ends in this folder is meant for certain. One that gives another folder (the
-    shards were moved) counts where it is the only one of its file name.
+    An entry whose path ends in this folder is certain to be meant. An entry with another folder
+    (the shards were moved) counts if it is the only one with its file name.
     """
     certain: set[str] = set()
     moved: dict[str, set[CountClaim]] = {}
@@ -224,7 +224,7 @@ def _wids_claims(
 
 
 def _entry_parts(base: object, url: str) -> tuple[str, ...]:
-    """The relative path of an entry; empty if it points anywhere but below the index's folder."""
+    """The relative path of an entry; empty if it does not lead below the index's folder."""
     path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
     return () if _UNSAFE_NAME.search(path) else PurePosixPath(path).parts
 

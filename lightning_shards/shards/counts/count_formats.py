@@ -1,7 +1,7 @@
-"""Counts that other tools leave beside tars: energon, timm, img2dataset, DALI, open_clip.
+"""Counts in the formats of other tools: energon, timm, img2dataset, DALI, open_clip.
 
-None of these says which bytes it counted, so that one older than its shard is passed over, and all
-are asked only where neither a wids JSON nor `sizes.json` answers.
+None of these files says which bytes it counted. A file older than its shard is therefore passed
+over, and all of them are read only if neither a wids JSON nor `sizes.json` counts the shard.
 """
 
 import logging
@@ -23,19 +23,19 @@ from lightning_shards.shards.beside import (
 from lightning_shards.shards.regular_files import open_regular
 
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
-"""Files that are asked for in a folder of an http(s) server."""
+"""Files that are requested in a folder of an http(s) server."""
 
 LENGTH: Final = "__len__"
-"""File of open_clip: one number for all shards of the folder."""
+"""The file of open_clip: one number for all shards of the folder."""
 
 MAX_HEADER: Final = 64
-"""Bytes of such a file, and of the first line of DALI's."""
+"""Most bytes of a `__len__` file, and of the first line of DALI's index."""
 
 DALI_VERSIONS: Final = ("v1.1", "v1.2")
 
 _BLOCK = 512
 _CHUNK = 1 << 20
-_STATS = "_stats.json"  # of img2dataset: 00000.tar has 00000_stats.json
+_STATS = "_stats.json"  # img2dataset writes 00000_stats.json beside 00000.tar
 _ENERGON = Path(".nv-meta", ".info.json")
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ Counted = tuple[str, int, str]
 
 
 def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
-    """What the files of other tools say of these shards of a local folder, each at most once.
+    """The counts that other tools' files give for shards of a local folder, each at most once.
 
     Raises:
         FileAccessError: One of these files is a fifo, a socket, a device or a folder.
@@ -59,11 +59,11 @@ def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
         (folder / _ENERGON, ""),
         (folder.absolute().parent / _ENERGON, folder.absolute().name),
     ):
-        found = counts_in(read_json(path), below)
-        for name in sorted(wanted & found.keys()):
+        counts = counts_in(read_json(path), below)
+        for name in sorted(wanted & counts.keys()):
             if _is_newer(path, folder / name):
                 wanted.discard(name)
-                yield name, found[name], str(path)
+                yield name, counts[name], str(path)
     for name in sorted(wanted):
         counted = _count_of_one(folder, name, listed)
         if counted is not None:
@@ -83,28 +83,28 @@ def counts_in(content: object, below: str = "") -> dict[str, int]:
     """The counts in timm's `_info.json`, or in energon's `.info.json`, by file name.
 
     Args:
-        content: of the file.
-        below: the folder of the shards, in the folder of an energon data set; else empty.
+        content: content of the file.
+        below: folder of the shards within the folder of an energon data set; otherwise empty.
     """
     fields = json_object(content)
-    found: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
     for name, samples in json_object(fields.get("shard_counts")).items():
         head, _, tail = name.rpartition("/")
         if head == below:
-            found[tail] = samples
+            counted[tail] = samples
     for split in json_object(fields.get("splits")).values():
         values = json_object(split)
         names, lengths = values.get("filenames"), values.get("shard_lengths")
         if isinstance(names, list) and isinstance(lengths, list) and not below:
             pairs = zip(cast("list[Any]", names), cast("list[Any]", lengths), strict=False)
-            found |= {name: samples for name, samples in pairs if isinstance(name, str)}
+            counted |= {name: samples for name, samples in pairs if isinstance(name, str)}
     return {
-        name: samples for name, samples in found.items() if type(samples) is int and samples >= 0
+        name: samples for name, samples in counted.items() if type(samples) is int and samples >= 0
     }
 
 
 def dali_count(path: Path) -> int | None:
-    """The samples that DALI's index counts; None if it is no such file."""
+    """The samples that DALI's index counts; None if the file is not such an index."""
     words = (read_start(path, MAX_HEADER) or b"").partition(b"\n")[0].split()
     is_header = len(words) == 2 and words[0].decode("latin-1") in DALI_VERSIONS  # noqa: PLR2004
     return int(words[1]) if is_header and words[1].isdigit() else None
@@ -113,8 +113,8 @@ def dali_count(path: Path) -> int | None:
 def energon_count(path: Path, shard: Path) -> int | None:
     """The samples that energon's index counts; None, with a warning, if it is not this shard's.
 
-    Its last number is where the archive ends. One that was cut, or that is of another shard, ends
-    elsewhere: where a header or data stands, or behind the file.
+    Its last number is the offset at which the archive ends. In an index that was cut short, or of
+    another shard, that offset is at a header, within data or behind the end of the file.
     """
     starts = read_energon_index(path)
     if starts is None:
@@ -131,7 +131,7 @@ def energon_count(path: Path, shard: Path) -> int | None:
 
 
 def read_energon_index(path: Path) -> NDArray[np.int64] | None:
-    """Where the samples of a tar begin, and where it ends; None if it is no such file."""
+    """The offsets of all samples of a tar, and of its end; None if the file is no such index."""
     data = read_beside(path)
     if not data or len(data) % 8:
         return None
@@ -147,7 +147,7 @@ def length_in(content: bytes) -> int | None:
 
 
 def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] | None:
-    """What a file that belongs to this shard alone says, and which file it is."""
+    """The count in a file that belongs to this shard alone, and the path of the file."""
     shard, stem = folder / name, name.partition(".")[0]
     readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
         (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
@@ -161,7 +161,7 @@ def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] 
         require_regular(folder / file_name)
         if not _is_newer(folder / file_name, shard):
             continue
-        if file_name == LENGTH and sum(each.endswith(".tar") for each in listed) != 1:
+        if file_name == LENGTH and sum(other.endswith(".tar") for other in listed) != 1:
             continue  # it counts all shards of the folder together
         samples = read(folder / file_name)
         if samples is not None:
@@ -170,7 +170,7 @@ def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] 
 
 
 def _is_newer(path: Path, shard: Path) -> bool:
-    """Whether a file was written after the shard that it counts, as far as both can be seen."""
+    """Whether a file was written after the shard that it counts; False if either is unreadable."""
     try:
         return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
     except OSError:  # a link to nowhere
@@ -178,7 +178,7 @@ def _is_newer(path: Path, shard: Path) -> bool:
 
 
 def _is_end(shard: Path, position: int) -> bool:
-    """Whether nothing but zeros is in a shard from here on, and at least the end marker."""
+    """Whether a shard holds only zeros from here on, and at least the end marker."""
     with os.fdopen(open_regular(shard), "rb") as file:
         if not 0 <= position <= os.fstat(file.fileno()).st_size - _BLOCK:
             return False
@@ -187,7 +187,7 @@ def _is_end(shard: Path, position: int) -> bool:
 
 
 def _successes(content: object) -> int | None:
-    """The samples of a tar of img2dataset; its `count` has the failed downloads, too."""
+    """The samples of a tar of img2dataset; its `count` includes failed downloads."""
     successes = json_object(content).get("successes")
     return successes if type(successes) is int and successes >= 0 else None
 

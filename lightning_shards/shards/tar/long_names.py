@@ -1,6 +1,6 @@
-"""Names in extended headers, which have no checksum, held against the header that follows.
+"""Checks of long names: extended headers have no checksum, so the header that follows is compared.
 
-That header has one, and its writer repeats the name there, as far as it fits. The forms differ:
+That header has a checksum, and writers repeat the name in it as far as it fits. The forms differ:
 
 | writer | name field of the header that follows |
 |---|---|
@@ -11,8 +11,8 @@ That header has one, and its writer repeats the name there, as far as it fits. T
 | bsdtar (PAX) | the first folders, and the beginning of the last part, with the prefix field |
 | tar-stream | `PaxHeader` |
 
-A name that fits none of them is damaged where its writer can be told: the field is full, so that it
-was cut from the name, or it differs from one of the forms in a single bit.
+A name that fits none of these forms is damaged if the field was clearly cut from it: the field is
+full, or it differs from one of the forms in a single bit.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import Final
 
 _FULL: Final = 97
-"""Bytes from which on a field was cut: writers leave room for an end, or end before a letter."""
+"""A field of this many bytes was cut: writers leave space for an end, or end before a letter."""
 
 _ANY: Final = -1
 """Stands for a letter that is not ASCII, which a writer may replace by any other."""
@@ -29,14 +29,14 @@ _ASCII: Final = 128
 
 
 def compared_bytes(name: bytes, repeated: bytes) -> int | None:
-    """How many bytes of a long name its header repeats: 0 if it has a name of another kind.
+    """How many bytes of a long name its header repeats; 0 if that has a name of another kind.
 
     Args:
-        name: from the extended header.
-        repeated: name of the header that follows, with its prefix.
+        name: the name in the extended header.
+        repeated: the name in the header that follows, with its prefix.
 
     Returns:
-        None where both contradict each other, so that the long name is damaged.
+        None if the two names contradict each other, so that the long name is damaged.
     """
     if repeated and name.startswith(repeated):
         return len(repeated)
@@ -49,7 +49,7 @@ def compared_bytes(name: bytes, repeated: bytes) -> int | None:
     letters = [_byte_of(letter) for letter in text]
     if _differences(letters, repeated) == []:
         return sum(0 <= letter < _ASCII for letter in letters[: len(repeated)])
-    is_foreign = not text.isascii() and text.isprintable()  # a writer may spell it in its own way
+    is_foreign = not text.isascii() and text.isprintable()  # writers spell such names differently
     is_cut = len(repeated) >= _FULL and not is_foreign
     is_near = any(_is_one_bit(_differences(form, repeated)) for form in (*forms, letters))
     return None if is_cut or is_near else 0
@@ -60,7 +60,7 @@ def _without_empty_parts(name: bytes) -> bytes:
 
 
 def _is_shortened(name: bytes, repeated: bytes) -> bool:
-    """Whether it is some folders of the name and the beginning of its last part."""
+    """Whether `repeated` is some folders of the name and the beginning of its last part."""
     pairs = zip(name, repeated, strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     head = name.rfind(b"/", 0, common) + 1
@@ -75,19 +75,18 @@ def _byte_of(letter: str) -> int:
 
 
 def _differences(form: Sequence[int], repeated: bytes) -> list[tuple[int, int]] | None:
-    """The bytes that differ, of both; None if this form is not cut so."""
+    """The pairs of bytes that differ; None if this form is not cut to that length."""
     if len(repeated) != len(form) and not _FULL <= len(repeated) <= len(form):
         return None
     return [
-        (right, found)
-        for right, found in zip(form, repeated, strict=False)
-        if right not in (found, _ANY) and not (right >= _ASCII and found in b"?_")
+        (right, byte)
+        for right, byte in zip(form, repeated, strict=False)
+        if right not in (byte, _ANY) and not (right >= _ASCII and byte in b"?_")
     ]
 
 
 def _is_one_bit(differences: list[tuple[int, int]] | None) -> bool:
-    """Whether a single bit differs."""
     if differences is None or len(differences) != 1:
         return False
-    right, found = differences[0]
-    return (right ^ found).bit_count() == 1
+    right, byte = differences[0]
+    return (right ^ byte).bit_count() == 1

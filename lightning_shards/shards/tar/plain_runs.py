@@ -1,10 +1,11 @@
-"""Runs of plain tar headers, read together by numpy: several times as fast as one by one.
+"""Vectorised reading of plain tar headers by numpy, several times as fast as one by one.
 
-A header is plain if nothing in it needs a decision: a regular file of ustar, its numbers in the
-form that writers use, its checksum right, its name short ASCII with a key and a suffix; before it
-may stand an extended header with a time, as webdataset writes them. A run ends before the first
-sample that has another one, and `walk.walk_members` goes on there: it knows all the rest, errors
-included. Only tars of small members are read so, as this looks at every block of data.
+A header is plain if nothing in it needs a decision: it is of a regular file in ustar format, its
+numbers have the form that writers use, its checksum is right, and its name is short ASCII with a
+key and a suffix. An extended header with a time may precede it, as webdataset writes them. A run of
+plain headers ends before the first sample with any other header, where `walk.walk_members` goes on:
+it knows all other headers, and all errors. Only tars of small members are read in this way, because
+it looks at every block of data.
 """
 
 from array import array
@@ -19,25 +20,25 @@ from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import BLOCK, Buffer, group_members, walk_members
 
 _WINDOWS: Final = (128, 2048)
-"""Blocks looked at together: at first few, to see whether members are small; then 1 MiB, as what is
-read at once fills fresh memory from 2 MiB on, at twice the price."""
+"""Tar blocks read together: few at first, to see whether members are small, and then 1 MiB. Reads
+of 2 MiB and more take twice as long, because each fills fresh memory."""
 
 _MAX_SPARSE: Final = 32
-"""Blocks for each header, on average, up to which the data is looked at, too."""
+"""Most blocks per header, on average, for which looking at the data as well pays off."""
 
 _TWO: Final = 2
-"""Samples that a window must hold: the last one may go on behind it."""
+"""Samples that a window must hold at least: the last one may go on in the next window."""
 
 _MAX_SUFFIXES: Final = 40
-"""Different ones in a window: each is looked for by itself, and is one bit of an int64."""
+"""Most different suffixes in a window: each takes one search, and is one bit of an int64."""
 
 _NAME, _SIZE, _SUM = slice(0, 100), slice(124, 136), slice(148, 156)
 _FLAG, _MAGIC, _PREFIX = 156, slice(257, 261), 345
-_USTA = np.frombuffer(b"usta", np.uint32)  # of the magic "ustar"; the walk asks for none
+_USTA = np.frombuffer(b"usta", np.uint32)  # from the magic "ustar"; the walk needs no magic
 _COLUMNS = np.arange(100, dtype=np.int8)
 _FIRST, _LAST, _ZERO, _EXTENDED = b" ~0x"
 _TIMES = np.array([b"%d mtime=" % size for size in range(64)])
-"""How an extended header of so many bytes begins that has a time alone."""
+"""The beginning of an extended header with nothing but a time, by its size in bytes."""
 
 _Bytes = NDArray[np.uint8]
 _Strings = NDArray[np.bytes_]
@@ -49,13 +50,13 @@ class SampleRun(NamedTuple):
     """Whole samples that follow each other in a tar.
 
     Attributes:
-        stop: position of what is behind them.
-        keys: all keys one after the other.
-        key_lengths: of each, int64.
-        num_members: of each sample, int64.
-        offsets: where the data of each member begins, int64.
-        sizes: of each, int64.
-        suffixes: the different ones in lower case, in the order in which they come.
+        stop: offset of the first byte behind these samples.
+        keys: all keys, concatenated.
+        key_lengths: length of each key, int64.
+        num_members: number of members of each sample, int64.
+        offsets: offset of the data of each member, int64.
+        sizes: bytes of data of each member, int64.
+        suffixes: the different suffixes in lower case, in order of appearance.
         suffix_ids: position of each member's suffix in `suffixes`, int64.
     """
 
@@ -70,7 +71,7 @@ class SampleRun(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Names as rows of bytes and as strings; `dots` is where their keys end."""
+    """Names as rows of bytes and as strings; `dots` are the positions where their keys end."""
 
     texts: _Bytes
     strings: _Strings
@@ -98,7 +99,7 @@ def holds_samples(path: str | PathLike[str]) -> bool:
 
     Raises:
         ShardNotFoundError: There is no such file.
-        DamagedShardError: What was read is no tar archive.
+        DamagedShardError: The bytes up to the first sample are not those of a tar archive.
     """
     url = fspath(path)
     with open_tar(url) as data:
@@ -124,7 +125,7 @@ def scan_samples(data: Buffer, url: str) -> SampleRun:
         np.concatenate([run.offsets for run in runs]),
         np.concatenate([run.sizes for run in runs]),
         list(numbers),
-        np.concatenate([own[run.suffix_ids] for own, run in zip(ids, runs, strict=True)]),
+        np.concatenate([run_ids[run.suffix_ids] for run_ids, run in zip(ids, runs, strict=True)]),
     )
 
 
@@ -144,9 +145,9 @@ def _walk(data: Buffer, url: str, position: int) -> SampleRun:
             sizes.append(member.size)
             suffix_ids.append(numbers.setdefault(suffix, len(numbers)))
     lengths, counts = np.array(key_lengths), np.array(num_members)
-    places = np.array(offsets), np.array(sizes)
+    extents = np.array(offsets), np.array(sizes)
     return SampleRun(
-        len(data), bytes(keys), lengths, counts, *places, list(numbers), np.array(suffix_ids)
+        len(data), bytes(keys), lengths, counts, *extents, list(numbers), np.array(suffix_ids)
     )
 
 
@@ -161,54 +162,58 @@ def plain_runs(data: Buffer) -> Iterator[SampleRun]:
 
 def _run_at(data: Buffer, position: int, window: int) -> SampleRun | None:
     """The samples that are whole in this window; None if there is none."""
+    # blocks: the window in tar blocks, shape (count, BLOCK). Headers are found by their magic.
+    # numbers: the number of each header's block, shape (num_headers,).
+    # headers, sizes, flags, are_plain: one entry per header. The run ends at the first that is
+    # not plain. members, extended: numbers of headers of this type.
     count = min(window, (len(data) - position) // BLOCK)
     part = data[position : position + count * BLOCK]
     blocks = np.frombuffer(part, np.uint8).reshape(count, BLOCK)
-    places = np.flatnonzero(blocks[:, _MAGIC].view(np.uint32) == _USTA)
-    if len(places) < _TWO or len(places) * _MAX_SPARSE < count:
+    numbers = np.flatnonzero(blocks[:, _MAGIC].view(np.uint32) == _USTA)
+    if len(numbers) < _TWO or len(numbers) * _MAX_SPARSE < count:
         return None
-    headers = blocks[places]
+    headers = blocks[numbers]
     sizes, are_plain = _octal(headers[:, _SIZE], 11)
     are_plain &= (headers[:, _PREFIX] == 0) & _are_summed(headers)
-    # a member that the next header follows is whole; the last one is left to the next window
-    following = places + 1 + (sizes + BLOCK - 1) // BLOCK
-    are_plain[0] &= places[0] == 0
-    are_plain[1:] &= following[:-1] == places[1:]
+    # A member is whole if the next header follows it; the last one is left to the next window.
+    following = numbers + 1 + (sizes + BLOCK - 1) // BLOCK
+    are_plain[0] &= numbers[0] == 0
+    are_plain[1:] &= following[:-1] == numbers[1:]
     flags = headers[:, _FLAG]
     members, extended = np.flatnonzero(flags == _ZERO), np.flatnonzero(flags == _EXTENDED)
     names = _split(headers[:, _NAME][members])
     are_known = np.zeros(len(headers), np.bool_)
     are_known[members] = names.are_plain
-    are_known[extended] = _are_times(blocks, places[extended] + 1, sizes[extended])
+    are_known[extended] = _are_times(blocks, numbers[extended] + 1, sizes[extended])
     are_known[1:] &= (flags[1:] == _ZERO) | (flags[:-1] == _ZERO)  # not two extended ones
     are_plain &= are_known
     length = len(are_plain) if are_plain.all() else int(are_plain.argmin())
     members = members[: np.searchsorted(members, length)]
-    return _samples(names, position + places * BLOCK, sizes, members)
+    return _samples(names, position + numbers * BLOCK, sizes, members)
 
 
 def _octal(fields: _Bytes, digits: int) -> tuple[_Ints, _Flags]:
-    """Numbers of so many octal digits and an end; and which of them are written so."""
+    """The numbers in fields of so many octal digits and an end; and which fields have this form."""
     columns = np.ascontiguousarray(fields[:, :digits].T)  # twice as fast as by rows
-    columns -= np.uint8(_ZERO)  # what is below wraps around
+    columns -= np.uint8(_ZERO)  # bytes below "0" wrap around and become large
     ends = fields[:, digits]
     powers = 8 ** np.arange(digits - 1, -1, -1)
     return powers @ columns, (columns.max(axis=0) < 8) & ((ends == 0) | (ends == _FIRST))  # noqa: PLR2004
 
 
 def _are_summed(headers: _Bytes) -> _Flags:
-    """Whether the checksums are right, modulo 65,536, which no header of ASCII reaches.
+    """Whether the checksums are right. Sums are modulo 65,536, which ASCII headers never reach.
 
-    Each checksum is overwritten: the sum counts its bytes as spaces.
+    The checksum fields are overwritten with spaces, as the sum counts them.
     """
     expected, are_numbers = _octal(headers[:, _SUM], 6)
     headers[:, _SUM] = _FIRST
     return are_numbers & (headers.sum(axis=1, dtype=np.uint16) == expected)
 
 
-def _are_times(blocks: _Bytes, places: _Ints, sizes: _Ints) -> _Flags:
-    """Whether these extended headers hold a time alone (compare `_pax_overrides`)."""
-    texts = blocks[:, : len(_TIMES)][np.minimum(places, len(blocks) - 1)]
+def _are_times(blocks: _Bytes, numbers: _Ints, sizes: _Ints) -> _Flags:
+    """Whether these extended headers hold only a time (compare `_pax_overrides`)."""
+    texts = blocks[:, : len(_TIMES)][np.minimum(numbers, len(blocks) - 1)]
     begins = _TIMES[np.minimum(sizes, len(_TIMES) - 1)]
     records = _strings(texts)
     are_single = np.strings.find(records, b"\n") == sizes - 1
@@ -216,16 +221,18 @@ def _are_times(blocks: _Bytes, places: _Ints, sizes: _Ints) -> _Flags:
 
 
 def _split(texts: _Bytes) -> _Names:
-    """Names at the first dot behind the last slash; others are not plain (see `split_name`)."""
+    """Names split at the first dot after the last slash; others are not plain (`split_name`)."""
+    # texts: one name per row, filled up with zeros, shape (num_names, longest).
+    # names, slashes, dots, lengths, are_plain: one entry per name, shape (num_names,).
     longest = int(np.flatnonzero(texts.max(axis=0, initial=0)).max(initial=0)) + 1
     texts = np.ascontiguousarray(texts[:, :longest])
     names = _strings(texts)
     slashes = np.strings.rfind(names, b"/")
     dots = np.strings.find(names, b".", slashes + 1)
-    are_ascii = texts - np.uint8(_FIRST) <= _LAST - _FIRST  # what is below wraps around
+    are_ascii = texts - np.uint8(_FIRST) <= _LAST - _FIRST  # bytes below wrap around
     lengths: _Ints = np.strings.str_len(names)
     are_plain = (are_ascii.sum(axis=1, dtype=np.uint8) == lengths) & (dots > slashes + 1)
-    if b"__" in texts.tobytes():  # to begin with, they mean something to readers
+    if b"__" in texts.tobytes():  # keys and suffixes that begin so have a meaning to readers
         are_plain &= ~np.strings.startswith(names, b"__")
         are_plain &= ~np.strings.startswith(names, b"__", dots + 1)
     return _Names(texts, names, lengths, dots, are_plain)
@@ -233,6 +240,8 @@ def _split(texts: _Bytes) -> _Names:
 
 def _samples(names: _Names, headers: _Ints, sizes: _Ints, members: _Ints) -> SampleRun | None:
     """All samples but the last, which may go on; None if there is no other or one has a fault."""
+    # texts, dots, keys: one entry per member, shape (len(members),).
+    # begins: the number of each sample's first member; a sample is a run of equal keys.
     texts, dots = names.texts[: len(members)], names.dots[: len(members)]
     in_key = dots.astype(np.int8)[:, None] > _COLUMNS[: texts.shape[1]]
     keys = _strings(texts * in_key)
@@ -241,6 +250,7 @@ def _samples(names: _Names, headers: _Ints, sizes: _Ints, members: _Ints) -> Sam
         return None
     stop, firsts = int(begins[-1]), begins[:-1]
     suffixes, suffix_ids = _suffixes(names.strings[:stop], names.lengths[:stop], dots[:stop])
+    # A suffix that comes twice in a sample makes the sum of its bits differ from their union.
     bits = 1 << suffix_ids
     is_twice = np.add.reduceat(bits, firsts) != np.bitwise_or.reduceat(bits, firsts)
     if not suffixes or is_twice.any():
@@ -259,25 +269,25 @@ def _samples(names: _Names, headers: _Ints, sizes: _Ints, members: _Ints) -> Sam
 
 
 def _suffixes(names: _Strings, lengths: _Ints, dots: _Ints) -> tuple[list[str], _Ints]:
-    """The different suffixes in lower case, as they come; and the number of each name's.
+    """The different suffixes in lower case, in order of appearance; and each name's number.
 
-    No suffixes at all if there are too many.
+    There are no suffixes if there would be too many.
     """
-    found: list[str] = []
+    suffixes: list[str] = []
     numbers = np.full(len(names), -1)
     for _ in range(_MAX_SUFFIXES):
         unknown = int(numbers.argmin())
         suffix = bytes(names[unknown])[dots[unknown] :]
         name = str(suffix[1:], "ascii").lower()
-        if name not in found:
-            found.append(name)
+        if name not in suffixes:
+            suffixes.append(name)
         are_same = (lengths == dots + len(suffix)) & np.strings.endswith(names, suffix)
-        numbers[are_same] = found.index(name)
+        numbers[are_same] = suffixes.index(name)
         if numbers.min() >= 0:
-            return found, numbers
+            return suffixes, numbers
     return [], numbers
 
 
 def _strings(texts: _Bytes) -> _Strings:
-    """Rows of bytes as strings, without the zeros at their ends."""
+    """Rows of bytes as strings, without zeros at their ends."""
     return np.ascontiguousarray(texts).view(f"S{texts.shape[1]}").ravel()

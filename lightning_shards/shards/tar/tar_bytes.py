@@ -1,8 +1,8 @@
-"""The bytes of a local tar, read when they are asked for and never through a map.
+"""The bytes of a local tar, read on demand and never through a memory map.
 
-A file that is cut short while it is mapped ends the process (SIGBUS); here the read comes short and
-is an error that names the shard. Small parts that follow each other are cut out of a window, which
-grows as long as they do; large ones are read by themselves.
+A mapped file that is cut short ends the process (SIGBUS). Here the read comes back short, which is
+an error that names the shard. Small parts that follow each other are cut out of a buffered window,
+which grows as long as the reading is sequential; large parts are read by themselves.
 """
 
 import os
@@ -18,10 +18,10 @@ from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.tar.walk import damaged, group_members, walk_members
 
 _DIRECT: Final = 16_384
-"""Bytes of a part from which on it does not go through the window."""
+"""Parts of at least this many bytes do not go through the window."""
 
 _LEAST_WINDOW: Final = 4096
-"""What is read with a header that stands alone: small members beside a large one, mostly."""
+"""Bytes read with a header that stands alone: the small members beside a large one, mostly."""
 
 _MOST_WINDOW: Final = 1 << 18
 
@@ -30,14 +30,14 @@ _PIECE: Final = 1 << 18
 
 
 class TarBytes:
-    """The bytes of an open tar, which are those that it had when it was opened, or an error.
+    """The bytes of an open tar as they were when it was opened; anything else is an error.
 
     Args:
-        file: the descriptor, which stays the caller's.
-        url: only serves the messages.
+        file: the file descriptor, which the caller closes.
+        url: serves the messages only.
 
     Raises:
-        DamagedShardError: It is empty.
+        DamagedShardError: The tar is empty.
     """
 
     def __init__(self, file: int, url: str) -> None:
@@ -57,7 +57,7 @@ class TarBytes:
         """The bytes of this part, which has a start and a stop.
 
         Raises:
-            DamagedShardError: They are not there any more, or cannot be read.
+            DamagedShardError: The file has become shorter, or cannot be read.
         """
         start, stop = part.start, part.stop
         if self._start <= start and stop <= self._stop:
@@ -74,7 +74,7 @@ class TarBytes:
         return self._window[: stop - start]
 
     def rewind(self) -> None:
-        """Parts from the start on are read through the window again."""
+        """Forget the window, so that the tar can be read from its start again."""
         self._window, self._start, self._stop = b"", 0, 0
         self._before = self._window, self._start, self._stop
 
@@ -90,10 +90,10 @@ class TarBytes:
     def require_unchanged(self) -> None:
         """Check that all bytes given so far are of one and the same file.
 
-        It is asked after they were read: who writes to a file changes its time before its bytes.
+        It is called after reading, because a write changes the time of a file before its bytes.
 
         Raises:
-            DamagedShardError: It was written to since it was opened.
+            DamagedShardError: The file was written to since it was opened.
         """
         if self._is_checked:
             return
@@ -111,7 +111,8 @@ class TarBytes:
         self._window_bytes = grown if follows else _LEAST_WINDOW
         size = min(max(stop - start, self._window_bytes), self._size - start)
         window = self._read(start, size)
-        # members are asked for when the header behind them has shown where their sample ends
+        # The window before is kept: a member is read only after the header behind it has shown
+        # where its sample ends.
         self._before = self._window, self._start, self._stop
         self._window, self._start, self._stop = window, start, start + size
 
@@ -132,13 +133,13 @@ class TarBytes:
 
 
 def read_at(file: int, offset: int, size: int) -> bytes:
-    """The bytes of an open file at this place, less where it ends there.
+    """The bytes of an open file at this offset, fewer if the file ends.
 
     Raises:
         OSError: They could not be read.
     """
     data = os.pread(file, size, offset)
-    while len(data) < size:  # one call gives 2 GiB at most
+    while len(data) < size:  # one call gives at most 2 GiB
         more = os.pread(file, size - len(data), offset + len(data))
         if not more:
             break
@@ -152,8 +153,8 @@ def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or cannot be opened.
-        DamagedShardError: It is empty; or at the end of the block, it was written to meanwhile.
+        FileAccessError: It is not a regular file, or cannot be opened.
+        DamagedShardError: It is empty, or was written to before the block ended.
     """
     file = open_regular(path)
     try:
@@ -161,7 +162,7 @@ def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
         try:
             yield data
         except DamagedShardError:
-            data.require_unchanged()  # or that is why it looks damaged
+            data.require_unchanged()  # if it changed, say so: that is why it looks damaged
             raise
         data.require_unchanged()
     finally:
@@ -169,13 +170,14 @@ def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
 
 
 def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
-    """The samples of a local tar in file order from number `skip` on; of those before, headers.
+    """The samples of a local tar in file order from number `skip` on.
 
-    A sample is what webdataset makes of it: suffix to bytes, and `__key__` and `__url__`.
+    Only the headers of skipped samples are read. A sample is a dict as webdataset makes it: bytes
+    by suffix, and `__key__` and `__url__`.
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, or cannot be opened.
+        FileAccessError: It is not a regular file, or cannot be opened.
         DamagedShardError: The file is not one whole tar archive, or was written to while it was
             read.
     """

@@ -1,9 +1,9 @@
-"""What a tar shard holds, read from its headers alone: members, samples and their number.
+"""The walk over the headers of a tar shard, which finds its members and groups them into samples.
 
 Python's `tarfile` takes a damaged header for the end of the archive, and webdataset then loses the
-rest of the shard without a word. Here every header's checksum is verified, every size is held
-against the file, and an archive ends with its end marker or not at all. The grouping of members
-into samples is webdataset's, so that a count is the number of samples that a stream will yield.
+rest of the shard without a word. Here every header's checksum is verified, every size is compared
+with the file, and an archive without its end marker is an error. Members are grouped into samples
+as webdataset does it, so that a count is the number of samples that a stream will yield.
 """
 
 import re
@@ -30,14 +30,14 @@ _EXTENDED = frozenset(b"xXgLK")  # X: Solaris' x
 _FOLDER, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _NEWLINE = b"5SgLK\n"
 _BASE_256 = 0x80
 _MAX_DIGITS = 20
-_NO_SUM = -(1 << 20)  # far from any sum of a block, signed or not
+_NO_SUM = -(1 << 20)  # no block has such a sum, signed or not
 _PAX_RECORD = re.compile(rb"(\d{1,8}) ([^=\n]+)=")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META_NAME = re.compile(r"__[^/]*__($|/)")
 RESERVED_SUFFIXES: Final = frozenset(
     {"__key__", "__url__", "__local_path__", "__id__", "__weight__", "__substitute__"}
 )
-"""What webdataset and this package call their own in a sample or a batch: no member may."""
+"""Names that webdataset and this package add to a sample or a batch: no member may have them."""
 
 _TAIL_CHUNK = 1 << 20
 _COMPRESSED = {
@@ -49,7 +49,7 @@ _COMPRESSED = {
 
 
 class Buffer(Protocol):
-    """The whole tar: its bytes, or what reads them when they are asked for."""
+    """The whole tar: its bytes, or an object that reads them on demand."""
 
     def __len__(self) -> int: ...
 
@@ -63,8 +63,8 @@ class Member(NamedTuple):
         name: full name; bytes that are not UTF-8 are kept as surrogates.
         offset: where its data begins, in bytes from the start of the tar.
         size: bytes of data.
-        unprotected: bytes of the name that no checksum covers, not even that of the header which
-            repeats the name, or its beginning.
+        unprotected: bytes of the name that no checksum covers, not even that of the header that
+            repeats the name or its beginning.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Member(NamedTuple):
 def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
     """The regular files of the tar in file order; `url` only serves the messages.
 
-    `start` is the position of a header that does not follow an extended one.
+    `start` is the offset of a header that does not follow an extended one.
 
     ustar, GNU long names, PAX headers and base-256 sizes are understood. Folders, links, devices
-    and types that nobody knows are passed over, as `tarfile` does; sparse files are refused.
+    and unknown types are passed over, as `tarfile` does; sparse files are refused.
 
     Raises:
         DamagedShardError: The bytes are not one whole tar archive.
@@ -110,7 +110,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     """Key and lower-case suffix of a member by webdataset's rule, or None if it is in no sample.
 
     The name is split at the first dot after the last slash. Names without a dot belong to no
-    sample, nor do `__x__` and all in a folder `__x__`.
+    sample, and neither do names like `__x__` or files in a folder named like `__x__`.
 
     >>> split_name("train/0001.seg.PNG")
     ('train/0001', 'seg.png')
@@ -126,8 +126,8 @@ def split_name(name: str) -> tuple[str, str] | None:
 def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, dict[str, Member]]]:
     """The samples: key and members by suffix, for each run of adjacent members with one key.
 
-    As in webdataset, members that are in no sample do not end a run, a key that comes back later is
-    another sample, and a sample with a member `KEY.__bad__` that is not empty is left out.
+    As in webdataset, members that are in no sample do not end a run, a key that comes again later
+    is another sample, and a sample with a non-empty member `KEY.__bad__` is left out.
 
     Raises:
         DamagedShardError: A sample has two members with one suffix, or one that is reserved.
@@ -151,18 +151,18 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
 
 
 def damaged(what: str, url: str, position: int) -> DamagedShardError:
-    """The error for the user, who knows neither headers nor offsets but can fetch a file again."""
+    """The error for a damaged shard, whose remedy is to fetch the file again."""
     return DamagedShardError(
         f"{redact(url)} {what}, at byte {position}; fetch or write this shard again"
     )
 
 
 class _HeaderDamage(Exception):  # noqa: N818 - a signal within this module, never seen outside
-    """What is wrong with the tar at the header that is being read."""
+    """The fault of the tar at the header that is being read."""
 
 
 def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> DamagedShardError:
-    """The error for two members of one sample with one suffix."""
+    """The error for two members with the same suffix in one sample."""
     if first is None:
         return damaged(f"has a member {second.name!r}: {suffix} is reserved", url, second.offset)
     return damaged(
@@ -174,13 +174,13 @@ def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> D
 
 
 def _is_bad(fields: dict[str, Member]) -> bool:
-    """Whether webdataset leaves the sample out (the marker must have contents)."""
+    """Whether webdataset leaves the sample out: it has a `__bad__` marker that is not empty."""
     marker = fields.get("__bad__")
     return marker is not None and marker.size > 0
 
 
 def _header_at(data: Buffer, position: int) -> bytes | None:
-    """The header block with its checksum verified; None at the end marker, a block of zeros."""
+    """The header block, with its checksum verified; None at the end marker, a block of zeros."""
     header = data[position : position + BLOCK]
     if header == _ZERO_BLOCK:
         return None
@@ -191,8 +191,8 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
             else _compression(data)
             or "is cut short: it ends without the end marker of a tar archive"
         )
-    # Adler-32 begins with 1 and adds up bytes modulo 65521, which half a block cannot reach: an
-    # exact sum at a twentieth of the price of sum()
+    # Adler-32 begins with 1 and adds up bytes modulo 65521, which half a block cannot reach. The
+    # sum is therefore exact, in a twentieth of the time of sum().
     total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - 2
     if total != _expected_sum(header[148:156]) and not _has_signed_sum(header, total):
         raise _HeaderDamage(
@@ -204,7 +204,7 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
 
 @lru_cache(maxsize=4096)
 def _expected_sum(field: bytes) -> int:
-    """Sum of all bytes of a header with this checksum field (which counts as spaces), or none."""
+    """The sum that this checksum field stands for, or a number that is no sum."""
     try:
         return _number(field) - 256 + sum(field)
     except _HeaderDamage:
@@ -219,7 +219,7 @@ def _has_signed_sum(header: bytes, total: int) -> bool:
 
 
 def _compression(data: Buffer) -> str:
-    """What to say about a compressed tar; empty if it is not one."""
+    """The message about a compressed tar; empty if it is not compressed."""
     for magic, name in _COMPRESSED.items():
         if data[0 : len(magic)] == magic:
             return f"is compressed ({name}): decompress it, shards are plain tar files"
@@ -227,7 +227,7 @@ def _compression(data: Buffer) -> str:
 
 
 def _number(field: bytes) -> int:
-    """A number field: octal digits, or base 256 after the byte 0x80; none is ever negative."""
+    """A number in octal digits, or in base 256 after the byte 0x80; never negative."""
     if field[0] == _BASE_256:
         return int.from_bytes(field[1:], "big")
     digits = field.partition(b"\0")[0].strip()
@@ -237,13 +237,13 @@ def _number(field: bytes) -> int:
 
 
 def _type_flag(header: bytes) -> int:
-    """The type of the member; a folder as archives before POSIX wrote it becomes a folder."""
+    """The type of the member; folders in the style from before POSIX are recognised, too."""
     flag = header[_FLAG]
     return _FOLDER if not flag and header[:100].rstrip(b"\0").endswith(b"/") else flag
 
 
 def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], available: int) -> int:
-    """Bytes of data that follow the header and are there."""
+    """The size of the data that follows the header, which must lie within the file."""
     if flag in _WITHOUT_DATA:
         return 0
     if flag == _SPARSE:
@@ -262,10 +262,10 @@ def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], availabl
 
 
 def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int]:
-    """The name, from an extended header if there is one, and how many bytes nothing protects."""
+    """The name, from an extended header if there is one, and its number of unprotected bytes."""
     long_name = overrides.get(b"path")
     name = header[:100].partition(b"\0")[0]
-    # GNU tar has times where others have a prefix; it is read as tarfile does where it is the name
+    # GNU tar has times where others have the prefix; without a long name it is read as by tarfile.
     if header[345] and (long_name is None or header[257:263] == _POSIX):
         name = header[345:500].partition(b"\0")[0] + b"/" + name
     if long_name is None:
@@ -288,7 +288,7 @@ def _shown(name: bytes) -> str:
 def _extend(
     overrides: dict[bytes, bytes], flag: int, body: bytes, chained: int
 ) -> dict[bytes, bytes]:
-    """The overrides for the next member, with those of one more extended header."""
+    """The overrides for the next member, extended by those of one more extended header."""
     if chained > MAX_CHAINED:
         raise _HeaderDamage(f"has more than {MAX_CHAINED} extended headers in a row")
     if flag == _LONG_LINK:
@@ -297,20 +297,20 @@ def _extend(
         name = body.rstrip(b"\0")
         if not name or 0 in name:
             raise _HeaderDamage("has a damaged long name: zeros stand where it should")
-        found = {b"path": name}
+        added = {b"path": name}
     else:
-        found = _pax_overrides(body)
-        if flag == _GLOBAL and found:
+        added = _pax_overrides(body)
+        if flag == _GLOBAL and added:
             raise _HeaderDamage("has a global header that gives all members one name or size")
-    # the first header of a chain wins, as in tarfile
-    return found | overrides
+    # The first header of a chain wins, as in tarfile.
+    return added | overrides
 
 
 def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
-    """Name and size in the records of a PAX header, where it has them."""
+    """The name and the size in the records of a PAX header, as far as it has them."""
     if body.startswith(b"%d mtime=" % len(body)) and body.find(b"\n") == len(body) - 1:
-        return {}  # one record: nearly every PAX header that Python writes
-    found: dict[bytes, bytes] = {}
+        return {}  # a single record, as in nearly every PAX header that Python writes
+    overrides: dict[bytes, bytes] = {}
     position = 0
     while position < len(body) and body[position]:
         record = _PAX_RECORD.match(body, position)
@@ -319,9 +319,9 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
             raise _HeaderDamage("has a damaged PAX header")
         keyword, value = record[2], body[record.end() : end - 1]
         if keyword == b"path":
-            found[keyword] = value.rstrip(b"/")
+            overrides[keyword] = value.rstrip(b"/")
         elif keyword == b"size":
-            found[keyword] = _checked_digits(value)
+            overrides[keyword] = _checked_digits(value)
         elif keyword.startswith(b"GNU.sparse."):
             raise _HeaderDamage("has a sparse member: write the shard without sparse files")
         elif _is_one_bit_off(keyword + b"="):
@@ -329,13 +329,13 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
                 f"has a damaged PAX header: nobody writes {keyword[:_MAX_DIGITS]!r}"
             )
         position = end
-    return found
+    return overrides
 
 
 def _is_one_bit_off(record: bytes) -> bool:
-    """Whether one bit makes the beginning of a record one that matters.
+    """Whether the beginning of a record differs by one bit from a keyword that matters.
 
-    The `=` counts: where it is damaged, one in the name itself would end the keyword.
+    The `=` is compared too: if it is damaged, a `=` in the name itself would end the keyword.
     """
     number = int.from_bytes(record[: len(b"path=")], "big")
     return any(
@@ -351,7 +351,7 @@ def _checked_digits(value: bytes) -> bytes:
 
 
 def _check_end(data: Buffer, position: int, chained: int) -> None:
-    """Refuse anything but zeros from the end marker on, and extended headers before it."""
+    """Refuse anything but zeros after the end marker, and extended headers just before it."""
     if chained:
         raise _HeaderDamage("ends after an extended header that belongs to no member")
     for start in range(position, len(data), _TAIL_CHUNK):

@@ -51,7 +51,7 @@ def table(request, tmp_path, rows):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
     pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra `table`")
-    from pyarrow import parquet  # noqa: PLC0415
+    from pyarrow import parquet
 
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
     return path
@@ -171,7 +171,7 @@ def by_pax(folder, path):
 
 
 def by_webdataset(folder, path):
-    from webdataset.writer import TarWriter  # noqa: PLC0415
+    from webdataset.writer import TarWriter
 
     with TarWriter(str(path)) as writer:
         for file in sorted(folder.glob("*.jpg")):
