@@ -45,10 +45,6 @@ class MemberBytes:
         """Whether none is absent: the rest asks for that."""
         return bool((self._starts >= 0).all())
 
-    def loaded(self) -> "MemberBytes":
-        """These, as they are read already."""
-        return self
-
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.to_list())
 
@@ -61,7 +57,7 @@ class MemberBytes:
         """Each member's bytes.
 
         Raises:
-            NotInChunkError: one is damaged.
+            ColumnError: one is damaged.
         """
         size = self._common_size()
         if size:
@@ -80,7 +76,7 @@ class MemberBytes:
             uint8 of shape (members, size), contiguous, writable.
 
         Raises:
-            NotInChunkError: one is damaged.
+            ColumnError: one is damaged.
         """
         size = self._common_size()
         if not size:
