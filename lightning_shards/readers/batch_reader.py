@@ -84,6 +84,10 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     return column_of(list(counted(samples, [field], {})), field.name, arena)
 
 
+def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers:
+    return members.loaded() if isinstance(members, LargeMembers) else members
+
+
 def _ints(members: FieldMembers) -> torch.Tensor:
     return torch.tensor(list(map(int, members.to_list())))
 
@@ -128,6 +132,7 @@ class BatchReader:
         buffer: ReadBuffer | None = None,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
+        self._names = [field.name for field in fields]
         self._format: BatchFormat = batch_format
         self._arena, self._buffer = arena, buffer or ReadBuffer()
 
@@ -150,16 +155,9 @@ class BatchReader:
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
         with self._clock.on("open"):
-            self._stamps, self._keys, self._extents = _find(self._shards, self._fields, ids)
-            self._is_large = self._extents.large()
-            small = [field for field, is_large in enumerate(self._is_large) if not is_large]
-            self._ahead = ReadAhead(
-                self._shards,
-                self._buffer,
-                self._stamps,
-                self._extents.of(small),
-                np.array(self._stops[1:]),
-            )
+            stamps, self._keys, extents = _find(self._shards, self._fields, ids)
+            stops = np.array(self._stops[1:])
+            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
 
     def batch(self, number: int, weights: Sequence[int]) -> LoadedBatch:
         """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
@@ -172,7 +170,7 @@ class BatchReader:
         begin = self._clock.begin("read")
         members = self.members(start, stop)
         plain = [field for field in self._fields if field.name not in transformed]
-        read = [(field, members[field.name].loaded()) for field in plain]
+        read = [(field, _loaded(members[field.name])) for field in plain]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: decode_column(field, data, self._arena) for field, data in read}
         self._clock.lap("decode", begin, "collate")
@@ -196,15 +194,8 @@ class BatchReader:
 
         They hold until the next call; raises what `ReadAhead.members` does.
         """
-        small = iter(self._ahead.members(start, stop))
-        members: dict[str, MemberBytes | LargeMembers] = {}
-        for number, field in enumerate(self._fields):
-            if self._is_large[number]:
-                extents = self._extents.part(start, stop).of([number])
-                members[field.name] = LargeMembers(self._shards, self._stamps, extents)
-            else:
-                members[field.name] = next(small)
-        return members
+        members = self._ahead.members(start, stop)
+        return dict(zip(self._names, members, strict=True))
 
     def _transformed(
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int

@@ -45,7 +45,7 @@ Stamps = dict[int, tuple[int, int]]
 
 
 class Extents(NamedTuple):
-    """Where the members of some samples lie.
+    """Where the members of some samples lie, of all fields.
 
     Attributes:
         shards: of each sample, int64 of shape (samples,).
@@ -131,18 +131,54 @@ class ReadBuffer:
         return self._memory
 
 
+class LargeMembers:
+    """The members of one large field in a batch, each read when it is asked for.
+
+    Args:
+        shards: the open shards.
+        stamps: of these shards, when the members were looked up.
+        extents: of this field alone, each of shape (samples,).
+    """
+
+    def __init__(self, shards: OpenShards, stamps: Stamps, extents: Extents) -> None:
+        self._shards, self._stamps, self._extents = shards, stamps, extents
+
+    def loaded(self) -> ListedBytes:
+        """All of them; raises what the iteration does."""
+        return ListedBytes(list(self))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Each member's bytes.
+
+        Raises:
+            ColumnError: one is missing or damaged.
+        """
+        rows = zip(*(values.tolist() for values in self._extents), strict=True)
+        for shard, offset, size, checksum in rows:
+            data = b""
+            reader = _reader(self._shards, self._stamps, shard)
+            if reader is not None and size > 0:
+                with suppress(OSError, MemoryError):
+                    data = reader.read_span(offset, size)
+                if not reader.is_unchanged:
+                    data = b""
+            if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
+                raise ColumnError("a member of this batch is missing or damaged")
+            yield data
+
+
 class ReadAhead:
-    """The small members of some batches; those of as many as the buffer's limit are read together.
+    """The members of some batches; the small ones of as many as the limit allows are read together.
 
     Args:
         shards: the open shards.
         buffer: where the members are read to.
         stamps: of these shards, when the members were looked up.
-        extents: of the small fields, in the order of the batches.
+        extents: of the samples, in the order of the batches.
         stops: samples up to the end of each batch, int64.
 
     Attributes:
-        samples: the numbers of those whose members lie in the buffer.
+        samples: the numbers of those whose small members lie in the buffer.
     """
 
     def __init__(
@@ -154,16 +190,18 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stamps = shards, buffer, stamps
-        self._extents, self._stops = extents, stops
-        self._joined = [_joined(*rows, stops) for rows in zip(*extents[2:], strict=True)]
+        self._stops, self._is_large = stops, extents.large()
+        self._large = extents.of([field for field, large in enumerate(self._is_large) if large])
+        self._small = extents.of([field for field, large in enumerate(self._is_large) if not large])
+        self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
         self._members: list[MemberBytes] = []
         self._are_there = False
         self.samples = range(0)
 
-    def members(self, start: int, stop: int) -> list[MemberBytes]:
+    def members(self, start: int, stop: int) -> list[MemberBytes | LargeMembers]:
         """Those of each field in the samples start to stop, which are one batch.
 
-        They hold until the next call.
+        Small ones hold until the next call, large ones are read when they are asked for.
 
         Raises:
             ColumnError: a sample has no member for a field, or it cannot be read. That the bytes
@@ -172,20 +210,24 @@ class ReadAhead:
         if self._joined and stop > self.samples.stop:
             self._read(start)
         first = self.samples.start
-        members = [
-            column.part(start - first, stop - first, joined.get((start, stop)))
-            for column, joined in zip(self._members, self._joined, strict=True)
+        small = [
+            members.part(start - first, stop - first, joined.get((start, stop)))
+            for members, joined in zip(self._members, self._joined, strict=True)
         ]
-        if not (self._are_there or all(column.are_there for column in members)):
+        if not (self._are_there or all(members.are_there for members in small)):
             raise ColumnError("a member of this batch is missing")
-        return members
+        rows = zip(*(values[:, start:stop] for values in self._large[1:]), strict=True)
+        shards = self._large.shards[start:stop]
+        large = [LargeMembers(self._shards, self._stamps, Extents(shards, *row)) for row in rows]
+        next_of = {False: iter(small), True: iter(large)}
+        return [next(next_of[is_large]) for is_large in self._is_large]
 
     def _read(self, start: int) -> None:
         """Read the members of the batches that begin with this sample; one not read is absent."""
         self._members = []  # they keep the buffer, and a larger one may take its place
         end, members, reads = self._planned(start)
         buffer = self._buffer.take(int(reads.lengths.sum()))
-        sizes, checksums = self._extents.part(start, end)[2:]
+        sizes, checksums = self._small.part(start, end)[2:]
         starts = np.empty(sizes.size, np.int64)
         starts[members.order] = _fill(self._shards, self._stamps, members, reads, buffer)
         starts = starts.reshape(sizes.shape)
@@ -196,7 +238,7 @@ class ReadAhead:
 
     def _planned(self, start: int) -> tuple[int, _SortedMembers, _Reads]:
         """What is read together from this sample on, and the number of the sample behind it."""
-        limit, extents = self._buffer.limit, self._extents
+        limit, extents = self._buffer.limit, self._small
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
         end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
         while True:
@@ -221,42 +263,6 @@ def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], 
     joined = joined_crc32(checksums.astype(np.uint32), stops - starts, int(sizes[0]))
     batches = zip(starts.tolist(), stops.tolist(), strict=True)
     return dict(zip(batches, joined.tolist(), strict=True))
-
-
-class LargeMembers:
-    """The members of one large field in a batch, each read when it is asked for.
-
-    Args:
-        shards: the open shards.
-        stamps: of these shards, when the members were looked up.
-        extents: of this field alone.
-    """
-
-    def __init__(self, shards: OpenShards, stamps: Stamps, extents: Extents) -> None:
-        self._shards, self._stamps, self._extents = shards, stamps, extents
-
-    def loaded(self) -> ListedBytes:
-        """All of them; raises what the iteration does."""
-        return ListedBytes(list(self))
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Each member's bytes.
-
-        Raises:
-            ColumnError: one is missing or damaged.
-        """
-        rows = zip(*(values.ravel().tolist() for values in self._extents), strict=True)
-        for shard, offset, size, checksum in rows:
-            data = b""
-            reader = _reader(self._shards, self._stamps, shard)
-            if reader is not None and size > 0:
-                with suppress(OSError, MemoryError):
-                    data = reader.read_span(offset, size)
-                if not reader.is_unchanged:
-                    data = b""
-            if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
-                raise ColumnError("a member of this batch is missing or damaged")
-            yield data
 
 
 def by_place(shards: Ints, places: Ints) -> Ints:

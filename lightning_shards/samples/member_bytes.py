@@ -45,10 +45,6 @@ class MemberBytes:
         """Whether no member is missing; all other methods require this."""
         return bool((self._starts >= 0).all())
 
-    def loaded(self) -> "MemberBytes":
-        """The members themselves, because they are in memory already."""
-        return self
-
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.to_list())
 
