@@ -1,4 +1,4 @@
-"""One name has one meaning: what a module offers to others is called so nowhere else."""
+"""One name has one meaning, no folder is a heap, and a function fits on a screen."""
 
 import ast
 from collections import defaultdict
@@ -40,3 +40,14 @@ def test_no_folder_is_a_heap():
         for folder in [PACKAGE, *(each for each in PACKAGE.rglob("*") if each.is_dir())]
     }
     assert {name: size for name, size in sizes.items() if size > 15 and name != "tools"} == {}
+
+
+def test_a_function_fits_on_a_screen():
+    long = {
+        f"{module.relative_to(PACKAGE)}: {node.name}": lines
+        for module in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > 40
+    }
+    assert long == {}

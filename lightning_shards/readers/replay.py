@@ -6,7 +6,7 @@ workers and on its shuffle buffers, so its shards are read again from the beginn
 A sample that proves bad when it is decoded is shown where it was planned, and not its substitute.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -44,6 +44,20 @@ def batch_keys(
         )
     epoch = 0 if source.epochs.pinned else epoch
     return source.replay(place, epoch, steps, num_workers)
+
+
+def require_no_stages(stages: Sequence[object]) -> None:
+    """Refuse to tell the keys of samples that stages may drop, add or move.
+
+    Raises:
+        ConfigError: there are stages.
+    """
+    if stages:
+        raise ConfigError(
+            f"the {len(stages)} `stages` of this split may drop, add or move samples, so that "
+            "their keys cannot be told without running them; iterate over "
+            "ShardDataModule.loader() and read `__key__` of its batches"
+        )
 
 
 def read_again(

@@ -21,7 +21,7 @@ from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
+from lightning_shards.errors import DamagedShardError, SampleError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
@@ -34,7 +34,7 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
-from lightning_shards.readers.replay import read_again
+from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.arena import Arena
@@ -181,18 +181,8 @@ class StreamSource:
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
-        """The rows of a rank's batches: the shards are read again, and nothing is decoded.
-
-        Raises:
-            ConfigError: there are stages: what they do to samples is not known here.
-            ShardError: a shard cannot be read.
-        """
-        if self.stages:
-            raise ConfigError(
-                f"the {len(self.stages)} `stages` of this split may drop, add or move samples, so "
-                "that their keys cannot be told without running them; iterate over "
-                "ShardDataModule.loader() and read `__key__` of its batches"
-            )
+        """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
+        require_no_stages(self.stages)
         bare = replace(self, fields=(), transforms={}, batch_format="dict")
         return read_again(bare, place, epoch, steps, num_workers)
 

@@ -8,7 +8,7 @@ index has no counts, and at most a total is known.
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,17 +128,14 @@ def load_index(
     require_local_shards(urls)
     paths = [split_url(url) for url in urls]
     url_of = dict(zip(paths, urls, strict=True))
-    folders: dict[str, list[str]] = {}
-    for folder, name in url_of:
-        folders.setdefault(folder, []).append(name)
     known: dict[tuple[str, str], int] = {}
     unknown: dict[str, list[str]] = {}
-    for folder, names in folders.items():
+    for folder, names in _names_by_folder(url_of).items():
         claims = _believed_claims(folder, names, url_of)
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
-        total = _total(list(folders)) if wants_total else None
+        total = _total(list(unknown)) if wants_total else None
         return ShardIndex(tuple(urls), None, total)
     for folder, names in unknown.items():
         if names:
@@ -147,6 +144,13 @@ def load_index(
     _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[path] for path in paths), np.int64, count=len(paths))
     return ShardIndex(tuple(urls), in_order)
+
+
+def _names_by_folder(paths: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    folders: dict[str, list[str]] = {}
+    for folder, name in paths:
+        folders.setdefault(folder, []).append(name)
+    return folders
 
 
 def _believed_claims(

@@ -88,13 +88,13 @@ def configured_fit(
         ConfigError: it is not a fit of one rank.
     """
     sys.path.insert(0, str(Path.cwd()))
-    model = model_class and _load_class(model_class, "--model-class")
     data = data_class and _load_class(data_class, "--data-class")
     names_class = not data and any(read_setting(path, "data.class_path") for path in configs)
+    plain_class = pl.LightningDataModule if names_class else ShardDataModule
     try:
         cli = _FitAsConfigured(
-            model,
-            data or (pl.LightningDataModule if names_class else ShardDataModule),
+            model_class and _load_class(model_class, "--model-class"),
+            data or plain_class,
             subclass_mode_data=names_class,
             save_config_callback=None,
             parser_class=_OneLineParser,
@@ -103,12 +103,8 @@ def configured_fit(
     except _RefusedError as error:
         raise ConfigError(str(error)) from error
     _require_one_rank(cli.trainer.world_size)
-    return Fit(
-        cli.model,
-        cli.datamodule,
-        lambda callbacks: cli.instantiate_trainer(callbacks=callbacks),
-        str(cli.trainer.strategy.root_device),
-    )
+    device = str(cli.trainer.strategy.root_device)
+    return Fit(cli.model, cli.datamodule, lambda c: cli.instantiate_trainer(callbacks=c), device)
 
 
 def _require_one_rank(world_size: int) -> None:
