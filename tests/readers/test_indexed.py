@@ -1,5 +1,6 @@
 """The indexed reader: batches depend on (shards, seed, epoch, position) and on nothing else."""
 
+from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
@@ -215,3 +216,9 @@ def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     )  # fmt: skip
     next(source.batches(Place(), Cursor(0, 28)))
     assert opened == [4, 5]
+
+
+def test_an_order_of_another_seed_is_refused(urls, tmp_path):
+    source = make(urls, tmp_path).loader("train").source
+    with pytest.raises(ConfigError, match="the order has seed=8, its transforms have 7"):
+        replace(source, order=replace(source.order, seed=8))

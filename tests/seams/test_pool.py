@@ -13,7 +13,7 @@ import pytest
 import torch
 from fakes import InTurnPool, example
 
-from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
+from lightning_shards.errors import MissingFieldError, SampleError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
@@ -164,15 +164,9 @@ def global_generators():
 
 
 def test_no_global_generator_moves_whatever_the_pool(pool, pack_shards, make_source):
-    def of(transform):
-        settings = {"shuffle_buffer": 3, "transforms": {"label": transform}}
-        return make_source(pack_shards([5, 0, 8]), **settings)
-
-    source = of(Draws())
-    try:
-        pool.start(source, PLACE, START).close()
-    except ConfigError:  # it has threads, which share these generators
-        source = of(DrawsItsOwn())
+    is_threaded = "thread" in pool.describe().kind or getattr(pool, "threads", 1) > 1
+    transforms = {"label": DrawsItsOwn() if is_threaded else Draws()}
+    source = make_source(pack_shards([5, 0, 8]), shuffle_buffer=3, transforms=transforms)
     before = global_generators()
     source.first_sample(PLACE)
     with ShardLoader(source, pool, PLACE) as loader:
