@@ -63,8 +63,8 @@ class Extents(NamedTuple):
         """Those of some samples."""
         return Extents(*(values[..., start:stop] for values in self))
 
-    def of(self, fields: list[int]) -> "Extents":
-        """Those of some fields."""
+    def of(self, fields: list[int] | int) -> "Extents":
+        """Those of some fields, or of a single one: then each is of shape (samples,)."""
         return Extents(self.shards, *(values[fields] for values in self[1:]))
 
     def large(self) -> list[bool]:
@@ -190,9 +190,9 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stamps = shards, buffer, stamps
-        self._stops, self._is_large = stops, extents.large()
-        self._large = extents.of([field for field, large in enumerate(self._is_large) if large])
-        self._small = extents.of([field for field, large in enumerate(self._is_large) if not large])
+        self._stops, is_large = stops, extents.large()
+        self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
+        self._small = extents.of([field for field, large in enumerate(is_large) if not large])
         self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
         self._members: list[MemberBytes] = []
         self._are_there = False
@@ -216,11 +216,11 @@ class ReadAhead:
         ]
         if not (self._are_there or all(members.are_there for members in small)):
             raise ColumnError("a member of this batch is missing")
-        rows = zip(*(values[:, start:stop] for values in self._large[1:]), strict=True)
-        shards = self._large.shards[start:stop]
-        large = [LargeMembers(self._shards, self._stamps, Extents(shards, *row)) for row in rows]
-        next_of = {False: iter(small), True: iter(large)}
-        return [next(next_of[is_large]) for is_large in self._is_large]
+        every: list[MemberBytes | LargeMembers] = [*small]
+        for field, extents in self._large.items():  # ascending: each comes to its own number
+            large = LargeMembers(self._shards, self._stamps, extents.part(start, stop))
+            every.insert(field, large)
+        return every
 
     def _read(self, start: int) -> None:
         """Read the members of the batches that begin with this sample; one not read is absent."""
