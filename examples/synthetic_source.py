@@ -16,19 +16,21 @@ class Waves:
     epochs: ls.EpochSchedule
     seed: int = 0
 
-    def batches(self, place: ls.Place, cursor: ls.Cursor) -> Iterator[ls.LoadedBatch]:
+    def batches(
+        self, place: ls.Place, cursor: ls.Cursor, arena: object = None
+    ) -> Iterator[ls.LoadedBatch]:
         """The batches of one worker; the schedule says which steps are its own."""
         for part in self.epochs.worker_epochs(place, cursor):
             for step in part.own_steps():
                 numbers = torch.arange(*part.plan.rank_span(step, place.rank))
                 waves = torch.outer(numbers + 1.0, torch.arange(192.0)) + part.epoch + self.seed
-                images = torch.sin(waves).reshape(-1, 3, 8, 8)
-                yield ls.LoadedBatch({"image": images, "label": numbers % 10})
+                image = torch.sin(waves).reshape(-1, 3, 8, 8)
+                yield ls.LoadedBatch({"image": image, "label": numbers % 10})
 
     def first_sample(self, place: ls.Place) -> ls.LoadedBatch:
         """A batch of one sample; nothing is kept of it."""
-        alone = self.with_epochs(ls.EpochSchedule(place.world_size, 1, "drop"))
-        return next(alone.batches(place, ls.Cursor()))
+        schedule = ls.EpochSchedule(place.world_size, 1, "drop")
+        return next(self.with_epochs(schedule).batches(place, ls.Cursor()))
 
     def with_epochs(self, epochs: ls.EpochSchedule) -> "Waves":
         """The same samples, cut into other epochs."""
@@ -43,13 +45,13 @@ class Waves:
         return ls.SourceDescription(reader="waves", sampling="sequential")
 
     def prepare(self) -> None:
-        """Nothing: there is no shard to look at."""
+        """Nothing: no shard."""
 
     def expected_digest(self, *_: object) -> None:
         """None: there are no sample ids."""
 
     def replay(self, *_: object) -> list:
-        """There is nothing to tell."""
+        """Refuse: there is nothing to tell."""
         raise ls.ConfigError("waves have no keys to be traced")
 
 
