@@ -19,7 +19,7 @@ MUTANTS = [
         "readers.read_ahead:_fill",
         "(members.sizes < 0) | ~is_read",
         "members.sizes < 0",
-        "readers/test_batch_reader.py bad_samples/test_indexed.py",
+        "readers/test_changed_shards.py readers/test_batch_reader.py",
     ),
     Mutant(
         "samples.member_bytes:MemberBytes.rows",
