@@ -232,12 +232,11 @@ class ShardDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
-        for loader in self._loaders.values():
-            loader.close()
+        self._close()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the workers; Lightning calls no teardown after an exception."""
-        self.teardown("")
+        self._close()
 
     def loader(
         self, split: Split, *, rank: int | None = None, world_size: int | None = None
@@ -393,3 +392,7 @@ class ShardDataModule(pl.LightningDataModule):
         self._saved = {}
         if "train" in self._loaders:
             self._loaders["train"].progress = TrainProgress(trainer)
+
+    def _close(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()

@@ -389,3 +389,12 @@ def test_a_module_can_be_sent_to_another_process(make_module, urls):
     module.setup("fit")
     copied = pickle.loads(pickle.dumps(module))
     assert keys(copied.loader("train")) == keys(module.loader("train"))
+
+
+def test_an_exception_ends_the_workers_and_calls_no_teardown(make_module, urls):
+    class Torn(ShardDataModule):
+        def teardown(self, stage):
+            pytest.fail("Lightning calls teardown by itself, and not after an exception")
+
+    module = Torn(SplitConfig(urls), fields={"label": "cls"}, num_workers=0, batch_size=2)
+    module.on_exception(ArithmeticError())
