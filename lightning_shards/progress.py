@@ -224,22 +224,24 @@ def _restored(trainer: Any) -> _Restored | None:
     counters; they are then read from the checkpoint itself.
     """
     fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
-    if not checkpoint:
-        epochs, batch = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress
-        is_over = batch.is_last_batch or epochs.ready == epochs.processed
-        is_within = not is_over and batch.total.completed < batch.total.processed
-        states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-        restored = _Restored(batch.current.processed, is_over, is_within, _first(states))
-        return restored if fit_loop.restarting else None
     with reading_counters():
-        saved = checkpoint["loops"]["fit_loop"]
-        epochs, batch = saved["epoch_progress"]["current"], saved["epoch_loop.batch_progress"]
-        is_open = epochs["ready"] != epochs["processed"]
-        states = saved["state_dict"].get("combined_loader")
+        if checkpoint:
+            saved = checkpoint["loops"]["fit_loop"]
+            epochs, batch = saved["epoch_progress"], saved["epoch_loop.batch_progress"]
+            states = saved["state_dict"].get("combined_loader")
+        else:
+            epochs = fit_loop.epoch_progress.state_dict()
+            batch = fit_loop.epoch_loop.batch_progress.state_dict()
+            states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
+        is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
         is_over = batch["is_last_batch"] or not is_open
         is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
         restored = _Restored(batch["current"]["processed"], is_over, is_within, _first(states))
-    return restored if is_open or fit_loop._iteration_based_training() else None  # noqa: SLF001 as its `restarting`
+    if checkpoint:
+        is_restarting = is_open or fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
+    else:
+        is_restarting = fit_loop.restarting
+    return restored if is_restarting else None
 
 
 def _first(states: list[State] | None) -> State:
