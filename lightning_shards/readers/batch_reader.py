@@ -29,7 +29,7 @@ from lightning_shards.readers.read_ahead import (
     ReadAhead,
     ReadBuffer,
     Stamps,
-    by_place,
+    by_offset,
     inverse,
 )
 from lightning_shards.samples.arena import Arena
@@ -214,7 +214,7 @@ class BatchReader:
             self._transforms.apply(sample, position + number)
             begin = self._clock.begin("collate")
             for name, column in columns.items():
-                sample[name] = column.place(sample[name])
+                sample[name] = column.put(sample[name])
             self._clock.lap("collate", begin, "collate")
         with self._clock.on("collate"):
             return {name: column.finished(samples, name) for name, column in columns.items()}
@@ -253,7 +253,7 @@ class _Keys:
 
 def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamps, _Keys, Extents]:
     """What the tables say of these samples; the system is told what will be read."""
-    order = by_place(ids[:, 0], ids[:, 1])
+    order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
     stamps: Stamps = {}
     keys: list[NDArray[np.uint8]] = []

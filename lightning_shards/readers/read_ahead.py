@@ -92,14 +92,14 @@ class _Reads(NamedTuple):
         counts: members of each.
         shards: of each.
         begins: where it begins in its shard.
-        places: where it begins in the buffer.
+        buffer_starts: where it begins in the buffer.
         lengths: its bytes.
     """
 
     counts: Ints
     shards: Ints
     begins: Ints
-    places: Ints
+    buffer_starts: Ints
     lengths: Ints
 
 
@@ -265,12 +265,12 @@ def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], 
     return dict(zip(batches, joined.tolist(), strict=True))
 
 
-def by_place(shards: Ints, places: Ints) -> Ints:
-    """The order of the disk: by shard, and by place in it; all are at least 0."""
-    width = int(places.max(initial=0)) + 1
+def by_offset(shards: Ints, offsets: Ints) -> Ints:
+    """The order of the disk: by shard, then by offset or by number of the sample (none below 0)."""
+    width = int(offsets.max(initial=0)) + 1
     if int(shards.max(initial=0)) >= 2**62 // width:
-        return np.lexsort((places, shards))
-    return np.argsort(shards * width + places)  # one key sorts seven times as fast as two
+        return np.lexsort((offsets, shards))
+    return np.argsort(shards * width + offsets)  # one key sorts seven times as fast as two
 
 
 def inverse(order: Ints) -> Ints:
@@ -283,7 +283,7 @@ def inverse(order: Ints) -> Ints:
 def _sorted(extents: Extents) -> _SortedMembers:
     shards = np.tile(extents.shards, len(extents.sizes))
     offsets, sizes = extents.offsets.ravel(), extents.sizes.ravel()
-    order = by_place(shards, offsets)
+    order = by_offset(shards, offsets)
     return _SortedMembers(order, shards[order], offsets[order], sizes[order])
 
 
@@ -299,8 +299,8 @@ def _coalesced(members: _SortedMembers) -> _Reads:
     firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
     lengths = np.maximum.reduceat(stops, firsts) - offsets[firsts]
     counts = np.diff(firsts, append=len(offsets))
-    places = np.cumsum(lengths) - lengths
-    return _Reads(counts, shards[firsts], offsets[firsts], places, lengths)
+    buffer_starts = np.cumsum(lengths) - lengths
+    return _Reads(counts, shards[firsts], offsets[firsts], buffer_starts, lengths)
 
 
 def _fill(
@@ -317,14 +317,14 @@ def _fill(
     for shard, reads_of_shard in groupby(rows, lambda row: row[0]):
         reader = _reader(shards, stamps, shard)
         lengths = [
-            _read_into(reader, begin, view[place : place + length])
-            for _, begin, place, length in reads_of_shard
+            _read_into(reader, begin, view[start : start + length])
+            for _, begin, start, length in reads_of_shard
         ]
         if reader is None or not reader.is_unchanged:  # asked behind the reading, see there
             lengths = [0] * len(lengths)
         read += lengths
     within = members.offsets - np.repeat(reads.begins, reads.counts)
-    starts = within + np.repeat(reads.places, reads.counts)
+    starts = within + np.repeat(reads.buffer_starts, reads.counts)
     is_read = within + members.sizes <= np.repeat(np.array(read), reads.counts)
     starts[(members.sizes < 0) | ~is_read] = ABSENT
     return starts

@@ -68,10 +68,10 @@ def exact_slices(
             continue
         position = span.start
         while position < span.stop:
-            place = int(np.searchsorted(stops, position, side="right"))
-            begin = int(stops[place] - index.counts[order[place]])
-            stop = min(span.stop, int(stops[place]))
-            yield ShardSlice(int(order[place]), position - begin, stop - position)
+            number = int(np.searchsorted(stops, position, side="right"))
+            begin = int(stops[number] - index.counts[order[number]])
+            stop = min(span.stop, int(stops[number]))
+            yield ShardSlice(int(order[number]), position - begin, stop - position)
             position = stop
 
 

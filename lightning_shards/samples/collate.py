@@ -195,12 +195,12 @@ class GrowingColumn:
     """
 
     def __init__(self, count: int, arena: Arena | None = None) -> None:
-        self._count, self._placed, self._arena = count, 0, arena
+        self._count, self._num_put, self._arena = count, 0, arena
         self._column: torch.Tensor | None = None
         self._rows: np.ndarray = np.empty(0)
         self._kind: type = object
 
-    def place(self, value: Any) -> Any:
+    def put(self, value: Any) -> Any:
         """Copy the next value to its row and return the row; or the value if it does not fit."""
         array = _large_array(value)
         if array is None:
@@ -212,13 +212,13 @@ class GrowingColumn:
         like = (self._rows.shape[1:], self._rows.dtype, self._kind)
         if (array.shape, array.dtype, type(value)) != like:
             return value
-        row, self._placed = self._placed, self._placed + 1
+        row, self._num_put = self._num_put, self._num_put + 1
         self._rows[row] = array
         return self._column[row] if self._kind is torch.Tensor else self._rows[row]
 
     def finished(self, samples: Sequence[Sample], field: str) -> Column:
-        """The column of these samples, whose values `place` gave; errors as in `column_of`."""
-        if self._column is not None and self._placed == self._count:
+        """The column of these samples, whose values `put` gave; errors as in `column_of`."""
+        if self._column is not None and self._num_put == self._count:
             return self._column
         column = column_of(samples, field, self._arena)
         if isinstance(column, list):  # rows are copied: their memory may be an arena's

@@ -83,7 +83,7 @@ def _taken_apart(column: Any) -> tuple[int, Any]:
     if isinstance(column, torch.Tensor):
         return column.nbytes, None
     layout = _TensorLayout()  # of tensors in a list: each is one of a sample
-    rest = _mapped(column, layout.place)
+    rest = _mapped(column, layout.add)
     return layout.size, rest
 
 
@@ -149,7 +149,7 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
         size = min(2 * size, most)
 
 
-class _Placed(NamedTuple):
+class _Placeholder(NamedTuple):
     """A tensor of a message, by its number."""
 
     number: int
@@ -168,7 +168,7 @@ class _TensorLayout:
         self.size = 0
         self._values: list[NDArray[np.uint8]] = []
 
-    def place(self, tensor: Any) -> Any:
+    def add(self, tensor: Any) -> Any:
         """What stands for it; itself if it is no plain tensor of the CPU."""
         is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_conj() or tensor.is_quantized:
@@ -176,7 +176,7 @@ class _TensorLayout:
         values = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         self._values.append(values)
         self.size += aligned(len(values))
-        return _Placed(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
+        return _Placeholder(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
 
     def complete(self, arena: Arena) -> list[int] | None:
         """Copy to an arena what was not made in it.
@@ -257,7 +257,7 @@ class Message:
 
     def _unpacked(self, memory: NDArray[np.uint8], column: Any, kept_bytes: int | None) -> Any:
         """The tensor that is placed there; a copy unless it has so many bytes."""
-        if not isinstance(column, _Placed):
+        if not isinstance(column, _Placeholder):
             return column
         size = prod(column.shape) * column.dtype.itemsize
         if not size:
@@ -319,8 +319,8 @@ class MessageMaker:
     def message(self, loaded: list[LoadedBatch], failure: Any = None) -> Message:
         """The message of these batches."""
         layout = _TensorLayout()
-        placed = [_with_columns(each, layout.place) for each in loaded]
-        message = Message(placed, *self._filled(layout), failure)
+        stripped = [_with_columns(each, layout.add) for each in loaded]
+        message = Message(stripped, *self._filled(layout), failure)
         self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(loaded), 1)))
         self._buffer = None
         self.arena.use_none()
@@ -369,5 +369,5 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
 
 
-_TENSORS = (torch.Tensor, _Placed)
+_TENSORS = (torch.Tensor, _Placeholder)
 _MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)

@@ -40,7 +40,7 @@ MUTANTS = [
         "bad_samples/test_weights.py loader/test_epochs.py trainer/test_evaluation.py",
     ),
     Mutant(
-        "samples.collate:GrowingColumn.place",
+        "samples.collate:GrowingColumn.put",
         "if (array.shape, array.dtype, type(value)) != like:",
         "if array.shape != self._rows.shape[1:]:",
         "samples/test_collate.py",

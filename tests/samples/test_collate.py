@@ -146,7 +146,7 @@ def made_by(collated):
 def test_a_column_that_grows_is_that_of_all_values_together(values):
     def growing():
         rows = GrowingColumn(len(values))
-        return rows.finished(samples(*map(rows.place, values)), "x")
+        return rows.finished(samples(*map(rows.put, values)), "x")
 
     expected, found = made_by(lambda: column_of(samples(*values), "x")), made_by(growing)
     assert type(found) is type(expected)
@@ -165,5 +165,5 @@ def test_large_values_are_copied_as_they_come():
     rows = GrowingColumn(3)
     for number in range(3):
         buffer[:] = number
-        rows.place(buffer)
+        rows.put(buffer)
     assert rows.finished([], "x").amax(dim=1).tolist() == [0, 1, 2]

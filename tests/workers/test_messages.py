@@ -213,7 +213,7 @@ def test_a_message_that_ends_early_brings_what_there_is():
 
 def growing(values, arena=None):
     column = GrowingColumn(len(values), arena)
-    return column.finished([{"x": column.place(value), "__key__": ""} for value in values], "x")
+    return column.finished([{"x": column.put(value), "__key__": ""} for value in values], "x")
 
 
 def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
