@@ -31,6 +31,7 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 
 BATCH = 64
 LEAST_READ = 0.9  # below it a part of the samples came from memory
@@ -72,7 +73,7 @@ def make_source(urls: Sequence[str], case: Case, sampling: Sampling, run: int) -
         seed=0,
         fields=make_fields({"data": "bin"}, {"data": "raw"}, frozenset()),
         transforms={},
-        cache_dir=f"{Path(urls[0]).parent}-tables",
+        cache=CacheFolder(f"{Path(urls[0]).parent}-tables"),
     )
 
 

@@ -22,6 +22,7 @@ from time import perf_counter
 from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
 from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.private_files import CacheFolder
 
 SHARDS, SAMPLES, SUFFIXES = 8, 5_000, ("jpg", "cls")
 
@@ -45,8 +46,9 @@ def ours(paths: list[str], cache: Path, processes: int, *formats: str) -> Callab
 
     def run() -> None:
         shutil.rmtree(cache, ignore_errors=True)
-        found = survey(paths, cache_dir=cache, processes=processes, show_progress=False)
-        files = IndexFiles(("wids", *formats), processes=processes, cache_dir=cache)  # type: ignore[arg-type]
+        folder = CacheFolder(cache)
+        found = survey(paths, cache=folder, processes=processes, show_progress=False)
+        files = IndexFiles(folder, ("wids", *formats), processes=processes)  # type: ignore[arg-type]
         write_index(found, files)
 
     return run

@@ -15,6 +15,7 @@ from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
@@ -89,7 +90,7 @@ def make_source(
     seed: int,
     batch_format: BatchFormat,
     allow_unsafe: frozenset[str],
-    cache_dir: str | None,
+    cache: CacheFolder,
 ) -> Source:
     """What makes the batches of a split, by its `complete` settings and those of its data module.
 
@@ -113,9 +114,8 @@ def make_source(
     run, block = config.shuffle_run, config.shuffle_block
     order = SampleOrder(index.counts, seed, sampling, run, block)
     return IndexedSource(
-        *(index, epochs, order, seed, fields, transforms),
+        *(index, epochs, order, seed, fields, transforms, cache),
         batch_format=batch_format,
-        cache_dir=cache_dir,
         max_bad=max_bad,
     )
 

@@ -37,6 +37,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import expand_urls
 
 _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
@@ -271,7 +272,7 @@ class ShardDataModule(pl.LightningDataModule):
             seed=self.seed,
             batch_format=self.batch_format,
             allow_unsafe=self.allow_unsafe,
-            cache_dir=self.loader_config.cache_dir,
+            cache=CacheFolder(self.loader_config.cache_dir),
         )
 
     def _wanted_splits(self, stage: str | None = None) -> list[Split]:
@@ -352,10 +353,10 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:
-            config, cache_dir = self._config(split), self.loader_config.cache_dir
+            config, cache = self._config(split), CacheFolder(self.loader_config.cache_dir)
             urls = expand_urls(config.urls, allow_pipe="pipe" in self.allow_unsafe)
             self._indexes[split] = load_index(
-                urls, cache_dir=cache_dir, wants_total=config.dataset_size is None
+                urls, cache=cache, wants_total=config.dataset_size is None
             )
         return self._indexes[split]
 

@@ -25,6 +25,7 @@ from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards import index
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
@@ -208,7 +209,7 @@ def load(tmp_path):
     """`load_index` with a cache folder of this test."""
 
     def call(urls, **options):
-        return index.load_index(urls, cache_dir=tmp_path / "cache", **options)
+        return index.load_index(urls, cache=CacheFolder(tmp_path / "cache"), **options)
 
     return call
 

@@ -30,6 +30,7 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.pool import produce
 
@@ -153,7 +154,7 @@ class LoaderMachine(RuleBasedStateMachine):
             seed=SEED,
             fields=make_fields({"drawn": "cls"}, {}, frozenset()),
             transforms={"drawn": Draw()},
-            cache_dir=self.cache_dir,
+            cache=CacheFolder(self.cache_dir),
         )
         self.model, self.order = ListModel(remainder, pinned), self.source.order
         self.make_loaders(shape)

@@ -24,6 +24,7 @@ from lightning_shards import (
 from lightning_shards.errors import ShardError
 from lightning_shards.readers.stream import read_shard
 from lightning_shards.shards.fetching import local_copy
+from lightning_shards.shards.private_files import CacheFolder
 from tests.readers.test_stream_http import serving
 
 SECRET = "s3cr3t"
@@ -127,7 +128,7 @@ def read_stream(url: str) -> None:
 
 
 def read_copy(url: str) -> None:
-    with local_copy(url) as shard:
+    with local_copy(url, CacheFolder()) as shard:
         list(read_shard(shard.path, None))
 
 

@@ -40,6 +40,7 @@ from lightning_shards.samples.fields import (
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
@@ -57,8 +58,8 @@ class IndexedSource:
         seed: keys every transform.
         fields: what is taken from each sample.
         transforms: one callable per field that has one.
+        cache: where the tables of members are kept.
         batch_format: a dict, or the fields in order as a tuple.
-        cache_dir: where the tables of members are kept, None for the default.
         max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
     """
 
@@ -68,8 +69,8 @@ class IndexedSource:
     seed: int
     fields: tuple[Field, ...]
     transforms: dict[str, Transform]
+    cache: CacheFolder
     batch_format: BatchFormat = "dict"
-    cache_dir: str | None = None
     max_bad: int | None = None
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class IndexedSource:
         Raises:
             ShardError: a shard cannot be read.
         """
-        build_tables(self.index.urls, TableStore(self.cache_dir))
+        build_tables(self.index.urls, TableStore(self.cache))
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -140,7 +141,7 @@ class IndexedSource:
         """
         clock = StageClock()
         unreadable: set[tuple[int, int]] = set()
-        with OpenShards(self.index, self.cache_dir) as shards:
+        with OpenShards(self.index, self.cache) as shards:
             reader = BatchReader(shards, self.fields, self.batch_format, clock, arena=arena)
             for worker_epoch in self.epochs.worker_epochs(place, cursor):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
@@ -162,7 +163,7 @@ class IndexedSource:
             ShardError: a shard cannot be read, or changed.
         """
         plan = self.epochs.plan(place.world_size)
-        with OpenShards(self.index, self.cache_dir) as shards:
+        with OpenShards(self.index, self.cache) as shards:
             return [
                 [
                     ServedSample(shards.members(shard, sample)["__key__"], shard, sample)

@@ -20,6 +20,7 @@ from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import SampleTransforms, Transform, make_fields
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 
 
@@ -54,7 +55,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        self._urls, self._cache_dir = urls, cache_dir
+        self._urls, self._cache = urls, CacheFolder(cache_dir)
         self._fields = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         for name, transform in self._transforms.items():
@@ -112,7 +113,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
                 f"ShardDataset reads local shards only, and {redact(remote[0])} is remote; copy "
                 "it, or stream it with ShardDataModule"
             )
-        return load_index(urls, cache_dir=self._cache_dir)
+        return load_index(urls, cache=self._cache)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -122,7 +123,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        shards = OpenShards(self._index, self._cache_dir)
+        shards = OpenShards(self._index, self._cache)
         weakref.finalize(self, shards.__exit__)
         return shards
 

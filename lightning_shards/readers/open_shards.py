@@ -13,6 +13,7 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
 MAX_OPEN_SHARDS = 400
@@ -84,16 +85,11 @@ class OpenShards:
         urls: of all shards, by their numbers.
     """
 
-    def __init__(
-        self,
-        index: ShardIndex,
-        cache_dir: str | os.PathLike[str] | None,
-        limit: int = MAX_OPEN_SHARDS,
-    ) -> None:
+    def __init__(self, index: ShardIndex, cache: CacheFolder, limit: int = MAX_OPEN_SHARDS) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
-        self._store = TableStore(cache_dir)
+        self._store = TableStore(cache)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
     def reader(self, shard: int) -> ShardReader:

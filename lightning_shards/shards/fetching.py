@@ -7,13 +7,13 @@ here. It is imported with the first remote shard, because it imports torch.
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from typing import IO, Any, Final, NamedTuple, cast
 from urllib.parse import quote
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import (
     is_local,
     redact,
@@ -36,11 +36,11 @@ class LocalShard(NamedTuple):
 
     Attributes:
         path: path of the shard, or of the copy of a remote one.
-        cache_dir: where its member table is kept; the table of a copy is removed with the copy.
+        cache: where its member table is kept; the table of a copy is removed with the copy.
     """
 
     path: str
-    cache_dir: str | PathLike[str] | None
+    cache: CacheFolder
 
 
 def require_shards(urls: Sequence[str]) -> list[str]:
@@ -71,9 +71,7 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
 
 
 @contextmanager
-def local_copy(
-    url: str, cache_dir: str | PathLike[str] | None = None
-) -> Generator[LocalShard, None, None]:
+def local_copy(url: str, cache: CacheFolder) -> Generator[LocalShard, None, None]:
     """A local shard as it is; a remote one as a whole copy that is removed when the block ends.
 
     Errors that the block raises name the URL and not the copy.
@@ -83,7 +81,7 @@ def local_copy(
         ConfigError: There is no room for the copy.
     """
     if is_local(url):
-        yield LocalShard(url, cache_dir)
+        yield LocalShard(url, cache)
         return
     with TemporaryDirectory(prefix="lightning-shards-") as folder, TemporaryFile() as file:
         _fetch(url, file)
@@ -91,7 +89,7 @@ def local_copy(
         path = Path(folder, file_name(url))
         path.symlink_to(f"/proc/self/fd/{file.fileno()}")
         try:
-            yield LocalShard(str(path), folder)
+            yield LocalShard(str(path), CacheFolder(folder))
         except ShardError as error:
             raise type(error)(str(error).replace(str(path), redact(url))) from None
 

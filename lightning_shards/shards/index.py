@@ -24,6 +24,7 @@ from lightning_shards.shards.counts.count_files import (
     http_total,
     local_claims,
 )
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
@@ -107,18 +108,18 @@ class ShardIndex:
 def load_index(
     urls: Sequence[str],
     *,
-    cache_dir: str | Path | None = None,
+    cache: CacheFolder,
     show_progress: bool | None = None,
     wants_total: bool = False,
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
     Sources are tried in this order: wids JSON files and `sizes.json` beside the shards (over
-    http(s) `sizes.json` and `wids.json`), earlier scans in `cache_dir` (default
-    `~/.cache/lightning_shards`), and the headers of local tars. If one remote shard has no count,
-    there are no counts at all, and nothing is scanned. `show_progress` draws a line on stderr while
-    shards are scanned; None does so on a terminal. `wants_total` asks for a total where there are
-    no counts and all shards lie in one folder of an http(s) server.
+    http(s) `sizes.json` and `wids.json`), earlier scans in `cache`, and the headers of local tars.
+    If one remote shard has no count, there are no counts at all, and nothing is scanned.
+    `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
+    `wants_total` asks for a total where there are no counts and all shards lie in one folder of an
+    http(s) server.
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
@@ -139,7 +140,7 @@ def load_index(
         return ShardIndex(tuple(urls), None, total)
     for folder, names in unknown.items():
         if names:
-            counts = _scan(folder, names, CountsCache(folder, cache_dir), show_progress)
+            counts = _scan(folder, names, CountsCache(folder, cache), show_progress)
             known |= {(folder, name): samples for name, samples in counts.items()}
     _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[path] for path in paths), np.int64, count=len(paths))

@@ -6,8 +6,10 @@ below it and each file belong to this user (or to root), and no one else may wri
 above the cache folder are the system's business and are not checked.
 """
 
+import hashlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,53 +17,95 @@ from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.regular_files import open_regular
 
-DEFAULT_CACHE_DIR: Final = Path("~/.cache/lightning_shards")
-
+_DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_private(root: Path, path: Path) -> int | None:
-    """A file of the cache, open for reading, which the caller closes; None if there is none.
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """The folder where counts and tables of members are kept between runs.
 
-    Args:
-        root: the cache folder, which may be a link of this user.
-        path: path of the file, below `root`; no part of it below `root` may be a link.
+    It is made where users say which one they want, and need not exist. A user without a home folder
+    has no default one: nothing is found in it, and writing fails.
 
-    Raises:
-        FileAccessError: The file, or a folder that it is in, is another user's or could have been
-            written by one; or it is not a regular file or cannot be opened.
+    Attributes:
+        given: the folder, which may be a link of this user and may begin with `~`. Default:
+            `~/.cache/lightning_shards`.
     """
-    if not all(_is_there(folder, root) for folder in _folders(root, path)):
-        return None
-    try:
-        file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except ShardNotFoundError:
-        return None
-    try:
-        _require_private(path, os.fstat(file))
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+
+    given: str | os.PathLike[str] | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder by its path; a `~` stays in it if this user has no home folder."""
+        root = Path(self.given or _DEFAULT)
+        try:
+            return root.expanduser()
+        except RuntimeError:
+            return root
+
+    def counts_of(self, folder: str | os.PathLike[str]) -> Path:
+        """The path of the file with the counts of a folder of shards, named by a hash."""
+        return self.root / f"counts-{_digest(Path(folder).absolute())}.json"
+
+    def sidecar_of(self, shard: str | os.PathLike[str]) -> Path:
+        """The path of a shard's table of members; its folder is named by a hash."""
+        folder, name = os.path.split(Path(shard).absolute())
+        return self.root / "members" / _digest(folder) / f"{name}.members"
+
+    def open(self, path: Path) -> int | None:
+        """A file of the cache, open for reading, which the caller closes; None if there is none.
+
+        Args:
+            path: below the folder; no part of it below the folder may be a link.
+
+        Raises:
+            FileAccessError: The file, or a folder that it is in, is another user's or could have
+                been written by one; or it is not a regular file or cannot be opened.
+        """
+        root = self.root
+        if _lacks_home(root) or not all(_is_there(folder, root) for folder in _folders(root, path)):
+            return None
+        try:
+            file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except ShardNotFoundError:
+            return None
+        try:
+            _require_private(path, os.fstat(file))
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def write(self, path: Path, data: bytes | bytearray) -> None:
+        """Put a file into the cache in one step; missing folders are made.
+
+        Raises:
+            FileAccessError: A folder is another user's or open to others, there is no home folder,
+                or the file is not written.
+            OSError: A folder cannot be made.
+        """
+        root = self.root
+        if _lacks_home(root):
+            raise FileAccessError("Could not determine home directory.")
+        for folder in reversed(root.parents):
+            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        for folder in _folders(root, path):
+            if not _is_there(folder, root):
+                folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
+                _is_there(folder, root)
+        with new_file(path, mode=_FILE_MODE) as file:
+            file.write(data)
 
 
-def write_private(root: Path, path: Path, data: bytes | bytearray) -> None:
-    """Put a file into the cache in one step; missing folders are made.
+def _digest(folder: str | Path) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
 
-    Raises:
-        FileAccessError: A folder is another user's or open to others, or the file is not written.
-        OSError: A folder cannot be made.
-    """
-    for folder in reversed(root.parents):
-        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-    for folder in _folders(root, path):
-        if not _is_there(folder, root):
-            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
-            _is_there(folder, root)
-    with new_file(path, mode=_FILE_MODE) as file:
-        file.write(data)
+
+def _lacks_home(root: Path) -> bool:
+    return str(root).startswith("~")
 
 
 def _folders(root: Path, path: Path) -> list[Path]:

@@ -11,7 +11,6 @@ see a whole file or none. The format, all numbers little-endian::
 """
 
 import errno
-import hashlib
 import json
 import logging
 import mmap
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
-from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.urls import redact
 
@@ -48,16 +47,14 @@ class TableStore:
     (and its file descriptor). It is picklable, with the tables that could not be written.
 
     Args:
-        cache_dir: default `~/.cache/lightning_shards`; the sidecars lie in its folder `members`.
+        cache: the sidecars lie in its folder `members`.
         with_crc32: whether scans read every byte. A table without crc32s is then made again, and
             the crc32s of a shard that was written again are replaced. Only the tools that index
             or write shards set it: a run checks a shard against the existing checksums.
     """
 
-    def __init__(
-        self, cache_dir: str | os.PathLike[str] | None = None, *, with_crc32: bool = False
-    ) -> None:
-        self._cache_dir = Path(cache_dir or DEFAULT_CACHE_DIR)
+    def __init__(self, cache: CacheFolder, *, with_crc32: bool = False) -> None:
+        self._cache = cache
         self._with_crc32 = with_crc32
         self._unwritten: dict[str, MemberTable] = {}
 
@@ -102,20 +99,7 @@ class TableStore:
         kept = self._unwritten.get(str(Path(path).absolute()))
         if kept is not None:
             return kept
-        try:
-            return open_table(self.sidecar_of(path), self._cache_dir.expanduser())
-        except RuntimeError:
-            return None
-
-    def sidecar_of(self, path: str | os.PathLike[str]) -> Path:
-        """The path of this shard's sidecar; its folder is named by a hash.
-
-        Raises:
-            RuntimeError: The cache is in a home folder, and this user has none.
-        """
-        folder, name = os.path.split(Path(path).absolute())
-        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
-        return self._cache_dir.expanduser() / "members" / digest / f"{name}.members"
+        return open_table(self._cache.sidecar_of(path), self._cache)
 
     def _is_current(self, table: MemberTable, url: str) -> bool:
         """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
@@ -145,9 +129,9 @@ class TableStore:
         """Write the sidecar; if that fails, keep the table in memory."""
         name = str(Path(url).absolute())
         try:
-            write_table(self.sidecar_of(url), table, self._cache_dir.expanduser())
+            write_table(self._cache.sidecar_of(url), table, self._cache)
             self._unwritten.pop(name, None)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             if not self._unwritten:
                 _log.warning(
                     "member tables stay in memory and are made again by the next run: %s; name "
@@ -194,23 +178,18 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
     )
 
 
-def write_table(path: Path, table: MemberTable, cache_dir: Path | None = None) -> None:
-    """Put the table at `path` in one step; a reader sees the old file, the new one or none.
-
-    `cache_dir` is the cache folder; None stands for the folder of `path`.
-    """
-    write_private(cache_dir or path.parent, path, _packed(table))
+def write_table(path: Path, table: MemberTable, cache: CacheFolder) -> None:
+    """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
+    cache.write(path, _packed(table))
 
 
-def open_table(path: Path, cache_dir: Path | None = None) -> MemberTable | None:
+def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
     """The table in a sidecar, mapped and not copied; None if it is absent or damaged.
-
-    `cache_dir` is the cache folder; None stands for the folder of `path`.
 
     Raises:
         FileAccessError: It is not a regular file, or could be another user's work.
     """
-    sidecar = open_private(cache_dir or path.parent, path)
+    sidecar = cache.open(path)
     if sidecar is None:
         return None
     try:

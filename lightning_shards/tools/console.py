@@ -13,6 +13,7 @@ from typing import Final
 from lightning_shards.cpus import num_cpus
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.errors import ShardError
+from lightning_shards.shards.private_files import CacheFolder
 
 FAILED: Final = 1
 REFUSED: Final = 2
@@ -55,6 +56,9 @@ def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParse
     )
     parser.add_argument(
         "--cache-dir",
+        type=CacheFolder,
+        default=CacheFolder(),
+        dest="cache",
         metavar="DIR",
         help="where member tables are kept; default: ~/.cache/lightning_shards",
     )

@@ -49,20 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _index(options: Namespace) -> int:
     files = IndexFiles(
+        options.cache,
         tuple(name.strip() for name in options.format.split(",")),
         options.wids,
         options.processes,
-        options.cache_dir,
         options.output,
     )
     urls = shards_of(options)
     files.require_fit(urls)
-    surveyed = survey(
-        urls,
-        cache_dir=options.cache_dir,
-        with_checksums=options.checksums,
-        processes=options.processes,
-    )
+    processes, cache = options.processes, options.cache
+    surveyed = survey(urls, cache=cache, with_checksums=options.checksums, processes=processes)
     is_damaged = any(shard.is_damaged for shard in surveyed.shards)
     may_write = not surveyed.failures or (options.allow_problems and not is_damaged)
     written = write_index(surveyed, files) if may_write else []

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _info(options: Namespace) -> int:
     urls = shards_of(options)
-    surveyed = survey(urls, cache_dir=options.cache_dir, processes=options.processes)
+    surveyed = survey(urls, cache=options.cache, processes=options.processes)
     sound: list[str] = []
     contents: dict[str, Content] = {}
     for url, shard in zip(urls, surveyed.shards, strict=True):
@@ -57,11 +57,11 @@ def _info(options: Namespace) -> int:
         sound.append(url)
         wanted = [suffix for suffix in shard.fields if suffix not in contents]
         if wanted and len(contents) < _MAX_FIELDS:
-            contents |= contents_of(url, wanted[:_MAX_FIELDS], options.cache_dir)
+            contents |= contents_of(url, wanted[:_MAX_FIELDS], options.cache)
     classes: Counter[str] = Counter()
     if options.classes:
         classes = class_counts(
-            sound, options.classes, cache_dir=options.cache_dir, processes=options.processes
+            sound, options.classes, cache=options.cache, processes=options.processes
         )
     document = _document(surveyed, contents, classes)
     if options.json:

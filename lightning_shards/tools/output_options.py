@@ -17,6 +17,7 @@ from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.packing import Packing
 from lightning_shards.dataprep.writing.rewriting import Output, Rewritten
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.tools.console import human, printable
 
 RESUMING: Final = """\
@@ -47,7 +48,14 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
         help="prefix: put the name of its file before a key that others have too",
     )
     add("--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors")
-    add("--cache-dir", type=Path, metavar="DIR", help="of member tables; see `index`")
+    add(
+        "--cache-dir",
+        type=CacheFolder,
+        default=CacheFolder(),
+        dest="cache",
+        metavar="DIR",
+        help="of member tables; see `index`",
+    )
     add("--json", action="store_true", help="print one JSON document")
 
 
@@ -61,9 +69,9 @@ def output_of(options: Namespace) -> Output:
     """The output that the options ask for."""
     return Output(
         folder=options.out,
+        cache=options.cache,
         prefix=options.prefix,
         processes=options.processes,
-        cache_dir=options.cache_dir,
     )
 
 

@@ -54,7 +54,7 @@ def _show(options: Namespace) -> int:
 
 def _pick(paths: Sequence[str], options: Namespace) -> tuple[list[bytes], list[str]]:
     """Images and labels of the samples to show."""
-    store = TableStore(options.cache_dir)
+    store = TableStore(options.cache)
     build_tables(paths, store)
     counts = np.array([store.table_of(path).num_samples for path in paths])
     stops: NDArray[np.int64] = np.cumsum(counts)

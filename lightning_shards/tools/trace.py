@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, not_written
+from lightning_shards.shards.private_files import CacheFolder
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
@@ -102,8 +103,8 @@ def _trace(options: Namespace) -> int:
     ]
     served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]
     if options.samples is not None and index is not None:
-        cache_dir = module.loader_config.cache_dir
-        _write_samples(options.samples, served, steps.start, index, cache_dir)
+        cache = CacheFolder(module.loader_config.cache_dir)
+        _write_samples(options.samples, served, steps.start, index, cache)
     if options.json:
         print(_as_json(served, steps, options.epoch, options.split))
     else:
@@ -181,13 +182,13 @@ def _world_size(config: Path) -> int:
 
 
 def _write_samples(
-    folder: Path, served: Steps, first_step: int, index: "ShardIndex", cache_dir: str | None
+    folder: Path, served: Steps, first_step: int, index: "ShardIndex", cache: CacheFolder
 ) -> None:
     """Write the members of all rows with the bytes from the tars; no file is overwritten."""
     from lightning_shards.readers.open_shards import OpenShards
 
     make_folder(folder)
-    with OpenShards(index, cache_dir) as shards:
+    with OpenShards(index, cache) as shards:
         for step, rank, number, row in _rows(served, first_step):
             members = shards.members(row.shard, row.sample)
             if members["__key__"] != row.key:

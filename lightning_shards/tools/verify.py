@@ -59,7 +59,7 @@ def _verify(options: Namespace) -> int:
         require_backend("pillow")
     checked = check_shards(
         urls,
-        cache_dir=options.cache_dir,
+        cache=options.cache,
         decoder_of=image_decoder if options.decode == "images" else None,
         repair_to=options.repair,
         processes=options.processes,

@@ -14,7 +14,8 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.shards.members import scan_members
-from lightning_shards.shards.tables import TableStore, write_table
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.tables import write_table
 
 COUNTS = (5, 0, 9, 3, 12, 1)
 NUM_SAMPLES = sum(COUNTS)
@@ -83,10 +84,11 @@ def write_shards(folder: Path, kinds: dict[int, str], counts=COUNTS) -> list[str
     return urls
 
 
-def flip_byte(url: str, cache: Path, number: int) -> None:
+def flip_byte(url: str, cache_dir: Path, number: int) -> None:
     """Change a label on the disk, behind the back of a table that has its crc32."""
     path, table = Path(url), scan_members(url, with_crc32=True)
-    write_table(TableStore(cache).sidecar_of(url), table)
+    cache = CacheFolder(cache_dir)
+    write_table(cache.sidecar_of(url), table, cache)
     data, stamp = bytearray(path.read_bytes()), path.stat()
     offset, _, _ = table.find(number, "cls")
     data[offset] ^= 1

@@ -172,7 +172,7 @@ MUTANTS = [
         "shards/tables/test_private_tables.py shards/counts/test_cache.py",
     ),
     Mutant(
-        "shards.private_files:write_private",
+        "shards.private_files:CacheFolder.write",
         "mode=_FILE_MODE",
         "mode=0o666",
         "shards/tables/test_private_tables.py shards/counts/test_cache.py",

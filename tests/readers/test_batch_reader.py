@@ -22,6 +22,7 @@ from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ENCODING, ShardReader
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("big", "bin"), "raw"))
@@ -53,9 +54,10 @@ def urls(tmp_path_factory):
 
 
 def open_shards(urls, cache_dir, *, limit=9, with_crc32=False):
-    index = load_index(urls, cache_dir=cache_dir)
-    build_tables(index.urls, TableStore(cache_dir, with_crc32=with_crc32))
-    return OpenShards(index, cache_dir, limit)
+    cache = CacheFolder(cache_dir)
+    index = load_index(urls, cache=cache)
+    build_tables(index.urls, TableStore(cache, with_crc32=with_crc32))
+    return OpenShards(index, cache, limit)
 
 
 ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(len(sizes))]

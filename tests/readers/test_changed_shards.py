@@ -20,6 +20,7 @@ from lightning_shards.samples.fields import Field, SampleTransforms
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("bin",), "raw"))
@@ -55,8 +56,8 @@ def shift_time(path):
 
 
 def index_of(*paths, with_crc32=False):
-    index = load_index(list(map(str, paths)), cache_dir=paths[0].parent / "cache")
-    store = TableStore(paths[0].parent / "cache", with_crc32=with_crc32)
+    index = load_index(list(map(str, paths)), cache=CacheFolder(paths[0].parent / "cache"))
+    store = TableStore(CacheFolder(paths[0].parent / "cache"), with_crc32=with_crc32)
     build_tables(index.urls, store)
     return index
 
@@ -77,7 +78,7 @@ def source_of(path, **settings):
         seed=0,
         fields=FIELDS,
         transforms=settings.pop("transforms", {}),
-        cache_dir=str(path.parent / "cache"),
+        cache=CacheFolder(path.parent / "cache"),
         **settings,
     )
 
@@ -87,7 +88,7 @@ def test_a_flipped_bit_in_a_large_member_is_found_by_its_crc32(tmp_path, transfo
     path = tmp_path / "0.tar"
     pack(path, b"a", LARGE)
     index, stat = index_of(path, with_crc32=True), path.stat()
-    with OpenShards(index, tmp_path / "cache") as shards:
+    with OpenShards(index, CacheFolder(tmp_path / "cache")) as shards:
         spans = [(n, n + 1) for n in range(SAMPLES)]
         made = columns(shards, [(0, n) for n in range(SAMPLES)], spans, transforms)
         offset = shards.reader(0).table.find(3, "bin")[0]
@@ -105,7 +106,7 @@ def test_members_are_not_read_at_the_places_of_a_shard_that_was_opened_again(tmp
     paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
     for path in paths:
         pack(path, b"a", size)
-    with OpenShards(index_of(*paths), tmp_path / "cache", limit=1) as shards:
+    with OpenShards(index_of(*paths), CacheFolder(tmp_path / "cache"), limit=1) as shards:
         made = columns(shards, [(0, 2), (1, 2)], [(0, 1), (1, 2)])
         pack(paths[0], b"b", size, is_turned=True)
         shift_time(paths[0])
@@ -119,7 +120,7 @@ def test_members_are_not_read_at_the_places_of_a_shard_that_was_opened_again(tmp
 def test_members_of_a_shard_that_is_written_in_place_are_given_up(tmp_path, size, transforms):
     path = tmp_path / "0.tar"
     pack(path, b"a", size)
-    with OpenShards(index_of(path), tmp_path / "cache") as shards:
+    with OpenShards(index_of(path), CacheFolder(tmp_path / "cache")) as shards:
         made = columns(shards, [(0, n) for n in range(SAMPLES)], [(0, SAMPLES)], transforms)
         pack(path, b"b", size)
         shift_time(path)
@@ -132,7 +133,7 @@ def test_a_write_between_two_reads_of_one_shard_spoils_both(tmp_path, monkeypatc
     """What was read before the write is asked for behind it: the first piece is no sample's."""
     path = tmp_path / "0.tar"
     pack(path, b"a", size)
-    with OpenShards(index_of(path), tmp_path / "cache") as shards:
+    with OpenShards(index_of(path), CacheFolder(tmp_path / "cache")) as shards:
         made = columns(shards, [(0, 0), (0, SAMPLES - 1)], [(0, 2)])
         calls = []
 

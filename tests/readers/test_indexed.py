@@ -12,6 +12,7 @@ from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFiel
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.shards.private_files import CacheFolder
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2
@@ -198,7 +199,7 @@ def test_a_missing_field_names_what_the_sample_has(urls, tmp_path):
 
 def test_few_shards_are_open_at_a_time(urls, tmp_path):
     index = make(urls, tmp_path)._index("train")
-    with OpenShards(index, tmp_path / "cache", limit=2) as shards:
+    with OpenShards(index, CacheFolder(tmp_path / "cache"), limit=2) as shards:
         readers = [shards.reader(shard) for shard in (0, 2, 3)]
         assert shards.reader(3) is readers[2]
         assert [reader._file.closed for reader in readers] == [True, False, False]

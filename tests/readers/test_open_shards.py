@@ -9,6 +9,7 @@ import pytest
 from lightning_shards.errors import FileAccessError
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 SHARDS = 30
@@ -37,10 +38,10 @@ def files_left(number):
 
 @pytest.fixture
 def shards(pack_shards, tmp_path, monkeypatch):
-    index = load_index(pack_shards([1] * SHARDS), cache_dir=tmp_path / "cache")
-    build_tables(index.urls, TableStore(tmp_path / "cache"))
+    index = load_index(pack_shards([1] * SHARDS), cache=CacheFolder(tmp_path / "cache"))
+    build_tables(index.urls, TableStore(CacheFolder(tmp_path / "cache")))
     monkeypatch.setattr("lightning_shards.readers.open_shards.allow_open_files", lambda _: None)
-    return lambda: OpenShards(index, tmp_path / "cache")
+    return lambda: OpenShards(index, CacheFolder(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("number", [4, 9, 24, 40])

@@ -8,6 +8,7 @@ from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples import images
+from lightning_shards.shards.private_files import CacheFolder
 
 FIELDS = {"image": "png", "label": "cls"}
 PIXELS = 16  # of each image
@@ -30,7 +31,7 @@ def source_of(make_source, urls, tmp_path, reader, decode, transforms, max_bad):
     return IndexedSource(
         source.index, source.epochs, SampleOrder(source.index.counts, 0, "sequential"), 0,
         source.fields, transforms,
-        cache_dir=str(tmp_path / "cache"), max_bad=max_bad,
+        cache=CacheFolder(tmp_path / "cache"), max_bad=max_bad,
     )  # fmt: skip
 
 

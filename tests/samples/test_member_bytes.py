@@ -18,6 +18,7 @@ from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedByt
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]
@@ -53,14 +54,14 @@ def served(tmp_path, members, now, *, buffer=None, **transforms):
     """The batches of a shard that was indexed with `members` and holds `now`; None for bad ones."""
     path = tmp_path / "shard.tar"
     pack(path, members)
-    index = load_index([str(path)], cache_dir=tmp_path)
-    build_tables(index.urls, TableStore(tmp_path, with_crc32=True))
+    index = load_index([str(path)], cache=CacheFolder(tmp_path))
+    build_tables(index.urls, TableStore(CacheFolder(tmp_path), with_crc32=True))
     stat = path.stat()
     pack(path, now)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
     ids = np.array([(0, n) for n in range(SAMPLES)])
-    with OpenShards(index, tmp_path) as shards:
+    with OpenShards(index, CacheFolder(tmp_path)) as shards:
         made = BatchReader(shards, FIELDS, "dict", StageClock(), buffer=buffer)
         made.look_up(ids, SPANS, seeds)
         return [one(made, number) for number in range(len(SPANS))]
@@ -147,13 +148,13 @@ def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
     for path in paths:
         pack(path, members)
     urls = list(map(str, paths))
-    index = load_index(urls, cache_dir=tmp_path)
+    index = load_index(urls, cache=CacheFolder(tmp_path))
     for url, with_crc32 in zip(urls, (True, False), strict=True):
-        build_tables([url], TableStore(tmp_path, with_crc32=with_crc32))
+        build_tables([url], TableStore(CacheFolder(tmp_path), with_crc32=with_crc32))
     samples = [(0, n) for n in range(SAMPLES)] + [(1, n) for n in range(SAMPLES)]
     for ids in (samples[:SAMPLES], samples):
         stops = [stop for _, stop in SPANS] + list(range(SAMPLES + 1, len(ids) + 1))
-        with OpenShards(index, tmp_path) as shards:
+        with OpenShards(index, CacheFolder(tmp_path)) as shards:
             reader = BatchReader(shards, FIELDS, "dict", StageClock())
             spans = list(pairwise([0, *stops]))
             reader.look_up(np.array(ids), spans, SampleTransforms({}, SampleSeeds(0, 0)))

@@ -14,6 +14,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.private_files import CacheFolder
 
 # --- the value
 
@@ -79,7 +80,7 @@ def test_a_scan_counts_shards_in_the_order_of_the_urls(write_shards, load):
 
 def test_the_default_cache_is_in_the_home_folder(write_shards, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load_index(write_shards([1]))
+    load_index(write_shards([1]), cache=CacheFolder())
     (cached,) = (tmp_path / "home/.cache/lightning_shards").iterdir()
     assert json.loads(cached.read_text())["counts"]["000.tar"][2] == 1
     assert stat.S_IMODE(cached.parent.stat().st_mode) == 0o700
@@ -128,19 +129,21 @@ def test_folders_with_equal_names_do_not_mix(write_shards, load, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, caplog):
     (tmp_path / "file").touch()
-    assert load_index(write_shards([3]), cache_dir=tmp_path / "file" / "x").samples == 3
+    assert load_index(write_shards([3]), cache=CacheFolder(tmp_path / "file" / "x")).samples == 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "could not be kept" in record.getMessage()
 
 
-def test_a_user_without_a_home_gets_counts(write_shards, monkeypatch, caplog):
+def test_a_user_without_a_home_gets_counts(write_shards, tmp_path, monkeypatch, caplog):
     def no_home(_):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    assert load_index(write_shards([3])).samples == 3
-    assert "could not be kept" in caplog.text
+    monkeypatch.chdir(tmp_path)
+    assert load_index(write_shards([3]), cache=CacheFolder()).samples == 3
+    assert "again: Could not determine home directory.; name another cache_dir" in caplog.text
+    assert not Path("~").exists()
 
 
 def test_a_failed_write_leaves_nothing_behind(write_shards, load, tmp_path, monkeypatch, caplog):
@@ -166,10 +169,11 @@ def test_processes_may_share_a_cache(write_shards, load, tmp_path, forbid_scans)
     urls = write_shards([3] * 20)
     program = (
         "import sys, os; from lightning_shards.shards.index import load_index\n"
+        "from lightning_shards.shards.private_files import CacheFolder\n"
         "own = sys.argv[2:]\n"
         "for t in range(20):\n"
         "    os.utime(own[t % len(own)])\n"
-        "    assert load_index(own, cache_dir=sys.argv[1]).samples == 3 * len(own)"
+        "    assert load_index(own, cache=CacheFolder(sys.argv[1])).samples == 3 * len(own)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "cache")]
     # each its own shards of one folder: a shard whose time changes while it is read is an error

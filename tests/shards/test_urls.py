@@ -13,6 +13,7 @@ from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
 from lightning_shards.shards import braces
 from lightning_shards.shards import urls as urls_module
 from lightning_shards.shards.fetching import local_copy
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.urls import (
     expand_urls,
@@ -336,5 +337,5 @@ def test_shards_of_an_ipv6_server_are_counted_and_fetched(write_shards, load, tm
             pytest.skip("this machine has no IPv6")
         url = f"http://[::1]:{server.server_address[1]}/000.tar"
         assert load(expand_urls(url)).counts.tolist() == [3]
-        with local_copy(url) as shard:
+        with local_copy(url, CacheFolder()) as shard:
             assert count_samples(shard.path) == 3

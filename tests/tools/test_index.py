@@ -19,6 +19,7 @@ from webdataset.writer import ShardWriter
 
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
 from tests.tools.conftest import contents, write_members, write_samples
@@ -62,7 +63,7 @@ def test_the_wids_json_counts_names_and_sums(run, folder):
 
 
 def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
-    store = TableStore(tmp_path / "cache")
+    store = TableStore(CacheFolder(tmp_path / "cache"))
     run(folder / "*.tar")
     assert store.table_of(folder / "train-000000.tar").crc32 is None
     run(folder / "*.tar", "--checksums")
@@ -74,7 +75,7 @@ def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
 def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
     run(folder / "*.tar", "--format", "wids,sizes")
     urls = [str(path) for path in sorted(folder.glob("*.tar"))]
-    found = load_index(urls, cache_dir=tmp_path / "unused")
+    found = load_index(urls, cache=CacheFolder(tmp_path / "unused"))
     assert found.counts.tolist() == COUNTS
     assert not (tmp_path / "unused").exists()  # nothing was scanned
 
@@ -334,7 +335,7 @@ def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp
     status, document = run(folder / "*.tar", "--format", "wids,energon,dali", "--checksums")
     assert status == 0, document
     listed = json.loads((folder / "wids.json").read_text())["shardlist"]
-    store = TableStore(tmp_path / "cache")
+    store = TableStore(CacheFolder(tmp_path / "cache"))
     for path, entry in zip(sorted(folder.glob("*.tar")), listed, strict=True):
         with tarfile.open(path) as archive:
             members = [each for each in archive if each.isreg()]
@@ -373,7 +374,10 @@ def test_an_index_without_checksums_keeps_those_that_are_true(run, folder, tmp_p
     os.utime(folder / "train-000000.tar", ns=(5, 5))
     assert run(folder / "*.tar")[0] == 0
     assert (folder / "wids.json").read_bytes() == before
-    assert TableStore(tmp_path / "cache").table_of(folder / "train-000000.tar").crc32 is not None
+    assert (
+        TableStore(CacheFolder(tmp_path / "cache")).table_of(folder / "train-000000.tar").crc32
+        is not None
+    )
 
 
 def test_an_index_without_checksums_drops_the_md5_of_other_bytes(run, folder, tmp_path, caplog):
@@ -397,4 +401,4 @@ def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path)
     assert "run `lightning-shards index --checksums` on it" in document["findings"][0]["message"]
     assert (folder / "wids.json").read_bytes() == before
     assert run(folder / "*.tar", "--checksums")[0] == 0
-    assert TableStore(tmp_path / "cache").table_of(shard).crc32 is not None
+    assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None

@@ -17,6 +17,7 @@ from lightning_shards.dataprep.inspection.check import check_shards
 from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.shards import fetching
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
@@ -125,9 +126,9 @@ def test_training_takes_the_index_that_was_uploaded(run, folder, root, tmp_path)
     urls = [f"{root}/train-{shard:06d}.tar" for shard in range(3)]
     planned, _ = index_from_file(tmp_path / "out" / "wids.json", root)
     assert (list(planned.urls), planned.counts.tolist()) == (urls, COUNTS)
-    assert load_index(urls, cache_dir=tmp_path / "cache").counts is None
+    assert load_index(urls, cache=CacheFolder(tmp_path / "cache")).counts is None
     shutil.copy(tmp_path / "out" / "wids.json", folder)
-    assert load_index(urls, cache_dir=tmp_path / "cache").counts.tolist() == COUNTS
+    assert load_index(urls, cache=CacheFolder(tmp_path / "cache")).counts.tolist() == COUNTS
     module = ShardDataModule(
         SplitConfig(f"{root}/{ALL}", sampling="sequential", reader="stream"),
         fields={"label": "cls"},
@@ -221,7 +222,7 @@ def test_errors_and_progress_name_the_url_and_not_the_copy(run, folder, root, tm
     repairs = run(verify, url, "--repair", tmp_path / "repaired")[1]["repairs"]
     assert repairs[url]["lost"][""].startswith(f"{url} is empty")
     for scan in (survey, check_shards):
-        scan([f"{url}?sig=secret"], show_progress=True)
+        scan([f"{url}?sig=secret"], cache=CacheFolder(tmp_path / "cache"), show_progress=True)
         assert f"1 of 1 shards in {root}\n" in capsys.readouterr().err
 
 
@@ -302,7 +303,7 @@ def test_a_full_disk_is_told_and_is_no_damage(root, tmp_path, monkeypatch, capsy
 
 
 def test_the_data_of_a_copy_has_no_name_to_outlive_a_killed_program(folder, root, temporary):
-    with fetching.local_copy(f"{root}/train-000000.tar") as shard:
+    with fetching.local_copy(f"{root}/train-000000.tar", CacheFolder()) as shard:
         assert Path(shard.path).read_bytes() == (folder / "train-000000.tar").read_bytes()
         [name] = [path for path in temporary.rglob("*") if not path.is_dir()]
         assert name.is_symlink()

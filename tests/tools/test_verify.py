@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.tools import index, verify
@@ -78,7 +79,7 @@ def test_a_changed_byte_is_named_by_shard_sample_and_place(run, indexed, shard):
 def test_a_run_in_between_does_not_hide_a_changed_byte(run, indexed, shard, tmp_path):
     flip(shard, members_of(shard)[4].offset_data)
     with pytest.raises(DamagedShardError, match=r"first in '00005\.cls'"):
-        TableStore(tmp_path / "cache").table_of(shard)
+        TableStore(CacheFolder(tmp_path / "cache")).table_of(shard)
     status, document = run(indexed / "*.tar")
     assert status == 1
     assert [each["sample"] for each in of("changed member", document)] == ["00005"]

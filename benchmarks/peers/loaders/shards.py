@@ -5,6 +5,7 @@ from typing import Any
 from benchmarks.peers.job import BATCH, Job
 from benchmarks.peers.transforms import crop
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 CACHES = {False: "tables", True: "tables-crc32"}
@@ -13,7 +14,7 @@ CACHES = {False: "tables", True: "tables-crc32"}
 def prepare(job: Job) -> None:
     """List the members of the shards, as the first use would."""
     for with_crc32, name in CACHES.items():
-        build_tables(job.shards, TableStore(job.own / name, with_crc32=with_crc32))
+        build_tables(job.shards, TableStore(CacheFolder(job.own / name), with_crc32=with_crc32))
 
 
 def _module(job: Job, pool: Any, *, with_crc32: bool, transforms: dict[str, Any]) -> Any:

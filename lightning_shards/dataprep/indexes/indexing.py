@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -35,6 +34,7 @@ from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
 from lightning_shards.shards.counts.count_files import local_claims
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
 from lightning_shards.shards.wids import entries_by_name, wids_entry, write_wids
@@ -55,17 +55,17 @@ class IndexFiles:
     """The index files to write.
 
     Attributes:
+        cache: where member tables are kept.
         formats: their formats.
         wids_name: file name of the wids JSON, in each folder that holds shards.
         processes: number of processes that write the files of single shards.
-        cache_dir: where member tables are kept.
         output: the folder to write for remote shards; None for local ones.
     """
 
+    cache: CacheFolder
     formats: tuple[Format, ...] = ("wids",)
     wids_name: str = WIDS
     processes: int = 1
-    cache_dir: str | PathLike[str] | None = None
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -125,13 +125,13 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     wids = {folder: _wids_entries(folder, group, files) for folder, group in folders.items()}
     written: list[Path] = []
     paths = [shard.path for shard in shards]
-    for name, write in (("dali", _write_dali), ("energon", _write_energon_index)):
-        if name in files.formats:
-            task = partial(write, cache_dir=files.cache_dir)
-            written += map_parallel(task, paths, files.processes)
+    if "dali" in files.formats:
+        written += map_parallel(_write_dali, paths, files.processes)
     root, counts = _below_root(shards)
     if "energon" in files.formats:
-        store = TableStore(files.cache_dir)
+        write = partial(_write_energon_index, cache=files.cache)
+        written += map_parallel(write, paths, files.processes)
+        store = TableStore(files.cache)
         written += write_energon(root, counts, split_shards(list(counts)), store)
     if "card" in files.formats:
         splits = split_shards(list(counts))
@@ -308,14 +308,13 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
     return path
 
 
-def _write_dali(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
-    del cache_dir  # the table has no names in their original case
+def _write_dali(shard: str) -> Path:
     path = dali_path(shard)
     replace_file(path, dali_index(shard))
     return path
 
 
-def _write_energon_index(shard: str, cache_dir: str | PathLike[str] | None) -> Path:
+def _write_energon_index(shard: str, cache: CacheFolder) -> Path:
     path = energon_path(shard)
-    replace_file(path, energon_index(TableStore(cache_dir).table_of(shard), shard))
+    replace_file(path, energon_index(TableStore(cache).table_of(shard), shard))
     return path

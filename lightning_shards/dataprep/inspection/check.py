@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from lightning_shards.shards.beside import json_files, read_json
 from lightning_shards.shards.counts.count_files import http_claims
 from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
@@ -87,7 +87,7 @@ class Checked:
 def check_shards(
     urls: Sequence[str],
     *,
-    cache_dir: str | PathLike[str] | None = None,
+    cache: CacheFolder,
     decoder_of: DecoderOf | None = None,
     repair_to: Path | None = None,
     processes: int = 1,
@@ -97,7 +97,7 @@ def check_shards(
 
     Args:
         urls: URLs of the shards, each once.
-        cache_dir: where earlier indexes kept the member tables.
+        cache: where earlier indexes kept the member tables.
         decoder_of: gives the decoder of a suffix, or None if its members are not to be decoded.
         repair_to: a folder for repaired copies of bad shards; None for no repair.
         processes: number of processes.
@@ -109,14 +109,14 @@ def check_shards(
     indexed = _local_entries(urls)
     entries, findings = _remote_entries(urls)
     tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
-    check = partial(check_shard, cache_dir=cache_dir, decoder_of=decoder_of)
+    check = partial(check_shard, cache=cache, decoder_of=decoder_of)
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
     findings += [finding for shard in surveys for finding in shard.findings]
     findings += _missing(urls, indexed)
-    findings += repeated_keys(urls, surveys, cache_dir, lambda shard: scan_members(shard.path))
+    findings += repeated_keys(urls, surveys, cache, lambda shard: scan_members(shard.path))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
-        save = partial(repair_shard, folder=repair_to, cache_dir=cache_dir, decoder_of=decoder_of)
+        save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
         wanted = _to_repair(urls, findings)
         saved = map_parallel(save, wanted, processes)
         repairs = dict(zip(map(redact, wanted), saved, strict=True))
@@ -126,29 +126,25 @@ def check_shards(
 def check_shard(
     task: tuple[str, Mapping[str, Any] | None],
     *,
-    cache_dir: str | PathLike[str] | None = None,
+    cache: CacheFolder,
     decoder_of: DecoderOf | None = None,
 ) -> ShardSurvey:
     """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
     url, entry = task
     try:
-        with local_copy(url, cache_dir) as shard:
+        with local_copy(url, cache) as shard:
             return under_url(_check_file(shard, entry, decoder_of), url)
     except DamagedShardError as error:
         return unfetched(url, error)
 
 
 def repair_shard(
-    url: str,
-    *,
-    folder: Path,
-    cache_dir: str | PathLike[str] | None = None,
-    decoder_of: DecoderOf | None = None,
+    url: str, *, folder: Path, cache: CacheFolder, decoder_of: DecoderOf | None = None
 ) -> Salvage:
     """Save the whole samples of one shard to a folder; see `salvage`."""
     try:
-        with local_copy(url, cache_dir) as shard:
-            return salvage(shard.path, folder, _known_table(*shard), decoder_of)
+        with local_copy(url, cache) as shard:
+            return salvage(shard.path, folder, _known_table(shard), decoder_of)
     except DamagedShardError as error:  # it is empty, or cannot be fetched
         return Salvage(None, 0, {"": str(error)})
 
@@ -156,7 +152,7 @@ def repair_shard(
 def _check_file(
     shard: LocalShard, entry: Mapping[str, Any] | None, decoder_of: DecoderOf | None
 ) -> ShardSurvey:
-    path, known = shard.path, _known_table(*shard)
+    path, known = shard.path, _known_table(shard)
     try:
         table = scan_members(path, with_crc32=True)
     except (DamagedShardError, ShardNotFoundError) as error:
@@ -188,9 +184,9 @@ def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
     return wanted
 
 
-def _known_table(path: str, cache_dir: str | PathLike[str] | None) -> MemberTable | None:
+def _known_table(shard: LocalShard) -> MemberTable | None:
     """The table of an earlier index, which may be of an older state of the shard."""
-    return TableStore(cache_dir).kept_table(path)
+    return TableStore(shard.cache).kept_table(shard.path)
 
 
 def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:

@@ -5,7 +5,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import Final
 from zlib import compress
 
@@ -14,6 +13,7 @@ import numpy as np
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.shards.fetching import local_copy
 from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
 _KINDS: Final = (
@@ -53,12 +53,10 @@ class Content:
     ratio: float
 
 
-def contents_of(
-    url: str, suffixes: Sequence[str], cache_dir: str | PathLike[str] | None = None
-) -> dict[str, Content]:
+def contents_of(url: str, suffixes: Sequence[str], cache: CacheFolder) -> dict[str, Content]:
     """The contents of the first members of each of these fields in one shard."""
     contents: dict[str, Content] = {}
-    with _open_shard(url, cache_dir) as reader:
+    with _open_shard(url, cache) as reader:
         table = reader.table
         for suffix in suffixes:
             data = [
@@ -85,24 +83,18 @@ def content_of(members: Sequence[bytes]) -> Content:
 
 
 def class_counts(
-    urls: Sequence[str],
-    suffix: str,
-    *,
-    cache_dir: str | PathLike[str] | None = None,
-    processes: int = 1,
+    urls: Sequence[str], suffix: str, *, cache: CacheFolder, processes: int = 1
 ) -> Counter[str]:
     """How many samples have each value of a small text field, over all shards."""
     total: Counter[str] = Counter()
-    count = partial(_classes_of, suffix=suffix, cache_dir=cache_dir)
+    count = partial(_classes_of, suffix=suffix, cache=cache)
     for classes in map_parallel(count, urls, processes):
         total.update(classes)
     return total
 
 
-def _classes_of(
-    url: str, suffix: str, cache_dir: str | PathLike[str] | None = None
-) -> Counter[str]:
-    with _open_shard(url, cache_dir) as reader:
+def _classes_of(url: str, suffix: str, cache: CacheFolder) -> Counter[str]:
+    with _open_shard(url, cache) as reader:
         table = reader.table
         if suffix not in table.suffixes:
             return Counter()
@@ -115,11 +107,9 @@ def _classes_of(
 
 
 @contextmanager
-def _open_shard(
-    url: str, cache_dir: str | PathLike[str] | None
-) -> Generator[ShardReader, None, None]:
-    with local_copy(url, cache_dir) as shard:
-        table = TableStore(shard.cache_dir).table_of(shard.path)
+def _open_shard(url: str, cache: CacheFolder) -> Generator[ShardReader, None, None]:
+    with local_copy(url, cache) as shard:
+        table = TableStore(shard.cache).table_of(shard.path)
         with ShardReader(shard.path, table) as reader:
             yield reader
 

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +31,7 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.shards.fetching import LocalShard, local_copy
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tables import TableStore
@@ -140,13 +140,13 @@ class Survey:
 def survey(
     urls: Sequence[str],
     *,
-    cache_dir: str | PathLike[str] | None = None,
+    cache: CacheFolder,
     with_checksums: bool = False,
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Survey:
-    """Survey all shards; the member tables of local ones are made and kept in `cache_dir`."""
-    look = partial(survey_shard, cache_dir=cache_dir, with_checksums=with_checksums)
+    """Survey all shards; the member tables of local ones are made and kept in `cache`."""
+    look = partial(survey_shard, cache=cache, with_checksums=with_checksums)
     shards = list(each_shard("scanned", look, urls, urls, processes, show=show_progress))
     fields: dict[str, FieldSizes] = {}
     for shard in shards:
@@ -154,7 +154,7 @@ def survey(
             fields.setdefault(suffix, FieldSizes()).add(sizes)
     findings = [finding for shard in shards for finding in shard.findings]
     whole = Survey(shards, fields, findings)
-    whole.findings += _findings_of_all(whole, urls, cache_dir)
+    whole.findings += _findings_of_all(whole, urls, cache)
     return whole
 
 
@@ -177,14 +177,14 @@ def each_shard(
 def repeated_keys(
     urls: Sequence[str],
     shards: Sequence[ShardSurvey],
-    cache_dir: str | PathLike[str] | None,
+    cache: CacheFolder,
     table_of: Callable[[LocalShard], MemberTable],
 ) -> list[Finding]:
     """Findings about keys that several sound shards have; `table_of` looks up the key."""
     sound = [pair for pair in zip(urls, shards, strict=True) if not pair[1].is_damaged]
 
     def key_of(number: int, sample: int) -> str:
-        with local_copy(sound[number][0], cache_dir) as shard:
+        with local_copy(sound[number][0], cache) as shard:
             return table_of(shard).key(sample)
 
     return find_repeats_between(
@@ -192,15 +192,10 @@ def repeated_keys(
     )
 
 
-def survey_shard(
-    url: str,
-    *,
-    cache_dir: str | PathLike[str] | None = None,
-    with_checksums: bool = False,
-) -> ShardSurvey:
+def survey_shard(url: str, *, cache: CacheFolder, with_checksums: bool = False) -> ShardSurvey:
     """Survey one shard; damage or a failed download is a finding and not an error."""
     try:
-        with local_copy(url, cache_dir) as shard:
+        with local_copy(url, cache) as shard:
             return under_url(_survey_file(shard, with_checksums=with_checksums), url)
     except DamagedShardError as error:
         return unfetched(url, error)
@@ -226,7 +221,7 @@ def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
 def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
     path = shard.path
     try:
-        table = TableStore(shard.cache_dir, with_crc32=with_checksums).table_of(path)
+        table = TableStore(shard.cache, with_crc32=with_checksums).table_of(path)
         shard_survey = ShardSurvey(path, table.num_samples, table.file_size)
         shard_survey.md5 = file_md5(path) if with_checksums else None
         describe_shard(shard_survey, table)
@@ -290,9 +285,7 @@ def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
     return FieldSizes(len(sizes), int(sizes.sum()), int(sizes.min()), int(sizes.max()), bins)
 
 
-def _findings_of_all(
-    whole: Survey, urls: Sequence[str], cache_dir: str | PathLike[str] | None
-) -> list[Finding]:
+def _findings_of_all(whole: Survey, urls: Sequence[str], cache: CacheFolder) -> list[Finding]:
     """Findings that need all shards: missing fields, dotted keys, repeated keys."""
     sound = [shard for shard in whole.shards if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
@@ -308,9 +301,6 @@ def _findings_of_all(
     findings += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:
         findings += repeated_keys(
-            urls,
-            whole.shards,
-            cache_dir,
-            lambda shard: TableStore(shard.cache_dir).table_of(shard.path),
+            urls, whole.shards, cache, lambda shard: TableStore(shard.cache).table_of(shard.path)
         )
     return findings

@@ -27,6 +27,7 @@ from lightning_shards.dataprep.writing.tar_writer import (
 )
 from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 
@@ -90,16 +91,16 @@ class Output:
 
     Attributes:
         folder: folder of the data set, or of the folders of its splits.
+        cache: where member tables are kept, for the first run that trains on the shards.
         prefix: prefix of the names of shards; with splits, their names are used instead.
         processes: number of processes that write at the same time.
-        cache_dir: where member tables are kept, for the first run that trains on the shards.
         show_progress: whether a line counts shards on stderr; None does so on a terminal.
     """
 
     folder: Path
+    cache: CacheFolder
     prefix: str = "shard"
     processes: int = 1
-    cache_dir: Path | None = None
     show_progress: bool | None = None
 
 
@@ -234,7 +235,7 @@ def _write_missing(
     )
     for split in dict.fromkeys(split for split, _ in missing):
         make_folder(output.folder, split)
-    write = partial(_write, edit=edit, cache_dir=output.cache_dir)
+    write = partial(_write, edit=edit, cache=output.cache)
     done: dict[tuple[str, str], WrittenShard | None] = {}
     where = str(output.folder)
     with progress_line("wrote", len(missing), where, show=output.show_progress) as step:
@@ -245,11 +246,11 @@ def _write_missing(
     return done
 
 
-def _write(job: _ShardJob, *, edit: Edit, cache_dir: Path | None) -> WrittenShard:
+def _write(job: _ShardJob, *, edit: Edit, cache: CacheFolder) -> WrittenShard:
     """Write one shard, and its member table by reading it back."""
     with InputFiles() as files:
         shard = write_shard(job.path, _edited(job.samples, files, edit))
-    store = TableStore(cache_dir, with_crc32=True)
+    store = TableStore(cache, with_crc32=True)
     store.table_of(job.path, expected_samples=shard.samples)
     return shard
 

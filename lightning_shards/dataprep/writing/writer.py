@@ -20,6 +20,7 @@ from lightning_shards.dataprep.writing.tar_writer import (
 )
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
 
@@ -72,7 +73,7 @@ class ShardWriter:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         self._folder = Path(folder)
         self._limits = _Limits(prefix=prefix, max_samples=max_samples, max_bytes=max_bytes)
-        self._tables = TableStore(cache_dir, with_crc32=True)
+        self._tables = TableStore(CacheFolder(cache_dir), with_crc32=True)
         self._keys: set[str] = set()
         self._shards: list[WrittenShard] = []
         self._journal: Journal | None = None

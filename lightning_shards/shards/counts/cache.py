@@ -6,7 +6,6 @@ warning. Any number of processes may use it; each file is replaced as a whole. A
 counts detects damage, and `private_files` refuses files that another user could have written.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import TypeGuard, cast
 
 from lightning_shards.shards.beside import is_count, json_object
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.private_files import DEFAULT_CACHE_DIR, open_private, write_private
+from lightning_shards.shards.private_files import CacheFolder
 
 _VERSION = 2
 _LENGTH_OF_ENTRY = 3
@@ -30,9 +29,9 @@ class CountsCache:
     Entries of shards that this run does not use are kept: another split may use this folder.
     """
 
-    def __init__(self, folder: str, cache_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, folder: str, cache: CacheFolder) -> None:
         self._folder = str(Path(folder).absolute())
-        self._cache_dir = Path(cache_dir or DEFAULT_CACHE_DIR)
+        self._cache, self._path = cache, cache.counts_of(folder)
         self._entries: dict[str, list[int]] = {}
 
     def load(self) -> None:
@@ -41,18 +40,14 @@ class CountsCache:
         Raises:
             FileAccessError: The file, or the cache folder, could be another user's work.
         """
-        try:
-            path = self._path()
-            file = open_private(path.parent, path)
-        except RuntimeError:  # this user has no home folder
-            return
+        file = self._cache.open(self._path)
         if file is None:
             return
         try:
             with os.fdopen(file, "rb") as stored:
                 self._entries = self._entries_in(stored.read(_MAX_BYTES))
         except (OSError, ValueError, RecursionError) as error:
-            _log.warning("the counts in %s are made again: %s", path, error)
+            _log.warning("the counts in %s are made again: %s", self._path, error)
 
     def get(self, name: str, stamp: tuple[int, int]) -> int | None:
         """The count of a shard, if it is known and the shard has not changed since."""
@@ -67,10 +62,9 @@ class CountsCache:
         """Replace the file in one step; a reader sees the old file or the new one."""
         content = {"version": _VERSION, "folder": self._folder, "counts": self._entries}
         try:
-            path = self._path()
             rest = json.dumps(content)[1:].encode()
-            write_private(path.parent, path, b'{"crc32": %d, ' % crc32(rest) + rest)
-        except (OSError, RuntimeError) as error:
+            self._cache.write(self._path, b'{"crc32": %d, ' % crc32(rest) + rest)
+        except OSError as error:
             _log.warning(
                 "the counts of the shards in %s could not be kept, so the next run scans them "
                 "again: %s; name another cache_dir, or write a sizes.json beside the shards",
@@ -91,11 +85,6 @@ class CountsCache:
         is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
         named = json_object(fields.get("counts")) if is_ours else {}
         return {name: entry for name, entry in named.items() if _is_entry(entry)}
-
-    def _path(self) -> Path:
-        """The cache file of this folder, named by a hash of the folder."""
-        digest = hashlib.sha256(os.fsencode(self._folder)).hexdigest()
-        return self._cache_dir.expanduser() / f"counts-{digest[:24]}.json"
 
 
 def _is_entry(entry: object) -> TypeGuard[list[int]]:

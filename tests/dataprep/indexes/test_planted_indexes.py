@@ -8,6 +8,7 @@ import pytest
 from lightning_shards.dataprep.indexes.cards import write_card
 from lightning_shards.dataprep.indexes.energon import write_energon
 from lightning_shards.errors import FileAccessError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, verify
 
@@ -58,7 +59,7 @@ def test_link_in_the_place_of_an_index_leads_nowhere(run, folder, home, kind, na
 
 def test_folder_of_energon_that_is_a_link_is_refused(folder, home, tmp_path):
     (folder / ".nv-meta").symlink_to(home)
-    store = TableStore(tmp_path / "cache")
+    store = TableStore(CacheFolder(tmp_path / "cache"))
     with pytest.raises(FileAccessError, match=r"\.nv-meta is a link to .*/home"):
         write_energon(folder, {"000.tar": 3}, {"train": ["000.tar"]}, store)
     assert [path.name for path in home.iterdir()] == ["precious"]

@@ -14,6 +14,7 @@ from lightning_shards.dataprep.inspection.survey import (
     survey,
 )
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.private_files import CacheFolder
 
 SAMPLES = st.lists(
     st.sets(st.sampled_from(["cls", "jpg", "txt", "seg.png"]), min_size=1), max_size=6
@@ -75,7 +76,7 @@ def test_a_field_that_whole_shards_lack_is_placed_in_the_first_of_them(tmp_path,
         str(write_tar(tmp_path / f"{number}.tar", [(name, b"1") for name in names]))
         for number, names in enumerate(shards)
     ]
-    found = survey(urls, cache_dir=tmp_path / "cache")
+    found = survey(urls, cache=CacheFolder(tmp_path / "cache"))
     places = {
         finding.message.split("'")[1]: (finding.shard, finding.sample)
         for finding in found.findings

@@ -14,6 +14,7 @@ from lightning_shards.dataprep.writing.keys import check_field, check_key, escap
 from lightning_shards.dataprep.writing.tar_writer import member_header, write_shard
 from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.walk import split_name, walk_members
@@ -164,7 +165,7 @@ def test_a_run_counts_and_lists_nothing_anew(tmp_path, write, load, forbid_scans
     forbid_scans()
     urls = [str(path) for path in tars(tmp_path / "out")]
     assert load(urls).counts.tolist() == [6, 6, 6, 2]
-    store = TableStore(tmp_path / "cache", with_crc32=True)
+    store = TableStore(CacheFolder(tmp_path / "cache"), with_crc32=True)
     assert all(store.has_current(url) for url in urls)
 
 

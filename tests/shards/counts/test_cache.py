@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import index
+from lightning_shards.shards.private_files import CacheFolder
 
 
 def cache_file(tmp_path):
@@ -106,7 +107,7 @@ def test_damaged_byte_never_gives_a_wrong_count(
 
 def test_cache_folders_are_private_all_the_way(write_shards, tmp_path):
     cache = tmp_path / "home" / "x" / "cache"
-    index.load_index(write_shards([3]), cache_dir=cache)
+    index.load_index(write_shards([3]), cache=CacheFolder(cache))
     folders = [cache, *cache.parents[:2]]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
     (cached,) = cache.iterdir()

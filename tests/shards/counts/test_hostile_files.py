@@ -19,6 +19,7 @@ from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
 from lightning_shards.shards import beside
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import expand_urls
 
@@ -62,9 +63,10 @@ def test_a_shard_that_is_no_file_is_an_error_at_once(tmp_path, load, kind, make)
 def test_a_cache_that_is_no_file_is_an_error_at_once(write_shards, load, tmp_path, kind, make):
     urls = write_shards([3])
     load(urls)
-    store = TableStore(tmp_path / "cache")
+    cache = CacheFolder(tmp_path / "cache")
+    store = TableStore(cache)
     store.table_of(urls[0])
-    for path in [*(tmp_path / "cache").glob("counts-*"), store.sidecar_of(urls[0])]:
+    for path in [*(tmp_path / "cache").glob("counts-*"), cache.sidecar_of(urls[0])]:
         path.unlink()
         make(path)
     for use in (lambda: load(urls), lambda: store.table_of(urls[0])):
@@ -77,10 +79,10 @@ def test_what_the_tools_read_is_refused_unless_it_is_a_file(write_shards, tmp_pa
     urls = write_shards([3])
     make(tmp_path / "wids.json")
     make(tmp_path / "README.md")
-    found = survey(urls, cache_dir=tmp_path / "cache")
+    found = survey(urls, cache=CacheFolder(tmp_path / "cache"))
     for use in (
-        lambda: write_index(found, IndexFiles(cache_dir=tmp_path / "cache")),
-        lambda: check_shards(urls, cache_dir=tmp_path / "cache"),
+        lambda: write_index(found, IndexFiles(CacheFolder(tmp_path / "cache"))),
+        lambda: check_shards(urls, cache=CacheFolder(tmp_path / "cache")),
         lambda: index_from_file(tmp_path / "wids.json"),
         lambda: write_card(tmp_path, {"train": ["000.tar"]}, {"000.tar": 3}),
     ):
@@ -202,7 +204,7 @@ def test_json_of_any_shape_gives_counts_or_an_error_of_ours(place, name, content
     path.write_text(json.dumps(content))
     urls = [str(place / "000.tar"), str(place / "001.tar")]
     try:
-        assert len(load_index(urls, cache_dir=place / "cache").counts) == 2
+        assert len(load_index(urls, cache=CacheFolder(place / "cache")).counts) == 2
     except ShardError:
         pass
     finally:
@@ -212,15 +214,15 @@ def test_json_of_any_shape_gives_counts_or_an_error_of_ours(place, name, content
 @settings(max_examples=50)
 @given(content=CONTENTS)
 def test_the_tools_take_json_of_any_shape_or_say_what_is_wrong(place, content):
-    cache = place / "cache"
+    cache = CacheFolder(place / "cache")
     urls = [str(place / "000.tar"), str(place / "001.tar")]
     for name in ("wids.json", "sizes.json"):
         (place / name).write_text(json.dumps(content))
-    found = survey(urls, cache_dir=cache)
-    files = IndexFiles(formats=("wids", "sizes"), cache_dir=cache)
+    found = survey(urls, cache=cache)
+    files = IndexFiles(cache, ("wids", "sizes"))
     for use in (
         lambda: index_from_file(place / "wids.json"),
-        lambda: check_shards(urls, cache_dir=cache),
+        lambda: check_shards(urls, cache=cache),
         lambda: write_index(found, files),
     ):
         with suppress(ShardError):
@@ -235,12 +237,12 @@ def test_a_cache_of_any_shape_is_scanned_again(place, content):
     cache = place / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     url = str(place / "000.tar")
-    load_index([url], cache_dir=cache)
+    load_index([url], cache=CacheFolder(cache))
     (cached,) = cache.iterdir()
     if isinstance(content, dict):
         content = {"version": 1, "folder": str(place)} | content
     cached.write_text(json.dumps(content))
-    assert load_index([url], cache_dir=cache).counts.tolist() == [3]
+    assert load_index([url], cache=CacheFolder(cache)).counts.tolist() == [3]
 
 
 @given(st.binary(max_size=80))
@@ -248,7 +250,10 @@ def test_bytes_of_any_kind_give_counts_or_an_error_of_ours(place, data):
     for name in ("sizes.json", "000.tar.idx", "000.idx", "000_stats.json"):
         (place / name).write_bytes(data)
     try:
-        assert len(load_index([str(place / "000.tar")], cache_dir=place / "cache").counts) == 1
+        assert (
+            len(load_index([str(place / "000.tar")], cache=CacheFolder(place / "cache")).counts)
+            == 1
+        )
     except ShardError:
         pass
     finally:

@@ -10,6 +10,7 @@ import pytest
 from lightning_shards.shards.counts.cache import CountsCache
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
 from lightning_shards.shards.tar.walk import BLOCK
@@ -92,7 +93,7 @@ def test_a_whole_energon_index_is_taken(write_shards, load, tmp_path, forbid_sca
 
 def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
     urls = write_shards([3, 4])
-    cache = CountsCache(str(tmp_path), tmp_path / "cache")
+    cache = CountsCache(str(tmp_path), CacheFolder(tmp_path / "cache"))
     for url in urls:
         cache.put(Path(url).name, stamp_of(Path(url)), 0)
     cache.store()
@@ -101,14 +102,15 @@ def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
 
 def test_a_member_table_without_samples_is_not_believed(write_shards, tmp_path):
     (url,) = write_shards([3])
-    store = TableStore(tmp_path / "cache")
+    cache = CacheFolder(tmp_path / "cache")
+    store = TableStore(cache)
     size, time = Path(url).stat().st_size, Path(url).stat().st_mtime_ns
     none = np.empty(0, np.int64)
     starts = np.zeros(1, np.int64)
     ids = none.astype(np.uint32)
     keys = none.astype(np.uint8)
     empty = MemberTable(keys, starts, starts, none, none, None, ids, (), size, time)
-    write_table(store.sidecar_of(url), empty)
+    write_table(cache.sidecar_of(url), empty, cache)
     assert store.table_of(url, expected_samples=3).num_samples == 3
 
 
@@ -138,7 +140,7 @@ def root(write_shards, tmp_path):
 
 @pytest.mark.network
 def test_a_remote_shard_that_begins_with_its_end_marker_is_empty(root, tmp_path):
-    shards = load_index([f"{root}/000.tar", f"{root}/001.tar"], cache_dir=tmp_path)
+    shards = load_index([f"{root}/000.tar", f"{root}/001.tar"], cache=CacheFolder(tmp_path))
     assert shards.counts.tolist() == [3, 0]
 
 
@@ -147,7 +149,7 @@ def test_a_remote_shard_is_not_believed_to_be_empty_against_its_first_header(
     root, tmp_path, caplog
 ):
     _json(tmp_path / "served" / "sizes.json", {"000.tar": 0, "001.tar": 0})
-    shards = load_index([f"{root}/000.tar?secret", f"{root}/001.tar"], cache_dir=tmp_path)
+    shards = load_index([f"{root}/000.tar?secret", f"{root}/001.tar"], cache=CacheFolder(tmp_path))
     assert shards.counts is None
     assert f"sizes.json is not believed that {root}/000.tar holds no sample" in caplog.text
     assert "secret" not in caplog.text

@@ -3,6 +3,7 @@
 import pytest
 
 from lightning_shards.shards import tables
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
 ARCHIVE = [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("\udcff.jpg", b"z" * 512)]
@@ -14,8 +15,13 @@ def path(tmp_path, write_tar):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return TableStore(tmp_path / "cache")
+def cache(tmp_path):
+    return CacheFolder(tmp_path / "cache")
+
+
+@pytest.fixture
+def store(cache):
+    return TableStore(cache)
 
 
 @pytest.fixture

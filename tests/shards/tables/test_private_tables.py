@@ -12,9 +12,9 @@ from lightning_shards.shards.tables import TableStore
 
 
 @pytest.fixture
-def sidecar(path, store):
+def sidecar(path, store, cache):
     store.table_of(path)
-    return store.sidecar_of(path)
+    return cache.sidecar_of(path)
 
 
 PLACES = {"cache": 2, "members": 1, "digest": 0, "table": None}
@@ -65,11 +65,11 @@ def test_table_that_is_no_regular_file_is_refused(sidecar, store, path, make):
         store.table_of(path)
 
 
-def test_refused_table_is_not_written_over(sidecar, path, tmp_path):
+def test_refused_table_is_not_written_over(sidecar, path, cache):
     before = sidecar.read_bytes()
     sidecar.chmod(0o666)
     with pytest.raises(FileAccessError):
-        TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+        TableStore(cache, with_crc32=True).table_of(path)
     assert sidecar.read_bytes() == before
 
 

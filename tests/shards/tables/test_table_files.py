@@ -15,9 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_shards.shards import tables
 from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
-from lightning_shards.shards.tables import TableStore, open_table, write_table
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.tables import TableStore
 from tests.shards.tables.conftest import ARCHIVE
+
+
+def open_table(path):
+    return tables.open_table(path, CacheFolder(path.parent))
+
+
+def write_table(path, table):
+    tables.write_table(path, table, CacheFolder(path.parent))
 
 
 @pytest.mark.parametrize("with_crc32", [False, True])
@@ -57,10 +67,10 @@ def test_no_file_is_no_table(tmp_path, caplog):
 
 
 @pytest.fixture
-def sidecar(path, store):
+def sidecar(path, cache):
     """The sidecar of the shard at `path`, with checksums."""
-    TableStore(store.sidecar_of(path).parents[2], with_crc32=True).table_of(path)
-    return store.sidecar_of(path)
+    TableStore(cache, with_crc32=True).table_of(path)
+    return cache.sidecar_of(path)
 
 
 def test_every_flipped_bit_is_detected(sidecar, caplog):
@@ -211,7 +221,7 @@ def test_a_randomly_forged_sidecar_never_points_outside(tmp_path_factory, write_
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from lightning_shards.shards import atomic, members, tables
+from lightning_shards.shards import atomic, members, private_files, tables
 
 shard, sidecar, stage = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 table = members.scan_members(shard, with_crc32=True)
@@ -234,7 +244,7 @@ if stage == "replaced": atomic.Path.replace = die
 if stage == "ready":
     print("ready", flush=True)
 while True:
-    tables.write_table(sidecar, table)
+    tables.write_table(sidecar, table, private_files.CacheFolder(sidecar.parent))
     if stage != "ready": break
 """
 

@@ -9,27 +9,28 @@ import pytest
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.shards import tables
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 from tests.shards.tables.conftest import ARCHIVE
 
 
-def test_a_second_use_scans_nothing(path, store, tmp_path, forbid_scans):
+def test_a_second_use_scans_nothing(path, store, cache, forbid_scans):
     first = store.table_of(path, expected_samples=3)
     assert store.has_current(path)
     forbid_scans()
-    assert TableStore(tmp_path / "cache").table_of(path, expected_samples=3).has_same_members(first)
+    assert TableStore(cache).table_of(path, expected_samples=3).has_same_members(first)
 
 
-def test_sidecars_lie_in_a_folder_per_folder_of_shards(path, store, tmp_path, monkeypatch):
-    sidecar = store.sidecar_of(path)
+def test_sidecars_lie_in_a_folder_per_folder_of_shards(path, cache, tmp_path, monkeypatch):
+    sidecar = cache.sidecar_of(path)
     assert sidecar.name == "0.tar.members"
     assert sidecar.parents[1] == tmp_path / "cache" / "members"
     assert len(sidecar.parent.name) == 24
-    assert store.sidecar_of(tmp_path / "val" / "0.tar").parent != sidecar.parent
+    assert cache.sidecar_of(tmp_path / "val" / "0.tar").parent != sidecar.parent
     monkeypatch.chdir(tmp_path)
-    assert store.sidecar_of("0.tar") == store.sidecar_of("./0.tar") == sidecar
+    assert cache.sidecar_of("0.tar") == cache.sidecar_of("./0.tar") == sidecar
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    default = TableStore().sidecar_of(path)
+    default = CacheFolder().sidecar_of(path)
     assert default.parents[1] == tmp_path / "home/.cache/lightning_shards/members"
 
 
@@ -43,8 +44,8 @@ def test_a_shard_that_was_only_touched_is_listed_again_quietly(path, store, capl
     assert store.table_of(path).mtime_ns == 5
 
 
-def test_a_touched_shard_keeps_its_checksums(path, tmp_path, store, caplog):
-    TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+def test_a_touched_shard_keeps_its_checksums(path, cache, store, caplog):
+    TableStore(cache, with_crc32=True).table_of(path)
     os.utime(path, ns=(5, 5))
     assert store.table_of(path).crc32 is not None
     assert caplog.records == []
@@ -70,9 +71,9 @@ def test_a_shard_with_another_number_of_samples_is_refused(path, store, write_ta
     assert store.table_of(path).num_samples == 1
 
 
-def test_a_store_with_checksums_replaces_a_table_without(path, store, tmp_path, caplog):
+def test_a_store_with_checksums_replaces_a_table_without(path, store, cache, caplog):
     assert store.table_of(path).crc32 is None
-    careful = TableStore(tmp_path / "cache", with_crc32=True)
+    careful = TableStore(cache, with_crc32=True)
     assert not careful.has_current(path)
     assert careful.table_of(path).crc32 is not None
     assert store.table_of(path).crc32 is not None
@@ -83,7 +84,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning(
     write_shards, tmp_path, caplog, forbid_scans
 ):
     (tmp_path / "file").touch()
-    store = TableStore(tmp_path / "file" / "x")
+    store = TableStore(CacheFolder(tmp_path / "file" / "x"))
     first, second = write_shards([3, 4])
     assert store.table_of(first).num_samples == 3
     assert store.table_of(second).num_samples == 4
@@ -95,22 +96,22 @@ def test_a_cache_that_cannot_be_written_is_one_warning(
 
 def test_what_stays_in_memory_is_held_against_the_shard_too(path, tmp_path, write_tar):
     (tmp_path / "file").touch()
-    store = TableStore(tmp_path / "file" / "x")
+    store = TableStore(CacheFolder(tmp_path / "file" / "x"))
     store.table_of(path)
     write_tar(path, ARCHIVE[:1])
     assert store.table_of(path).num_samples == 1
 
 
-def test_a_cache_that_can_be_written_again_is_used_again(path, tmp_path, write_tar, forbid_scans):
-    blocker = tmp_path / "cache"
-    blocker.touch()
-    store = TableStore(blocker)
+def test_a_cache_that_can_be_written_again_is_used_again(
+    path, store, cache, write_tar, forbid_scans
+):
+    cache.root.touch()
     store.table_of(path)
-    blocker.unlink()
+    cache.root.unlink()
     write_tar(path, ARCHIVE[:1])
     store.table_of(path)
     forbid_scans()
-    assert store.table_of(path).num_samples == TableStore(blocker).table_of(path).num_samples == 1
+    assert store.table_of(path).num_samples == TableStore(cache).table_of(path).num_samples == 1
 
 
 def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
@@ -118,7 +119,7 @@ def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    assert TableStore().table_of(path).num_samples == 3
+    assert TableStore(CacheFolder()).table_of(path).num_samples == 3
     assert "stay in memory" in caplog.text
 
 
@@ -166,9 +167,9 @@ def test_tables_made_before_a_damaged_shard_are_kept(write_shards, store):
 
 
 @pytest.fixture
-def checked(path, tmp_path):
+def checked(path, cache):
     """The shard once its checksums are known, and the place of its member `0.jpg`."""
-    table = TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+    table = TableStore(cache, with_crc32=True).table_of(path)
     return table.find(0, "jpg")[0]
 
 
@@ -180,14 +181,14 @@ def _rot(path, byte):
 
 
 def test_a_rotten_byte_with_a_new_time_is_an_error_until_it_is_indexed_anew(
-    path, store, checked, tmp_path
+    path, store, checked, cache
 ):
     _rot(path, checked + 9)
     message = rf"in 1 of 4 members, first in '0\.jpg', at byte {checked}; fetch it again, or.*index"
     for _ in range(2):  # the checksums stay what they were
         with pytest.raises(DamagedShardError, match=message):
             store.table_of(path)
-    TableStore(tmp_path / "cache", with_crc32=True).table_of(path)
+    TableStore(cache, with_crc32=True).table_of(path)
     assert store.table_of(path).mtime_ns == 5
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from lightning_shards.shards.index import load_index
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import expand_urls
 
 # --- folders
@@ -44,7 +45,9 @@ def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp
 def test_training_counts_the_shards_without_a_scan(run, photos, tmp_path):
     report = run(photos, "--max-samples", 25)
     index = load_index(
-        expand_urls(report["data_sets"][""]["urls"]), cache_dir=tmp_path / "unused", show_progress=0
+        expand_urls(report["data_sets"][""]["urls"]),
+        cache=CacheFolder(tmp_path / "unused"),
+        show_progress=0,
     )
     assert index.counts.tolist() == [25, 25, 11]
     assert not (tmp_path / "unused").exists()
