@@ -267,7 +267,7 @@ class _Rows:
         return self.transforms.apply(row, position)
 
     def _stand_in(self, position: int, error: Exception) -> Sample:
-        """The substitute of a bad sample; its error is raised if the budget allows none."""
+        """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
             raise error
         tries = min(self.source.max_bad + 1, self.source.order.samples)

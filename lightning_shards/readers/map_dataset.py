@@ -1,7 +1,7 @@
 """The map-style dataset: samples by number, for torch's own DataLoader and samplers.
 
 The sampler decides which samples a rank gets, and how many: `DistributedSampler` repeats some so
-that all ranks get equally many. `ShardDataModule` repeats none, and resumes at the exact sample.
+that all ranks get equally many. `ShardDataModule` plans both exactly, and resumes at the sample.
 """
 
 import weakref

@@ -108,7 +108,7 @@ class Source(Protocol):
 
         Raises:
             StateError: The source cannot begin at this cursor.
-            ShardError: A shard or a sample cannot be read.
+            ShardError: A shard cannot be read, or a sample cannot be made.
         """
         ...
 
