@@ -1,4 +1,4 @@
-"""From configuration to what runs: the source of a split, the pool of its workers, its loader."""
+"""Builds the source of a split, the pool of its workers and its loader from a configuration."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,15 +33,15 @@ def complete(
     transforms: dict[str, Any],
     batch_size: int,
 ) -> SplitConfig:
-    """The settings of a split with none left open: its own, else its data module's.
+    """The settings of a split, where each missing one is the data module's or a default.
 
     Args:
-        split: training and evaluation differ in what they do where nothing is said.
-        config: the split's own settings.
-        fields: the data module's, and so on.
-        decode: batch key to decoder.
-        transforms: batch key to callable.
-        batch_size: samples per rank and step.
+        split: Decides the defaults, which differ between training and evaluation.
+        config: The split's own settings.
+        fields: The data module's: batch key to member suffixes.
+        decode: The data module's: batch key to decoder.
+        transforms: The data module's: batch key to callable.
+        batch_size: The data module's: samples per rank and step.
     """
     is_train = split == "train"
     return replace(
@@ -59,15 +59,15 @@ def split_fields(config: SplitConfig, allow_unsafe: frozenset[str]) -> tuple[Fie
     """The fields of a split, checked.
 
     Args:
-        config: settings that are `complete`.
-        allow_unsafe: decoders that can run code and are wanted all the same.
+        config: The settings, as `complete` gives them.
+        allow_unsafe: Names of decoders that can run code and are allowed.
 
     Raises:
-        ConfigError: they cannot be taken from any shard.
+        ConfigError: These fields cannot be taken from any shard.
     """
     fields, decode, transforms = config.fields or {}, config.decode or {}, config.transforms or {}
     unknown = sorted(transforms.keys() - fields.keys())
-    if unknown and not config.stages:  # a stage may make more
+    if unknown and not config.stages:  # a stage may add fields
         raise ConfigError(
             f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, or "
             "add one to fields"
@@ -92,16 +92,16 @@ def make_source(
     allow_unsafe: frozenset[str],
     cache: CacheFolder,
 ) -> Source:
-    """What makes the batches of a split, by its `complete` settings and those of its data module.
+    """The source of a split, from its `complete` settings and those of its data module.
 
     Raises:
-        ConfigError: the settings do not go with the shards.
-        PlanError: the shards hold no sample.
+        ConfigError: The settings do not go with the shards.
+        PlanError: The shards hold no sample.
     """
     epochs, fields = _schedule(split, config, index), split_fields(config, allow_unsafe)
     transforms, max_bad = config.transforms or {}, _max_bad(split, config, batch_format)
     sampling = config.sampling
-    assert sampling is not None  # they are complete
+    assert sampling is not None  # the settings are complete
     if choose_reader(split, config, sampling, index) == "stream":
         return StreamSource(
             *(index, epochs, sampling, seed, fields, transforms),
@@ -121,9 +121,9 @@ def make_source(
 
 
 def _schedule(split: Split, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
-    """The epochs of a split; those of evaluation rewind."""
+    """The epochs of a split; evaluation reads epoch 0 each time."""
     sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
-    assert sampling is not None  # they are complete
+    assert sampling is not None  # the settings are complete
     assert remainder is not None
     assert batch_size is not None
     samples = epoch_samples(split, config.dataset_size, sampling, index)
@@ -131,7 +131,7 @@ def _schedule(split: Split, config: SplitConfig, index: ShardIndex) -> EpochSche
 
 
 def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> int | None:
-    """How many bad samples of an epoch are replaced; None: the first raises."""
+    """How many bad samples of an epoch may be replaced; None: the first one raises."""
     if config.on_bad_sample != "substitute":
         return None
     if batch_format == "tuple":
@@ -143,12 +143,12 @@ def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> in
 
 
 def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
-    """`stream` or `indexed`.
+    """The reader of a split: `stream` or `indexed`.
 
-    `auto` streams what is resampled, what has stages and what is not local.
+    `auto` takes `stream` if sampling is `resampled`, there are stages or a shard is remote.
 
     Raises:
-        ConfigError: `indexed` was asked for and cannot be.
+        ConfigError: The `indexed` reader is configured, and cannot read this split.
     """
     remote = [url for url in index.urls if not is_local(url)]
     if config.reader == "auto":
@@ -168,23 +168,24 @@ def choose_reader(split: Split, config: SplitConfig, sampling: str, index: Shard
 
 
 def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
-    """Samples of an epoch: from the counts where they are known, else as configured.
+    """The number of samples in an epoch: from the counts if they are known, else as configured.
 
     Raises:
-        ConfigError: nobody knows, exact sampling without counts, or both are there and differ.
-        PlanError: the shards hold no sample.
+        ConfigError: The number is unknown, exact sampling lacks counts, or `dataset_size` differs
+            from them.
+        PlanError: The shards hold no sample.
     """
     known = index.samples
     if known is None:
         if sampling != "resampled":
             raise ConfigError(
                 f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
-                "which nobody has counted; put a wids JSON or sizes.json beside the shards"
+                "and the shards have no counts; put a wids JSON or sizes.json beside them"
             )
         nominal = index.total if dataset_size is None else dataset_size
         if nominal is None:
             raise ConfigError(
-                f"nobody knows how many samples {split!r} has: its shards are remote and have no "
+                f"the number of samples of {split!r} is unknown: its shards are remote and have no "
                 "wids JSON or sizes.json beside them; set dataset_size"
             )
         return nominal
@@ -213,21 +214,22 @@ def make_loader(
     on_cuda: bool = False,
     ranks: int = 1,
 ) -> ShardLoader:
-    """The loader of one rank, which reports as many steps as its epochs have.
+    """The loader of one rank; its length is the number of steps of an epoch.
 
     Args:
-        source: what makes the batches.
-        place: the rank; None if nobody said which one it is, and then there may be only one.
-        config: how batches are made.
-        num_workers: workers of this rank; 0 for its own thread.
-        progress: a trainer's progress; None for a plain loop.
-        sample: a batch of one sample, if that was made already.
-        on_cuda: whether batches go to a CUDA device.
-        ranks: ranks of this machine.
+        source: Makes the batches.
+        place: The rank and the world size; None if they are unknown, and then there may be only one
+            rank.
+        config: How batches are made.
+        num_workers: Number of workers of this rank; 0: its own thread makes the batches.
+        progress: A trainer's progress; None for a plain loop.
+        sample: A batch of one sample, if there is one already.
+        on_cuda: Whether batches go to a CUDA device.
+        ranks: Number of ranks of this machine.
 
     Raises:
-        PlanError: the samples do not fill one step.
-        ShardError: the sample cannot be made, or the pool cannot run this source here.
+        PlanError: The samples do not fill one step.
+        ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     here = place or Place()
     steps = source.epochs.plan(here.world_size).require_steps().steps
@@ -246,19 +248,19 @@ def make_pool(
     on_cuda: bool = False,
     ranks: int = 1,
 ) -> Pool:
-    """The pool of one rank; before workers start, one sample tells how large batches are.
+    """The pool of one rank; the size of its batches is estimated from one sample.
 
     Args:
-        config: what was asked for.
-        num_workers: workers of this rank; 0 for its own thread.
-        source: what makes the batches.
-        place: the rank.
-        sample: a batch of one sample, if that was made already.
-        on_cuda: whether batches go to a CUDA device.
-        ranks: ranks of this machine.
+        config: How batches are made.
+        num_workers: Number of workers of this rank; 0: its own thread makes the batches.
+        source: Makes the batches.
+        place: The rank and the world size.
+        sample: A batch of one sample; None: it is made if the pool needs its size.
+        on_cuda: Whether batches go to a CUDA device.
+        ranks: Number of ranks of this machine.
 
     Raises:
-        ShardError: the sample cannot be made, or the pool cannot run this source here.
+        ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
         return InlinePool(config.worker_timeout_s)
@@ -277,7 +279,7 @@ def _process_pool(
     config: LoaderConfig, num_workers: int, batch: BatchBytes, on_cuda: bool, ranks: int
 ) -> ProcessPool:
     threads = config.threads_per_worker
-    # a worker keeps messages ready, and each thread in it batches for them
+    # a worker keeps messages ready; if it has several threads, each of these keeps batches, too
     kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))
     return ProcessPool(
         num_workers,
@@ -292,12 +294,12 @@ def _process_pool(
 
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
-    """What was asked for, or less if workers that keep so many bytes exceed `prefetch_bytes`."""
+    """The configured factor, or less if workers that keep `kept` bytes exceed `prefetch_bytes`."""
     return max(1, min(config.prefetch_factor, config.prefetch_bytes // max(num_workers * kept, 1)))
 
 
 def drop_remark(dropped: int, samples: int) -> str:
-    """What to say of the samples that an epoch drops, if they are more than 1 %; else nothing.
+    """A remark about the samples that an epoch drops; empty if they are at most 1 %.
 
     >>> drop_remark(3, 23)
     "drops 3 of 23 samples (13.0 %) in each epoch; remainder='balanced' or 'pad' serves them all"
@@ -313,7 +315,7 @@ def drop_remark(dropped: int, samples: int) -> str:
 
 
 def describe(split: str, source: Source, world_size: int) -> str:
-    """One line for the log: the epoch in numbers, who reads it, and what is worth a look."""
+    """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
     plan, told = source.epochs.plan(world_size), source.describe()
     shards = "" if told.index is None else f" from {told.index.num_shards:,} shards"
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"

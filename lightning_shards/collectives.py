@@ -24,18 +24,18 @@ class _Report(NamedTuple):
 
 
 def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
-    """Compare the facts of all ranks; every rank must call this, also one that failed before.
+    """Compare the facts of all ranks. Every rank must call this, even one that failed before.
 
     Without an initialised process group there is one rank, which only raises its own error.
 
     Args:
-        facts: plain values that must be equal on all ranks, such as the steps of an epoch.
-        error: the error of this rank, if it failed.
+        facts: Plain values that must be equal on all ranks, such as the steps of an epoch.
+        error: The error of this rank, if it failed.
 
     Raises:
-        ShardError: the error of the first rank that failed, on all ranks.
-        RankError: the same, for an error that is not a `ShardError`.
-        PlanError: a fact differs between ranks.
+        ShardError: A rank failed; all ranks raise the error of the first one.
+        RankError: A rank failed with an error that is not a `ShardError`.
+        PlanError: A fact differs between ranks.
     """
     reports: list[_Report] = gather(_Report(dict(facts), _as_text(error)))
     if error is not None:
@@ -48,10 +48,10 @@ def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all processes, by global rank; every one of them must call this.
+    """The values of all processes, in order of global rank. Every process must call this.
 
     Args:
-        value: plain picklable values, a few hundred bytes.
+        value: Plain picklable values, a few hundred bytes.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]

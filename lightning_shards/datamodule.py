@@ -1,4 +1,4 @@
-"""The Lightning face: four splits, one loader factory, and ranks that agree before they train."""
+"""The data module for Lightning: four splits and their loaders, on which all ranks agree first."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -55,10 +55,10 @@ _SPLIT_OF: dict[RunningStage | None, Split] = {
 }
 """The split that a trainer's running stage reads."""
 _ANSWERED = (
-    "You have overridden `on_after_batch_transfer` in both",  # ours calls the module's own hook
-    "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # `__id__` says
+    "You have overridden `on_after_batch_transfer` in both",  # this one calls the other
+    "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # see `__id__`
 )
-"""Warnings of Lightning's that do not hold here."""
+"""Warnings of Lightning that do not apply here."""
 
 
 class ShardDataModule(pl.LightningDataModule):
@@ -67,22 +67,22 @@ class ShardDataModule(pl.LightningDataModule):
     Args:
         train: The shards to train on.
         val: The shards to validate on; each sample once over all ranks.
-        test: The shards to test on; likewise.
-        predict: The shards to predict on; likewise.
+        test: The shards to test on; each sample once over all ranks.
+        predict: The shards to predict on; each sample once over all ranks.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``.
         decode: Batch key to decoder: raw, text, int, json, npy, rgb, gray, pil. Default: by suffix.
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
-        device_transforms: Likewise, applied to the whole batch on the device.
+        device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
         seed: Keys every draw, shuffle and random transform.
         batch_format: ``dict``, or ``tuple`` for the fields alone, in their order.
         loader: How batches are made; nothing in it changes a batch.
-        allow_unsafe: Names of what can run code and is wanted all the same: ``pipe`` (URLs that run
-            a shell command), ``pickle``, ``pth``.
+        allow_unsafe: Names of features that can run code and are allowed: ``pipe`` (URLs that run a
+            shell command), ``pickle``, ``pth``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ShardDataModule(pl.LightningDataModule):
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
         if val is None:
-            # Lightning asks whether the method is overridden, and then misses a validation_step
+            # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
         self._check()
 
@@ -130,21 +130,21 @@ class ShardDataModule(pl.LightningDataModule):
         """The module that a configuration describes, with the types checked as the CLI does.
 
         Args:
-            config: A DictConfig, a dict or the path of a YAML: the keys of this signature. With a
-                key ``data``, as in a config of LightningCLI, that section is taken and the rest of
-                it can be pointed at (``${trainer.devices}``); ``class_path`` and ``init_args`` in
-                it may name a subclass.
+            config: A DictConfig, a dict or the path of a YAML file, with the arguments as keys. If
+                it has a key ``data``, as a config of LightningCLI has, that section is used, and it
+                can refer to the rest (``${trainer.devices}``); its ``class_path`` and ``init_args``
+                may name a subclass.
 
         Raises:
-            ConfigError: an unknown or missing key, a value of another type, an interpolation that
+            ConfigError: An unknown or missing key, a value of another type, an interpolation that
                 leads nowhere, or settings that cannot work.
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: There is no such file.
         """
         return module_from_config(cls, config)
 
     @property
     def batch_size(self) -> int:
-        """Samples per rank and step; change it on all ranks, before loaders are next asked for."""
+        """Samples per rank and step; change it on all ranks, before the next call for a loader."""
         return self._batch_size
 
     @batch_size.setter
@@ -153,7 +153,7 @@ class ShardDataModule(pl.LightningDataModule):
         function = self.trainer.state.fn if self.trainer is not None else None
         name = _STAGE_SPLITS[function.value if function else "fit"][0]
         split = self.splits[name]
-        if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries it
+        if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries
             raise ConfigError(
                 f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
                 f"own, {split.batch_size}; leave that out of its SplitConfig"
@@ -161,7 +161,7 @@ class ShardDataModule(pl.LightningDataModule):
         self._batch_size = batch_size
 
     def __str__(self) -> str:
-        """The splits; Lightning's own description wants loaders that have a `dataset`."""
+        """The splits; Lightning's own description needs loaders that have a `dataset`."""
         splits = ", ".join(name for name, split in self.splits.items() if split)
         return f"{type(self).__name__}({splits}; batch_size={self.batch_size})"
 
@@ -185,7 +185,7 @@ class ShardDataModule(pl.LightningDataModule):
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
         if stage == "validate":
-            self._config("val")  # without it Lightning would ask for a val_dataloader method
+            self._config("val")  # otherwise Lightning would ask for a val_dataloader method
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
@@ -207,7 +207,7 @@ class ShardDataModule(pl.LightningDataModule):
         return self._agreed_loader("predict")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Apply `device_transforms`, then the LightningModule's own hook, which ours would hide."""
+        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
         config = self.splits[_SPLIT_OF[self.trainer.state.stage]]
         for number, name in enumerate((config and config.fields) or self.fields):
@@ -221,12 +221,12 @@ class ShardDataModule(pl.LightningDataModule):
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must agree with, in plain values, equal on all ranks."""
+        """The values that a resumed run must agree with: plain, and equal on all ranks."""
         loader = self._loaders.get("train")
         return self._saved if loader is None else loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state; it is compared with the train loader of this fit, once there is one."""
+        """Keep the state, and compare it with the train loader of this fit once there is one."""
         self._saved = require_state(state_dict, type(self).__name__)
         if "train" in self._agreed and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
             self._check_saved(self._agreed["train"])
@@ -242,28 +242,29 @@ class ShardDataModule(pl.LightningDataModule):
     def loader(
         self, split: Split, *, rank: int | None = None, world_size: int | None = None
     ) -> ShardLoader:
-        """A loader of any rank without a Trainer; what is missing is prepared here.
+        """A loader of any rank without a Trainer; counts that are missing are made here.
 
-        It gives batches on the CPU: to move them, and `device_transforms`, is for the loop.
+        It gives batches on the CPU. The training loop has to move them and to apply
+        `device_transforms`.
 
         Args:
             split: ``train``, ``val``, ``test`` or ``predict``.
-            rank: data-parallel rank. Without it the loader is for the only process there is: it
-                gives no batch to one of a process group.
-            world_size: number of data-parallel ranks.
+            rank: Data-parallel rank. Without it the loader is for a single process, and refuses to
+                give batches in a process group.
+            world_size: Number of data-parallel ranks.
 
         Raises:
-            ShardError: only one of the two numbers is given, the split is not configured, its
+            ShardError: Only one of the two numbers is given, the split is not configured, its
                 shards cannot be found or counted, or they hold too few samples for one step.
         """
         place = place_if_given(rank, world_size)
         return self._make_loader(split, self.source(split), place)
 
     def source(self, split: Split, index: ShardIndex | None = None) -> Source:
-        """What makes the batches of a split, from these shards or from its own.
+        """The source of the batches of a split, from the shards of `index` or from its own.
 
         Raises:
-            ShardError: the split is not configured, or its settings do not go with its shards.
+            ShardError: The split is not configured, or its settings do not go with its shards.
         """
         return make_source(
             split,
@@ -282,7 +283,7 @@ class ShardDataModule(pl.LightningDataModule):
         return [split for split in wanted if self.splits[split] is not None]
 
     def _guarded(self, find: Callable[[], object]) -> None:
-        """Keep a failure until all ranks meet: they wait in a barrier behind the hook."""
+        """Keep a failure until all ranks meet, because they wait in a barrier after the hook."""
         try:
             find()
         except Exception as error:
@@ -291,7 +292,7 @@ class ShardDataModule(pl.LightningDataModule):
             self._failed = self._failed or error
 
     def _agreed_loader(self, split: Split) -> ShardLoader:
-        if self.trainer is None:  # called by hand, in a notebook
+        if self.trainer is None:  # called by the user, in a notebook for instance
             return self.loader(split)
         error, self._failed = self._failed, None
         loader = None
@@ -300,21 +301,21 @@ class ShardDataModule(pl.LightningDataModule):
                 loader = self._current_loader(split, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
-        if loader is None or self._agreed.get(split) is not loader:  # else one may ask alone
+        if loader is None or self._agreed.get(split) is not loader:  # if not, a rank may ask alone
             agree(loader.facts if loader else {}, error)
         assert loader is not None  # agree() raised otherwise
         self._agreed[split] = loader
         return loader
 
     def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
-        """The loader made before, unless what it depends on has changed."""
+        """The loader made before, or a new one if a setting that it depends on has changed."""
         place = place_of(trainer)
         source = self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
         if self._settings.get(split) != settings:
-            sample = source.first_sample(place)  # a wrong field shows here, on all ranks
+            sample = source.first_sample(place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:
                 self._loaders[split].close()
@@ -348,7 +349,7 @@ class ShardDataModule(pl.LightningDataModule):
         )
 
     def _prepare(self, split: Split) -> None:
-        """Count the samples, and make what the source's batches need on this node."""
+        """Count the samples of a split, and make the tables that its source needs on this node."""
         self.source(split).prepare()
 
     def _index(self, split: Split) -> ShardIndex:
@@ -361,7 +362,7 @@ class ShardDataModule(pl.LightningDataModule):
         return self._indexes[split]
 
     def _config(self, split: Split) -> SplitConfig:
-        """The settings of a split, with none left open."""
+        """The settings of a split, with the defaults filled in."""
         config = self.splits.get(split)
         if config is None:
             given = [name for name, each in self.splits.items() if each]
@@ -379,7 +380,7 @@ class ShardDataModule(pl.LightningDataModule):
         )
 
     def _check_saved(self, loader: ShardLoader) -> None:
-        """Compare a checkpoint with this run: called for `train` alone."""
+        """Compare a checkpoint with the train loader of this run."""
         if self._saved:
             loader.load_state_dict(self._saved)
         if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
@@ -389,7 +390,7 @@ class ShardDataModule(pl.LightningDataModule):
         cast("TrainProgress", loader.progress).require_known(loader, self._saved)
 
     def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
-        """What an earlier fit was resumed from says nothing about this one."""
+        """Forget the checkpoint of an earlier fit, which says nothing about this one."""
         self._saved = {}
         if "train" in self._loaders:
             self._loaders["train"].progress = TrainProgress(trainer)

@@ -3,7 +3,7 @@
 It is not a DataLoader, because Lightning calls `iter()` up to three times an epoch, the first time
 before it sets the epoch. So `__iter__` is a lazy generator, which looks up where to begin at the
 first `next()`. Lightning also never exhausts a loader that has a length, so the cursor moves on
-**before** a batch is handed out, and no code that matters stands after the last `yield`.
+**before** a batch is handed out, and no code that matters comes after the last `yield`.
 """
 
 import copy
@@ -37,7 +37,7 @@ WAYS_TO_A_PLACE = (
 
 
 class Progress(Protocol):
-    """Tells a loader where to begin, as a trainer's progress does."""
+    """Tells a loader which cursor to begin at, as a trainer's progress does."""
 
     def begin(self, loader: "ShardLoader") -> tuple[Cursor, int | None]:
         """The cursor to begin at and the trainer's limit of steps, at the first `next()`."""
@@ -50,16 +50,16 @@ class Progress(Protocol):
 
 @dataclass
 class LoaderTimes:
-    """Times that the loader has measured since it was made; the throughput window reads them.
+    """Times that the loader has measured since it was made; throughput is computed from them.
 
     Attributes:
-        batches: batches handed out.
-        samples: samples of this rank in these batches.
-        wait_s: seconds that `next()` took, without the first batch of each stream.
-        produce_s: seconds that the workers spent on these batches, summed over workers.
-        start_s: seconds until the first batch of each stream, while workers start and buffers fill.
-        stages: `produce_s` by stage, see `stage_clock.STAGES`; the rest is bookkeeping.
-        handed_at: `time.perf_counter()` when the last batch was handed out.
+        batches: Batches handed out.
+        samples: Samples of this rank in these batches.
+        wait_s: Seconds that `next()` took, without the first batch of each stream.
+        produce_s: Seconds that the workers spent on these batches, summed over workers.
+        start_s: Seconds until the first batch of each stream, while workers start and buffers fill.
+        stages: Seconds of `produce_s` by stage (`stage_clock.STAGES`); the rest is bookkeeping.
+        handed_at: Value of `time.perf_counter()` when the last batch was handed out.
     """
 
     batches: int = 0
@@ -76,11 +76,11 @@ class Served:
     """The batches of one epoch that this rank has handed out since it began or was resumed.
 
     Attributes:
-        begin: the cursor of the first batch.
-        samples: the cursor's samples after the last batch, over all ranks and without repeats.
-        steps: batches handed out.
-        digest: digest of the ids in them (`plan.digest`), without repeats and substitutes.
-        bad: samples that could not be read and were replaced by others.
+        begin: The cursor of the first batch.
+        samples: The cursor's samples after the last batch, over all ranks and without repeats.
+        steps: Batches handed out.
+        digest: Digest of the ids in them (`plan.digest`), without repeats and substitutes.
+        bad: Samples that could not be read and were replaced by others.
     """
 
     begin: Cursor
@@ -98,7 +98,7 @@ class Served:
 
 
 class _OpenStream(NamedTuple):
-    """The cursor of the next batch that a stream will give, and the limit it was started with."""
+    """An open stream, the cursor of its next batch, and the limit that it was started with."""
 
     stream: BatchStream
     cursor: Cursor
@@ -108,19 +108,19 @@ class _OpenStream(NamedTuple):
 class ShardLoader:
     """Batches of one split for one rank, the same number on every rank.
 
-    It has one rule: if the stream stands at the wanted (epoch, samples, limit), go on; otherwise
-    start it there. So workers are busy with the next epoch while the model validates.
+    It has one rule: if the open stream is at the wanted (epoch, samples, limit), it goes on;
+    otherwise a stream is started there. So workers make the next epoch while the model validates.
 
     Without a Trainer a batch counts as trained when it is handed out. An iteration starts at the
-    beginning of `epoch`, except right after `load_state_dict`. Finishing an epoch moves `epoch` on;
-    a `break` does not.
+    beginning of `epoch`, except right after `load_state_dict`. Finishing an epoch increases
+    `epoch`; a `break` does not.
 
     Args:
-        source: makes the batches.
-        pool: runs the source in its workers.
-        place: the rank and the world size. None stands for a single process, and is refused at the
+        source: Makes the batches.
+        pool: Runs the source in its workers.
+        place: The rank and the world size. None stands for a single process, and is refused at the
             first batch if this process is one of several.
-        progress: a trainer's progress; None for a plain loop.
+        progress: A trainer's progress; None for a plain loop.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ShardLoader:
 
     @property
     def plan(self) -> EpochPlan:
-        """The plan of a whole epoch, without the limit of `with_epoch`."""
+        """The plan of a whole epoch; the limit of `with_epoch` does not change it."""
         return self.epochs.plan(self.place.world_size)
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class ShardLoader:
         """A new loader that reports `steps` as its length, which must be the true number.
 
         Raises:
-            ConfigError: an epoch has another number of steps. With one too many Lightning would
+            ConfigError: An epoch has another number of steps. With one too many Lightning would
                 skip validation silently, and with one too few it would cut the epoch.
         """
         if steps != len(self):
@@ -203,7 +203,7 @@ class ShardLoader:
         """The batches of one epoch; nothing starts before the first `next()`.
 
         Raises:
-            ConfigError: the loader was made without a place, and there are several ranks.
+            ConfigError: The loader was made without a place, and there are several ranks.
         """
         self._require_place()
         cursor, limit = self._begin()
@@ -233,7 +233,7 @@ class ShardLoader:
 
     @property
     def shape(self) -> State:
-        """The values that a count of batches depends on: with others it means nothing."""
+        """The values that give a number of batches its meaning."""
         plan = self.plan
         return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
 
@@ -248,7 +248,7 @@ class ShardLoader:
         }
 
     def state_dict(self) -> State:
-        """The cursor and the identity in plain values, equal on all ranks."""
+        """The cursor and the identity as plain values, equal on all ranks."""
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
@@ -262,7 +262,7 @@ class ShardLoader:
         """Begin the next iteration at the cursor of the state.
 
         Raises:
-            StateError: the state belongs to other shards, another seed or another version, or is
+            StateError: The state belongs to other shards, another seed or another version, or is
                 damaged.
         """
         state = require_state(state, "the train loader")
@@ -272,7 +272,7 @@ class ShardLoader:
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
-        """A context for a plain loop, at whose end the workers end."""
+        """A context for a plain loop; the workers end with it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -294,16 +294,16 @@ class ShardLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the running stream: a copy in another process starts its own."""
+        """Leave out the open stream, because a copy in another process starts its own."""
         return self.__dict__ | {"_open": None}
 
     def _copy(self, source: Source) -> "ShardLoader":
-        loader = copy.copy(self)  # by __getstate__, without the running stream
-        loader.times, loader._source = LoaderTimes(), source  # noqa: SLF001 one of our own
+        loader = copy.copy(self)  # uses __getstate__, so the open stream is left out
+        loader.times, loader._source = LoaderTimes(), source  # noqa: SLF001 the same class
         return loader
 
     def _require_place(self) -> None:
-        """Refuse to guess a rank; no collective, because one process may iterate alone."""
+        """Refuse to guess a rank, without a collective, because one process may iterate alone."""
         group = torch.distributed
         if self._is_placed or not (group.is_available() and group.is_initialized()):
             return
@@ -319,7 +319,7 @@ class ShardLoader:
             return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         resumed, self._resumed = self._resumed, None
         if resumed and not self.epochs.steps(self.place.world_size, resumed.samples):
-            resumed = self.epochs.next_epoch(resumed)  # in this run's schedule it is an epoch's end
+            resumed = self.epochs.next_epoch(resumed)  # by this run's schedule the epoch is over
         return resumed or Cursor(0 if self.epochs.pinned else self.epoch), None
 
     def _shorter(self, limit: int) -> int:
@@ -361,7 +361,7 @@ class ShardLoader:
         times.samples += samples
         times.produce_s += loaded.seconds
         for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most are 0
+            if spent_s:  # most stages take no time
                 times.stages[stage] += spent_s
         if self._is_first:
             times.start_s += seconds

@@ -243,7 +243,7 @@ def remote_url():
 
 
 def test_remote_shards_without_counts_need_a_size(make_module, remote_url):
-    with pytest.raises(ConfigError, match=r"how many samples 'train' has.*set dataset_size"):
+    with pytest.raises(ConfigError, match=r"samples of 'train' is unknown.*set dataset_size"):
         make_module(SplitConfig(remote_url)).loader("train")
 
 

@@ -71,7 +71,7 @@ class EpochDigest(pl.Callback):
         _prove_evaluation(trainer, "prediction")
 
 
-class _Part(NamedTuple):
+class _RankReport(NamedTuple):
     """What one rank was served, the digest of its share of the order, and its bad samples.
 
     `planned` is the digest of the served samples and the bad ones together.
@@ -96,32 +96,32 @@ def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> 
     """Compare and log; does nothing for a foreign loader, or for one that gave no batch."""
     if not isinstance(loader, ShardLoader) or loader.served is None:
         return
-    part_here = _part_of(loader, loader.served)
+    report_here = _report_of(loader, loader.served)
     loader.served = None
-    gathered = gather(part_here)
+    gathered = gather(report_here)
     _require_lockstep(name, gathered)
     _require_world(name, gathered, place_of(trainer).world_size)
-    parts = {part.rank: part for part in gathered}  # tensor-parallel processes share a rank
-    expected = [part.expected for part in parts.values() if part.expected is not None]
-    digest = add_digests(*(part.planned for part in parts.values()))
+    reports = {report.rank: report for report in gathered}  # tensor-parallel processes share a rank
+    expected = [report.expected for report in reports.values() if report.expected is not None]
+    digest = add_digests(*(report.planned for report in reports.values()))
     if expected and add_digests(*expected) != digest:
         raise DigestError(
-            f"{name}: the samples that {len(parts)} ranks were served are not those of the order "
+            f"{name}: the samples that {len(reports)} ranks were served are not those of the order "
             f"(digest {digest:016x}, the order's is {add_digests(*expected):016x}); the model was "
             "trained on other samples than planned. Report it with the configuration; stages or "
             "hooks that change `__id__` have this effect too"
         )
-    bad = sum((part.bad for part in parts.values()), Counter[str]())
+    bad = sum((report.bad for report in reports.values()), Counter[str]())
     _require_budget(name, bad, loader.source.describe().max_bad)
     if bad or (is_said and expected):
         proof = f", as the order says (digest {digest:016x})" if expected else ""
-        rank_zero_info(f"{name}: {_size(part_here, len(parts))}{proof}{_loss(bad)}")
+        rank_zero_info(f"{name}: {_size(report_here, len(reports))}{proof}{_loss(bad)}")
 
 
-def _part_of(loader: ShardLoader, served: Served) -> _Part:
+def _report_of(loader: ShardLoader, served: Served) -> _RankReport:
     begin, place = served.begin, loader.place
     bad = np.array([(sample.shard, sample.sample) for sample in served.bad], dtype=np.int64)
-    return _Part(
+    return _RankReport(
         rank=place.rank,
         world_size=place.world_size,
         begin=begin,
@@ -133,25 +133,26 @@ def _part_of(loader: ShardLoader, served: Served) -> _Part:
     )
 
 
-def _require_lockstep(name: str, parts: list[_Part]) -> None:
-    for part in parts:
+def _require_lockstep(name: str, reports: list[_RankReport]) -> None:
+    for report in reports:
         for what in ("begin", "samples", "steps"):
-            first, other = getattr(parts[0], what), getattr(part, what)
+            first, other = getattr(reports[0], what), getattr(report, what)
             if first != other:
                 raise DigestError(
-                    f"{name}: the ranks are not in step: rank {parts[0].rank} has {what}={first}, "
-                    f"rank {part.rank} has {other}; no rank may leave an epoch before the others"
+                    f"{name}: the ranks are not in step: rank {reports[0].rank} has "
+                    f"{what}={first}, rank {report.rank} has {other}; no rank may leave an epoch "
+                    "before the others"
                 )
 
 
-def _require_world(name: str, parts: list[_Part], world_size: int) -> None:
+def _require_world(name: str, reports: list[_RankReport], world_size: int) -> None:
     """Check that every rank of the trainer's world is present, and each equally often."""
-    ranks = Counter(part.rank for part in parts)
-    is_whole = ranks == dict.fromkeys(range(world_size), len(parts) // world_size)
-    if not is_whole or any(part.world_size != world_size for part in parts):
+    ranks = Counter(report.rank for report in reports)
+    is_whole = ranks == dict.fromkeys(range(world_size), len(reports) // world_size)
+    if not is_whole or any(report.world_size != world_size for report in reports):
         raise DigestError(
             f"{name}: the trainer has {world_size} ranks, and the samples were served to ranks "
-            f"{sorted(ranks.elements())} of {parts[0].world_size}: some were trained on twice or "
+            f"{sorted(ranks.elements())} of {reports[0].world_size}: some were trained on twice or "
             "never; leave it to the data module to make the loaders"
         )
 
@@ -164,10 +165,10 @@ def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:
         )
 
 
-def _size(part: _Part, world_size: int) -> str:
-    resumed = f" from sample {part.begin.samples:,} on" if part.begin.samples else ""
-    samples = part.samples - part.begin.samples
-    return f"{samples:,} samples in {part.steps:,} steps of {world_size} ranks{resumed}"
+def _size(report: _RankReport, world_size: int) -> str:
+    resumed = f" from sample {report.begin.samples:,} on" if report.begin.samples else ""
+    samples = report.samples - report.begin.samples
+    return f"{samples:,} samples in {report.steps:,} steps of {world_size} ranks{resumed}"
 
 
 def _loss(bad: Counter[str]) -> str:

@@ -1,7 +1,7 @@
-"""Bad samples under `on_bad_sample="substitute"`: what takes their place, and how they are counted.
+"""Bad samples under `on_bad_sample="substitute"`: their substitutes, and how they are counted.
 
-A batch keeps its size, or the ranks would fall out of step: another sample stands where the bad one
-was planned, with weight 0. With `max_bad=None` the first bad sample raises.
+A batch must keep its size, or the ranks would not stay in step. So another sample, with weight 0,
+replaces the one that was planned. With `max_bad=None` the first bad sample raises.
 """
 
 from collections import Counter
@@ -18,30 +18,30 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
 
 BAD = (SampleError, DamagedShardError)
-"""Errors that can be about one sample: no field, bytes that do not decode, a transform, damage."""
+"""Errors that one sample can cause: a field is missing, decoding or a transform fails, damage."""
 
 SAMPLES_TRIED = 8
-"""Before a fit, where bad samples are allowed: if one of a hundred is bad, eight in a row are bad
-once in 10**16 starts. A wrong field or transform fails on all of them."""
+"""Samples tried before a fit if bad ones are allowed. If one of a hundred is bad, all eight are bad
+once in 10**16 starts, while a wrong field or transform fails on all of them each time."""
 
 _MESSAGE_LENGTH = 1000
 _NAMED = 3
 
 
 def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
-    """What is kept of a bad sample."""
+    """A record of a sample that raised this error."""
     return BadSample(shard, sample, type(error).__name__, str(error)[:_MESSAGE_LENGTH])
 
 
 class StandIn(Sample):
-    """A sample in the place of another one; a mark among its keys could be one of the data."""
+    """A sample that replaces a bad one; a key that marks it could be a key of the data."""
 
 
 def weights_of(rows: Sequence[Sample], planned: Sequence[int]) -> list[int]:
-    """The weights of a batch: 0 for each substitute, the others as planned (1 if nothing is)."""
+    """The weights of a batch: 0 for each substitute, else as planned (1 if `planned` is empty)."""
     weights = planned or [1] * len(rows)
     return [
-        0 if isinstance(row, StandIn) else each for row, each in zip(rows, weights, strict=True)
+        0 if isinstance(row, StandIn) else weight for row, weight in zip(rows, weights, strict=True)
     ]
 
 
@@ -49,11 +49,11 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
     """Check the bad samples that one rank met in an epoch against the budget of the job.
 
     Raises:
-        SampleError: they are more than all ranks together may have; it names the first ones.
+        SampleError: There are more than all ranks together may have; the first ones are named.
     """
     if len(bad) <= (max_bad or 0):
         return
-    reasons = Counter(each.reason for each in bad).most_common()
+    reasons = Counter(sample.reason for sample in bad).most_common()
     counts = ", ".join(f"{number} {reason}" for reason, number in reasons)
     first = [f"shard {each.shard}, sample {each.sample}: {each.message}" for each in bad[:_NAMED]]
     raise SampleError(
@@ -64,19 +64,19 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
 
 
 def epochs_to_try(place: Place) -> EpochSchedule:
-    """Batches of one sample, for `first_good_sample`."""
+    """A schedule of `SAMPLES_TRIED` batches of one sample, for `first_good_sample`."""
     return EpochSchedule(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
 
 
 def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
-    """Make a sample by each of these until one is good, to see that fields and transforms fit.
+    """Make one sample by each source until one is good, to check the fields and transforms.
 
     Args:
-        sources: each raises for a bad sample, and has the epochs of `epochs_to_try`.
-        place: the rank and the world size.
+        sources: Sources that raise for a bad sample and have the epochs of `epochs_to_try`.
+        place: The rank and the world size.
 
     Raises:
-        ShardError: of the first sample, if all are bad.
+        ShardError: All samples are bad; the error is that of the first one.
     """
     errors: list[Exception] = []
     for step, source in enumerate(sources):
@@ -89,17 +89,17 @@ def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
 
 @dataclass
 class BadSampleLedger:
-    """The bad samples of one worker in one epoch of a stream, and what takes their place.
+    """The bad samples of one worker in one epoch of a stream, and the gaps that they leave.
 
-    A bad sample leaves the stream where it shows. At the end of the stream `fill` puts in the gap
-    what came before it, or while there was nothing, what comes next.
+    A bad sample is left out by the stage in which it fails. At the end of the pipeline `fill` fills
+    the gap with the good sample before it, or with the next one if there is none before.
 
     Attributes:
-        max_bad: bad samples that the job may have in an epoch; None: the first one raises.
-        epoch: its number.
-        are_counted: False while repeats are read: their samples are counted where they are planned.
-        found: bad samples that no batch has told of yet.
-        gaps: bad samples that have no substitute yet; None for one that is not counted.
+        max_bad: Bad samples that the job may have in an epoch; None: the first one raises.
+        epoch: Number of the epoch.
+        are_counted: False while repeats are read, because these samples are counted elsewhere.
+        found: Bad samples that `take` has not returned yet.
+        gaps: Bad samples without a substitute so far; None for one that is not counted.
     """
 
     max_bad: int | None
@@ -111,7 +111,7 @@ class BadSampleLedger:
     def lose(self, sample: Sample, error: Exception) -> None:
         """Leave out a sample that was planned, or raise its error."""
         shard = number = None
-        with suppress(KeyError, TypeError, ValueError):  # a stage dropped it, or wrote over it
+        with suppress(KeyError, TypeError, ValueError):  # a stage dropped or changed the id
             shard, number = map(index, sample["__id__"])
         if shard is None or number is None:
             raise error
@@ -124,24 +124,24 @@ class BadSampleLedger:
         if not self.are_counted:
             self.gaps.extend([None] * len(samples))
             return
-        most = samples[: self.max_bad + 1]  # an index may say anything of a shard
+        most = samples[: self.max_bad + 1]  # an index may claim any number
         self.gaps.extend(bad_sample(shard, each, error) for each in most)
         self._require_budget()
 
     def lose_rest(self, shard: int, sample: int, error: Exception) -> None:
-        """Give up a shard from this sample on, of which nothing was planned, or raise the error."""
+        """Leave out the rest of a shard, of which no sample was planned, or raise the error."""
         if self.max_bad is None:
             raise error
         self.found.append(bad_sample(shard, sample, error))
         self._require_budget()
 
     def take(self) -> list[BadSample]:
-        """The bad samples since the last call: those whose substitutes were given."""
+        """The bad samples since the last call that have been replaced."""
         found, self.found = self.found, []
         return found
 
     def fill(self, samples: Iterator[Sample], spare: Callable[[], Sample]) -> Iterator[Sample]:
-        """The samples, and substitutes in the gaps; from `spare` if not one sample is good."""
+        """The samples, with substitutes in the gaps; `spare` makes one if no sample is good."""
         last: Sample | None = None
         for sample in samples:
             yield from self._filled(last or sample)

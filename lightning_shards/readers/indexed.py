@@ -1,7 +1,7 @@
 """The indexed reader: a batch is a pure function of (shards, seed, epoch, position).
 
-Sample ids come from an `Order`, bytes from each shard's table of members. Which worker makes a
-batch, and where the stream was started, changes nothing in it.
+Sample ids come from an `Order`, and bytes are found by the member table of each shard. A batch is
+the same whichever worker makes it and wherever the stream was started.
 """
 
 from collections.abc import Iterator
@@ -44,23 +44,23 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
-"""Positions of an epoch that are looked up together: a default block."""
+"""Positions of an epoch that are looked up together; as many as a block has by default."""
 
 
 @dataclass(frozen=True)
 class IndexedSource:
-    """Reads samples by their offsets in local shards; restarts from any cursor and repeats itself.
+    """Reads samples of local shards by their offsets, and gives equal batches for equal cursors.
 
     Attributes:
-        index: the shards and how many samples each holds.
-        epochs: how the sequence of an epoch is cut into steps.
-        order: which sample stands at which position of an epoch.
-        seed: keys every transform.
-        fields: what is taken from each sample.
-        transforms: one callable per field that has one.
-        cache: where the tables of members are kept.
-        batch_format: a dict, or the fields in order as a tuple.
-        max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+        index: The shards and their counts.
+        epochs: The schedule that cuts the sequence of samples into epochs and steps.
+        order: Gives the sample at each position of an epoch.
+        seed: Key of the randomness of transforms.
+        fields: The fields that are taken from each sample.
+        transforms: One callable per field that has one.
+        cache: Folder of the member tables.
+        batch_format: A dict, or the fields in order as a tuple.
+        max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
     """
 
     index: ShardIndex
@@ -74,10 +74,10 @@ class IndexedSource:
     max_bad: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse two seeds: a checkpoint has room for one.
+        """Refuse two seeds, because a checkpoint holds only one.
 
         Raises:
-            ConfigError: the order says that it has another seed.
+            ConfigError: The order has another seed.
         """
         if self.order.identity().get("seed", self.seed) != self.seed:
             raise ConfigError(
@@ -90,14 +90,14 @@ class IndexedSource:
         return replace(self, epochs=epochs)
 
     def identity(self) -> dict[str, int | str]:
-        """What the batches depend on, for a checkpoint: the shards and all that the order names."""
+        """The values that the batches depend on: those of the shards and of the order."""
         order = self.order.identity()
         sampling = str(order["sampling"])
         own = shard_identity("indexed", sampling, self.seed, self.index, self.transforms)
         return own | order
 
     def describe(self) -> SourceDescription:
-        """The order's own word for the sampling; `run` is 1 if the order names none."""
+        """The properties of this source; the order's identity gives the sampling and the run."""
         order = self.order.identity()
         return SourceDescription(
             reader="indexed",
@@ -112,20 +112,20 @@ class IndexedSource:
         """List the members of all shards.
 
         Raises:
-            ShardError: a shard cannot be read.
+            ShardError: A shard cannot be read.
         """
         build_tables(self.index.urls, TableStore(self.cache))
 
     @property
     def draws_from_globals(self) -> list[str]:
-        """Names of transforms that may draw from the generators of the whole process."""
+        """Names of transforms that may draw from the global generators."""
         return [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
 
     def first_sample(self, place: Place) -> LoadedBatch:
-        """A batch of one sample, to see that fields and transforms fit; none is replaced.
+        """A batch of one sample, to check fields and transforms; no bad sample is replaced.
 
         Raises:
-            ShardError: they do not.
+            ShardError: The sample cannot be made.
         """
         transforms = repeated(self.transforms)
         alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
@@ -134,10 +134,10 @@ class IndexedSource:
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
     ) -> Iterator[LoadedBatch]:
-        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+        """The batches of one worker from the cursor on, beyond the ends of epochs, without end.
 
         Raises:
-            ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
+            ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
         unreadable: set[tuple[int, int]] = set()
@@ -157,10 +157,10 @@ class IndexedSource:
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
-        """The rows of a rank's batches: the order's, with the keys that the tables have.
+        """The rows of one rank's batches: ids from the order, and keys from the member tables.
 
         Raises:
-            ShardError: a shard cannot be read, or changed.
+            ShardError: A shard cannot be read, or has changed.
         """
         plan = self.epochs.plan(place.world_size)
         with OpenShards(self.index, self.cache) as shards:
@@ -175,12 +175,12 @@ class IndexedSource:
     def _batches_of(
         self, worker_epoch: WorkerEpoch, rows: "_Rows", reader: BatchReader
     ) -> Iterator[LoadedBatch]:
-        """The batches of one epoch: by fields, or by samples where that cannot be."""
+        """The batches of one epoch: field by field, or sample by sample if that is not possible."""
         rank, by_fields = worker_epoch.place.rank, all(map(can_decode, self.fields))
         spans = (
             (step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps()
         )
-        for _, stretch in groupby(spans, lambda each: each[1][0] // _STRETCH):
+        for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // _STRETCH):
             steps = dict(stretch)
             if by_fields:
                 ids = self.order.at_spans(rows.epoch, list(steps.values()))
@@ -193,7 +193,7 @@ class IndexedSource:
                             loaded = reader.batch(number, self._weights(planned, span))
                     except BAD as error:
                         if self.max_bad is None and isinstance(error, TransformError):
-                            raise  # it says which sample is bad; a second try might hide it
+                            raise  # it names the bad sample; a second try might succeed and hide it
                     loaded = loaded or self._batch_by_samples(rows, span, planned)
                 yield loaded
 
@@ -204,10 +204,10 @@ class IndexedSource:
     def _batch_by_samples(
         self, rows: "_Rows", span: tuple[int, int], planned: list[int]
     ) -> LoadedBatch:
-        """A batch made sample by sample; errors say which sample is bad."""
+        """A batch made sample by sample; its errors name the bad sample."""
         samples, bad = rows.between(*span)
         weights = planned if self.max_bad is None else weights_of(samples, planned)
-        # a repeat that is bad is counted where it is no repeat
+        # a bad sample that is repeated is counted only where it is no repeat
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
@@ -219,18 +219,18 @@ class IndexedSource:
 class _Rows:
     """Makes the rows of one epoch.
 
-    In the place of a bad sample stands the first good one that follows it in the order. Which one
-    is no matter of who asks: batches stay equal under any number of workers.
+    The first good sample that follows in the order replaces a bad one. It does not depend on the
+    worker, so batches are equal under any number of workers.
 
     Attributes:
-        source: what the rows are made by.
-        epoch: number of the epoch.
-        shards: where they are read from.
-        transforms: those of this epoch.
-        unreadable: samples that could not be read, not tried again: a search would take the square
-            of their number where they follow each other.
-        clock: told of the time that each stage takes.
-        arena: where the tensors of batches are made, as far as they fit.
+        source: The source whose rows are made.
+        epoch: Number of the epoch.
+        shards: The open shards that samples are read from.
+        transforms: The transforms, keyed by this epoch.
+        unreadable: Ids of samples that could not be read. They are not tried again: n of them in a
+            row would cost n**2 reads.
+        clock: Measures the time of each stage.
+        arena: Memory for the tensors of batches, as far as they fit.
     """
 
     source: IndexedSource
@@ -242,7 +242,7 @@ class _Rows:
     arena: Arena | None
 
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
-        """The rows at these positions of the epoch, and the bad samples by number of the row."""
+        """The rows at these positions of the epoch, and the bad samples by row."""
         bad: dict[int, BadSample] = {}
         rows = self._made_between(start, stop, bad)
         return list(counted(rows, self.source.fields, self.source.transforms)), bad
@@ -251,7 +251,7 @@ class _Rows:
         ids = self.source.order.at(self.epoch, start, stop).tolist()
         for position, (shard, sample) in enumerate(ids, start):
             with self.clock.on("open"):
-                self.shards.reader(shard)  # not in the try: a shard that changed is no bad sample
+                self.shards.reader(shard)  # before the try: a changed shard is not a bad sample
             try:
                 row = self._row(position, shard, sample)
             except BAD as error:
@@ -268,7 +268,7 @@ class _Rows:
         return self.transforms.apply(row, position)
 
     def _stand_in(self, position: int, error: Exception) -> Sample:
-        """What is there instead; the error of the bad sample if the budget does not reach far."""
+        """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
             raise error
         tries = min(self.source.max_bad + 1, self.source.order.samples)
@@ -280,10 +280,10 @@ class _Rows:
         raise error
 
     def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
-        """What may stand for a bad sample and is not known to be bad; first few are looked up."""
+        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
         tried, size = 0, 1
         while tried < tries:
             following = self.source.order.following(self.epoch, position, size).tolist()
             ids = ((shard, sample) for shard, sample in following[tried:])
-            yield from (each for each in ids if each not in self.unreadable)
+            yield from (sample_id for sample_id in ids if sample_id not in self.unreadable)
             tried, size = size, min(2 * size, tries)

@@ -1,7 +1,7 @@
-"""The map-style face: samples by number, for torch's own DataLoader and samplers.
+"""The map-style dataset: samples by number, for torch's own DataLoader and samplers.
 
-Which samples a rank gets, and how many, is the sampler's affair then: `DistributedSampler` repeats
-some so that ranks get equally many. `ShardDataModule` does it exactly, and resumes at the sample.
+The sampler decides which samples a rank gets, and how many: `DistributedSampler` repeats some so
+that all ranks get equally many. `ShardDataModule` plans both exactly, and resumes at the sample.
 """
 
 import weakref
@@ -27,21 +27,21 @@ from lightning_shards.shards.urls import expand_urls, is_local, redact
 class ShardDataset(Dataset[dict[str, Any]]):
     """The samples of local tar shards by number, in file order.
 
-    A sample is a dict: its fields, `__key__`, and `__id__` (int64, shape (2,): shard, sample in
-    it). Shards are listed and counted on first use, and opened by each process for itself.
+    A sample is a dict of its fields, `__key__` and `__id__` (int64, shape (2,): the shard, and the
+    sample in it). Shards are listed and counted on first use; each process opens them for itself.
 
     Args:
-        urls: paths with braces, wildcards, ``::`` between several; or a list.
-        fields: sample key to member suffixes, the first that a sample has.
-        decode: sample key to decoder. Default: by suffix.
-        transforms: sample key to callable; one with a parameter ``rng`` gets a
+        urls: Paths with braces, wildcards, ``::`` between several; or a list.
+        fields: Sample key to member suffixes, the first that a sample has.
+        decode: Sample key to decoder. Default: by suffix.
+        transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
-        seed: keys the randomness of transforms.
-        allow_unsafe: decoders that can run code and are wanted all the same: ``pickle``, ``pth``.
-        cache_dir: where counts and tables of members are kept. Default: ~/.cache/lightning_shards.
+        seed: Key of the randomness of transforms.
+        allow_unsafe: Decoders that can run code and are allowed: ``pickle``, ``pth``.
+        cache_dir: Folder of counts and member tables. Default: ~/.cache/lightning_shards.
 
     Raises:
-        ConfigError: the fields cannot be taken from any shard, or a transform cannot be called.
+        ConfigError: The fields cannot be taken from any shard, or a transform cannot be called.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             raise ConfigError(f"seed must be a whole number of at least 0, got {seed}")
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the randomness of transforms for this epoch; workers that run keep the old one."""
+        """Set the epoch that keys the transforms; workers that are running keep the old one."""
         if epoch < 0:
             raise ConfigError(f"epoch must be a whole number of at least 0, got {epoch}")
         self._epoch = epoch
@@ -80,8 +80,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         """The samples with these numbers; a DataLoader asks for a whole batch at once.
 
         Raises:
-            IndexError: there is no such sample; negative numbers count from the end.
-            ShardError: a shard changed or is damaged, or a sample cannot give what was asked for.
+            IndexError: There is no such sample; negative numbers count from the end.
+            ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
         transforms = SampleTransforms(self._transforms, SampleSeeds(self._seed, self._epoch))
@@ -95,7 +95,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         return number % size
 
     def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
-        # the first shard that ends behind it: an empty one ends where the one before it does
+        # the first shard that ends after this position; an empty one ends where it begins
         shard = int(np.searchsorted(self._stops, position, side="right")) - 1
         sample: Sample = read_sample(
             self._shards, self._fields, shard, position - int(self._stops[shard])
@@ -117,7 +117,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _stops(self) -> np.ndarray:
-        """The number after the last sample of each shard, behind a 0; shape (num_shards + 1,)."""
+        """0, and the number after the last sample of each shard; int64, shape (num_shards + 1,)."""
         assert self._index.counts is not None  # local shards have been counted
         return np.concatenate(([0], np.cumsum(self._index.counts)))
 
@@ -128,5 +128,5 @@ class ShardDataset(Dataset[dict[str, Any]]):
         return shards
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the open shards: another process opens its own."""
+        """Leave out the open shards, because another process opens its own."""
         return {name: value for name, value in self.__dict__.items() if name != "_shards"}

@@ -1,9 +1,9 @@
-"""Which samples the batches of given steps hold, without decoding any of them.
+"""The replay of steps: which samples their batches hold, found without decoding.
 
-What the indexed reader serves is arithmetic. What the stream reader serves depends on the number of
-workers and on its shuffle buffers, so its shards are read again from the beginning of the epoch.
+For the indexed reader this is arithmetic. The order of the stream reader depends on the number of
+workers and on the shuffle buffers, so its shards are read again from the beginning of the epoch.
 
-A sample that proves bad when it is decoded is shown where it was planned, and not its substitute.
+A sample that is bad only when decoded is listed as it was planned; its substitute is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,19 @@ from lightning_shards.samples.collate import LoadedBatch
 def batch_keys(
     source: Source, place: Place, epoch: int, steps: range, *, num_workers: int
 ) -> list[list[ServedSample]]:
-    """The rows of one rank's batch at each of these steps of an epoch begun at its start.
+    """The rows of one rank's batch at each of these steps of an epoch, begun at its first sample.
 
     Args:
-        source: what makes the batches in training.
-        place: the rank and the world size.
-        epoch: its number; an evaluation split reads epoch 0 each time.
-        steps: consecutive steps, counted from the beginning of the epoch.
-        num_workers: workers of each rank, on which the stream reader's order depends.
+        source: The source that makes the batches in training.
+        place: The rank and the world size.
+        epoch: Number of the epoch; an evaluation split reads epoch 0 each time.
+        steps: Consecutive steps, counted from the beginning of the epoch.
+        num_workers: Number of workers of each rank; the stream reader's order depends on it.
 
     Raises:
-        ConfigError: there is no such epoch or step, or the source cannot tell: what stages do to
-            samples is not known without running them.
-        ShardError: a shard cannot be read, or changed.
+        ConfigError: There is no such epoch or step, or the samples are unknown: the effect of
+            stages is unknown without running them.
+        ShardError: A shard cannot be read, or has changed.
     """
     planned = source.epochs.steps(place.world_size)
     if epoch < 0:
@@ -47,10 +47,10 @@ def batch_keys(
 
 
 def require_no_stages(stages: Sequence[object]) -> None:
-    """Refuse to tell the keys of samples that stages may drop, add or move.
+    """Refuse a replay if stages may drop, add or move samples.
 
     Raises:
-        ConfigError: there are stages.
+        ConfigError: There are stages.
     """
     if stages:
         raise ConfigError(
@@ -63,9 +63,9 @@ def require_no_stages(stages: Sequence[object]) -> None:
 def read_again(
     bare: Source, place: Place, epoch: int, steps: range, num_workers: int
 ) -> list[list[ServedSample]]:
-    """The rows of batches that are made again, all of them from the beginning of the epoch on.
+    """The rows of these steps, from batches made again from the beginning of the epoch on.
 
-    `bare` makes batches that are dicts with `__key__` and `__id__`. Step t is the batch number
+    `bare` makes batches that are dicts with `__key__` and `__id__`. Step t is batch
     t // num_workers of worker t % num_workers.
     """
     batches: dict[int, Iterator[LoadedBatch]] = {}
@@ -77,5 +77,6 @@ def read_again(
             batches[worker] = islice(share, before, None)
         batch = cast("dict[str, Any]", next(batches[worker]).batch)
         ids = batch["__id__"].tolist()
-        rows.append([ServedSample(k, *each) for k, each in zip(batch["__key__"], ids, strict=True)])
+        pairs = zip(batch["__key__"], ids, strict=True)
+        rows.append([ServedSample(key, *sample_id) for key, sample_id in pairs])
     return rows

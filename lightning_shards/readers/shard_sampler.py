@@ -1,4 +1,4 @@
-"""Which parts of which shards a worker reads in an epoch: `plan/` laid over the shards."""
+"""The shard sampler: the slices of shards that a worker reads in an epoch, as `plan/` decides."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _DRAWS_AT_ONCE = 16
 
 
 class ShardSlice(NamedTuple):
-    """What to read of one shard: all, or `take` samples after `skip`."""
+    """The samples to read of one shard: `take` samples after the first `skip`; None: the rest."""
 
     shard: int
     skip: int = 0
@@ -30,9 +30,9 @@ def resampled_slices(
 ) -> Iterator[ShardSlice]:
     """The shards that one worker draws in one epoch, without end.
 
-    One sequence of draws is shared by all: ranks take it strided, then workers do. Where the counts
-    are known, a worker begins within a shard, at a uniformly drawn sample: otherwise epochs shorter
-    than a shard would never see its end.
+    All workers share one sequence of draws: each takes every `stride`-th draw, where ranks come
+    first and then workers. If the counts are known, a worker begins within a shard, at a uniformly
+    drawn sample, because epochs shorter than a shard would never see its end otherwise.
     """
     place, done = worker_epoch.place, worker_epoch.plan.done
     slot = place.worker * place.world_size + place.rank
@@ -51,16 +51,18 @@ def resampled_slices(
 def exact_slices(
     index: ShardIndex, seed: int, worker_epoch: WorkerEpoch, weight: int, shuffled: bool
 ) -> Iterator[ShardSlice]:
-    """What one worker reads in one epoch where each sample is served once.
+    """The slices that one worker reads in an epoch that serves each sample once.
 
     Args:
-        index: the shards; their counts are known.
-        seed: keys the order of shards.
-        worker_epoch: the worker's part of the epoch.
+        index: The shards, with known counts.
+        seed: Key of the order of shards.
+        worker_epoch: The worker's part of the epoch.
         weight: 1 for the samples themselves, 0 for the repeats that fill the last step.
-        shuffled: whether shards come in a new order each epoch.
+        shuffled: Whether shards come in a new order each epoch.
     """
     assert index.counts is not None  # the data module refuses exact sampling without counts
+    # order: int64, shape (num_shards,), the shards in the order of this epoch
+    # stops: int64, shape (num_shards,), the position after the last sample of each of them
     order = shard_order(index.num_shards, seed, worker_epoch.epoch, shuffled)
     stops = np.cumsum(index.counts[order])
     for span in spans(worker_epoch.plan, worker_epoch.place):
@@ -77,22 +79,22 @@ def exact_slices(
 
 @dataclass
 class Watch:
-    """Ends a stream whose shards or stages give nothing, which would otherwise read for ever."""
+    """Raises if shards or stages give no sample, because the stream would read for ever then."""
 
     limit: int
-    parts: int = 0
+    slices: int = 0
 
     def opened(self) -> None:
-        """Count a part of a shard that is about to be read."""
-        self.parts += 1
-        if self.parts > self.limit:
+        """Count a slice of a shard before it is read."""
+        self.slices += 1
+        if self.slices > self.limit:
             raise SampleError(
                 f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
                 "drops every sample; look at the shards and at `stages`"
             )
 
     def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The last stage: each sample that gets here starts the count again."""
+        """The last stage, in which each sample that arrives sets the count to 0."""
         for sample in samples:
-            self.parts = 0
+            self.slices = 0
             yield sample

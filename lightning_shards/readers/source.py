@@ -1,8 +1,7 @@
-"""What every reader offers: the batches of a split, from any cursor on.
+"""The source protocol: a source gives the batches of a split from any cursor on.
 
-A source is asked `batches(place, cursor)` and gives that worker's share of the batches, in order,
-from there on and over the ends of epochs. It holds no progress: asked again with the same cursor it
-begins there again.
+`batches(place, cursor)` gives the share of one worker, in order, from the cursor on and beyond the
+ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,18 +20,18 @@ from lightning_shards.shards.index import ShardIndex
 
 @dataclass(frozen=True)
 class SourceDescription:
-    """What a source is, for logs, tools, budgets and pools.
+    """The properties of a source, for logs, tools, budgets and pools.
 
     Attributes:
-        reader: its name in logs and tools.
-        sampling: the word for the sequence of its samples; `resampled` is with replacement.
-        index: the shards that it reads; None for a source without shards.
-        is_streamed: whether whole shards are read forward, and not samples by their offsets.
-        run: consecutive samples of a shard that it keeps together; 0 for whole shards.
-        shuffle_buffer: samples that each worker holds undecoded.
-        max_bad: bad samples that are replaced, per epoch and job; None: the first one raises.
-        draws_from_globals: names of transforms and stages that may draw from the generators of the
-            whole process; where there is one, no threads may run the source.
+        reader: Name of the reader in logs and tools.
+        sampling: Name of the sampling; `resampled` draws with replacement.
+        index: The shards that the source reads; None if it has no shards.
+        is_streamed: Whether whole shards are read from the beginning, not samples by their offsets.
+        run: Number of consecutive samples of a shard kept together; 0 for whole shards.
+        shuffle_buffer: Undecoded samples that each worker holds.
+        max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
+        draws_from_globals: Names of transforms and stages that may draw from the global generators.
+            If there is one, threads may not run the source.
     """
 
     reader: str
@@ -46,7 +45,7 @@ class SourceDescription:
 
 
 class ServedSample(NamedTuple):
-    """One row of a batch: a sample's key, and its id."""
+    """The sample in one row of a batch: its key and its id."""
 
     key: str
     shard: int
@@ -54,15 +53,16 @@ class ServedSample(NamedTuple):
 
 
 class Source(Protocol):
-    """Gives the batches of a split; frozen and picklable, as it travels to worker processes.
+    """Gives the batches of a split; frozen and picklable, because it is sent to worker processes.
 
-    Whoever takes a batch owns it. What an iterator has open, it closes when it is closed or
-    dropped; the source itself has nothing open. Two that compare equal give equal batches.
+    A batch belongs to the caller who takes it. The source itself has no open files: an iterator of
+    batches opens them, and closes them when it is closed or dropped. Sources that compare equal
+    give equal batches.
     """
 
     @property
     def epochs(self) -> EpochSchedule:
-        """How the stream is cut into epochs."""
+        """The schedule that cuts the sequence of samples into epochs."""
         ...
 
     def with_epochs(self, epochs: EpochSchedule) -> "Source":
@@ -70,65 +70,66 @@ class Source(Protocol):
         ...
 
     def identity(self) -> dict[str, int | str]:
-        """All that the batches depend on, by name: a checkpoint that goes on must agree with it."""
+        """All values that the batches depend on, by name; a resumed run must have the same ones."""
         ...
 
     def describe(self) -> SourceDescription:
-        """What it is, for logs, tools, budgets and pools."""
+        """The properties of this source, for logs, tools, budgets and pools."""
         ...
 
     def prepare(self) -> None:
-        """Make on this node what the batches need and others can share, such as tables of members.
+        """Make on this node the files that the batches need, such as member tables.
 
-        One process of a node calls it before any batch is asked for; nothing depends on it.
+        One process of each node calls it before the first batch. It only saves time: batches are
+        the same without it.
 
         Raises:
-            ShardError: a shard cannot be read.
+            ShardError: A shard cannot be read.
         """
         ...
 
     def first_sample(self, place: Place) -> LoadedBatch:
-        """A batch of one sample, to see that fields and transforms fit; other ranks get others.
+        """A batch of one sample, to check fields and transforms; each rank gets another sample.
 
         Raises:
-            ShardError: they do not.
+            ShardError: The sample cannot be made.
         """
         ...
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
     ) -> Iterator[LoadedBatch]:
-        """The batches of one worker from the cursor on, over the ends of epochs, without end.
+        """The batches of one worker from the cursor on, beyond the ends of epochs, without end.
 
         They are those of `epochs.worker_epochs(place, cursor)`: each of its steps is one batch, and
         equal arguments give equal batches. Large tensors that are made in the arena
         (`samples.arena.new_tensor`) need no copy on their way from a worker process to the trainer;
-        a source may leave it alone.
+        a source may ignore the arena.
 
         Raises:
-            StateError: it cannot begin at this cursor.
-            ShardError: a sample cannot give what was asked for.
+            StateError: The source cannot begin at this cursor.
+            ShardError: A shard cannot be read, or a sample cannot be made.
         """
         ...
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
         """A rank's share of the digest of the samples at these positions of an epoch.
 
-        None where that is unknown; see `plan.digest`.
+        It is None if these samples are unknown; see `plan.digest`.
         """
         ...
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
-        """The rows of one rank's batches at these steps of an epoch begun at its start.
+        """The rows of one rank's batches at these steps of an epoch, begun at its first sample.
 
-        `num_workers` are those of the rank. Callers take `readers.replay.batch_keys`, which checks
-        the numbers.
+        `num_workers` is the number of workers of the rank. Call `readers.replay.batch_keys`
+        instead, which checks the numbers.
 
         Raises:
-            ConfigError: its samples have no keys, or they are unknown without running the job.
-            ShardError: a shard cannot be read, or changed.
+            ConfigError: The samples have no keys, or the keys are unknown without running the job.
+            ShardError: A shard cannot be read, or has changed.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Where the tensors of a batch are made: in memory of their own, or side by side in an arena.
+"""The arena: memory in which the tensors of a batch are made one after the other.
 
-A worker process makes large ones right in the shared memory that the trainer finds them in: it
-hands its arena to the source, which hands it to what collates. What lies in an arena leaves it as a
-tensor of a batch only: its memory is used again.
+A worker process makes large tensors in the shared memory that the trainer reads them from: it
+passes its arena to the source, and the source passes it to the code that collates. Only a tensor of
+a batch may use memory of an arena after the batch is made, because this memory is used again.
 """
 
 from math import prod
@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
-"""Bytes; of tensors in an arena."""
+"""Bytes; each tensor in an arena begins at a multiple of it."""
 
 
 def aligned(size: int) -> int:
-    """Bytes of an arena that a tensor of so many bytes takes."""
+    """Bytes of an arena that a tensor of `size` bytes takes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -24,26 +24,26 @@ _NO_MEMORY = np.empty(0, np.uint8)
 
 
 class Arena:
-    """Memory that is given away from its front to its end; it has none before `use`.
+    """Memory that is given out from its beginning to its end; there is none before `use`.
 
     Attributes:
-        claimed: bytes up to the end of what was given away.
+        claimed: Bytes given out so far, which is also the offset of the next array.
     """
 
     def __init__(self) -> None:
         self.use(_NO_MEMORY)
 
     def use(self, memory: NDArray[np.uint8]) -> None:
-        """Give this memory away from now on: uint8, contiguous, its start aligned."""
+        """Give out this memory from now on: uint8, contiguous, with an aligned beginning."""
         self._memory, self.claimed = memory, 0
         self._address = memory.__array_interface__["data"][0]
 
     def use_none(self) -> None:
-        """Let tensors be made elsewhere from now on."""
+        """Give out no memory from now on, so that tensors have memory of their own."""
         self.use(_NO_MEMORY)
 
     def new(self, size: int) -> NDArray[np.uint8] | None:
-        """So many bytes of it; None if they are not there."""
+        """The next `size` bytes, uint8 of shape (size,); None if fewer are left."""
         start = self.claimed
         if start + size > len(self._memory):
             return None
@@ -51,7 +51,7 @@ class Arena:
         return self._memory[start : start + size]
 
     def start_of(self, values: NDArray[np.uint8]) -> int | None:
-        """Where in it these bytes lie; None if they lie elsewhere."""
+        """The offset of these bytes in the arena; None if they are not in it."""
         start = values.__array_interface__["data"][0] - self._address
         return start if start >= 0 and start + len(values) <= len(self._memory) else None
 
@@ -59,9 +59,9 @@ class Arena:
 def new_tensor(
     shape: tuple[int, ...], dtype: torch.dtype, arena: Arena | None = None
 ) -> torch.Tensor:
-    """A tensor that is not filled yet, in the arena as long as that has memory.
+    """A tensor that is not filled yet, in the arena if enough memory is left there.
 
-    Elsewhere its memory is numpy's: it lies in huge pages, and costs a tenth to fill anew.
+    Otherwise its memory is numpy's, which uses huge pages: to fill new memory costs a tenth then.
     """
     size = prod(shape) * dtype.itemsize
     if not size:

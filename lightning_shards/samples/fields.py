@@ -260,11 +260,11 @@ class SampleTransforms:
         begin = self._clock.begin("transform")
         if self._own:
             with outside_workers():
-                self._seed_own(position)
+                self._seed_own_generators(position)
                 return self._apply(sample, position, begin)
         return self._apply(sample, position, begin)
 
-    def _seed_own(self, position: int) -> None:
+    def _seed_own_generators(self, position: int) -> None:
         seeds = self._seeds.words(position, len(self._own))
         for generator, seed in zip(self._own, seeds, strict=True):
             generator.set_random_seed(seed)

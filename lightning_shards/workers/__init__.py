@@ -1,1 +1,1 @@
-"""Where sources run: inline or in processes, and how batches come back in step order."""
+"""The pools that run sources: inline, in threads or in processes; batches come in step order."""

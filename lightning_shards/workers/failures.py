@@ -1,4 +1,4 @@
-"""Errors of a worker process on their way to the trainer, which raises them in their turn."""
+"""How an error of a worker process travels to the trainer, which raises it in step order."""
 
 import pickle
 import traceback
@@ -14,7 +14,7 @@ from lightning_shards.workers.messages import MessageMaker, PickledMessage, requ
 
 
 class _Ours(NamedTuple):
-    """An error of ours, with the worker's stack as text."""
+    """An error of this package, with the worker's stack as text."""
 
     error: ShardError
     stack: str
@@ -24,7 +24,7 @@ Failure: TypeAlias = _Ours | ExceptionWrapper
 
 
 def failure_of(error: Exception, worker: int) -> Failure:
-    """An error that was caught in this worker, as what can travel."""
+    """An error that was caught in this worker, in a form that can be pickled."""
     stack = "".join(traceback.format_exception(error))
     failure: Failure = (
         _Ours(error, stack)
@@ -41,7 +41,7 @@ def failure_of(error: Exception, worker: int) -> Failure:
 
 
 def _nearest(error: Exception) -> ShardError:
-    """An error of this package that says the same."""
+    """The same message in the nearest class of this package."""
     for kind in type(error).__mro__:
         if issubclass(kind, ShardError) and kind.__module__ == errors.__name__:
             return kind(str(error))
@@ -49,7 +49,7 @@ def _nearest(error: Exception) -> ShardError:
 
 
 def raise_failure(failure: Failure) -> NoReturn:
-    """Raise in the trainer what a worker failed with."""
+    """Raise in the trainer the error that a worker failed with."""
     if isinstance(failure, _Ours):
         failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
         raise failure.error
@@ -60,9 +60,9 @@ def raise_failure(failure: Failure) -> NoReturn:
 def last_message(
     maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure, worker: int
 ) -> PickledMessage:
-    """The batches before a failure, and why there are no others.
+    """The message with the batches made before a failure, and with the failure itself.
 
-    A batch that cannot travel is the failure, if it comes before the other.
+    If one of these batches cannot be pickled, that is the failure, as it comes first.
     """
     sent: list[LoadedBatch] = []
     for loaded in ready:
@@ -74,7 +74,7 @@ def last_message(
         sent.append(loaded)
     try:
         return maker.message(sent, failure).pickled()
-    except Exception as error:  # noqa: BLE001 no memory to share, no more files
+    except Exception as error:  # noqa: BLE001 out of shared memory or open files
         lost = WorkerError(
             f"batches cannot be sent to the trainer ({type(error).__name__}: {error}); lower "
             "prefetch_factor or num_workers, raise `ulimit -n`, or take pool='threads'"

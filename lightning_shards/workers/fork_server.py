@@ -1,7 +1,7 @@
-"""What the fork server of worker processes imports first, so that it leaves nothing behind.
+"""A module that the fork server of worker processes imports first, so that it leaves no files.
 
-It ends by itself when trainer and workers are gone. If the trainer was killed before it had a
-worker, nobody else is left to remove the socket that the server listens at, and its folder.
+The server ends by itself when the trainer and the workers are gone. If the trainer was killed
+before it had a worker, no other process is left to remove the server's socket and its folder.
 """
 
 import atexit
@@ -12,11 +12,11 @@ from typing import Any, cast
 
 
 def _remove_socket() -> None:
-    address: str | None = cast("Any", forkserver)._forkserver._forkserver_address  # noqa: SLF001 it has no other way to ask
+    address: str | None = cast("Any", forkserver)._forkserver._forkserver_address  # noqa: SLF001 there is no public way to ask
     if address:
-        with suppress(OSError):  # gone already, or others use the folder
-            os.unlink(address)  # noqa: PTH108 an address, as multiprocessing keeps it
+        with suppress(OSError):  # it is gone already, or other processes use the folder
+            os.unlink(address)  # noqa: PTH108 multiprocessing keeps the address as a str
             os.rmdir(os.path.dirname(address))  # noqa: PTH106, PTH120
 
 
-atexit.register(_remove_socket)  # forks end without it
+atexit.register(_remove_socket)  # the workers, which are forks, do not run it

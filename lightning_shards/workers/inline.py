@@ -1,4 +1,4 @@
-"""No workers: batches are made in the trainer's own thread when they are asked for."""
+"""The pool without workers: the trainer's own thread makes each batch when it is asked for."""
 
 import weakref
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ class InlinePool:
     """Runs the source in the caller's thread; for tests, debuggers and tiny data.
 
     Attributes:
-        worker_timeout_s: seconds that a batch takes before a warning shows where it is; 0: never.
+        worker_timeout_s: Seconds for a batch, after which a warning shows the stack; 0: never.
     """
 
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def describe(self) -> PoolDescription:
-        """No worker: the caller itself makes the batches."""
+        """A description without workers: the caller itself makes the batches."""
         return PoolDescription("inline")
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
@@ -46,7 +46,7 @@ class _InlineStream:
 
     def close(self) -> None:
         self._end_watchdog()
-        self._batches = None  # the generators close their files as they go
+        self._batches = None  # a generator that is dropped closes its files
 
 
 def _warn_of_waiter(waited_s: float, waiter: int) -> None:

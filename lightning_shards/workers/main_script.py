@@ -1,4 +1,4 @@
-"""What worker processes ask of the main script, which those that are not forked import."""
+"""The check of the main script, which worker processes import unless they are forked."""
 
 import ast
 import sys
@@ -11,19 +11,19 @@ def require_main_guard() -> None:
     """Check that workers can import the main script without running it again.
 
     A worker that is not forked imports the main script. Without the guard it would run the training
-    once more, wait for ranks that never come, and the trainer would wait for it.
+    once more and wait for ranks that never come, and the trainer would wait for that worker.
 
     Raises:
-        WorkerError: the main script has no ``if __name__ == "__main__":``.
+        WorkerError: The main script has no ``if __name__ == "__main__":``.
     """
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if file is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
-        return  # a notebook, or `python -m package`: these are not imported again
+        return  # a notebook, or `python -m package`: workers do not import these
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # not a script whose text we can read, a zip archive for instance
+        return  # its text cannot be read as a script: a zip archive, for instance
     tests = [node.test for node in tree.body if isinstance(node, ast.If)]
     names = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
     if "__name__" not in names:

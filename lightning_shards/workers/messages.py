@@ -1,9 +1,9 @@
-"""How batches travel from a worker process: several small ones in one message.
+"""The messages that carry batches from a worker process to the trainer, several small ones in one.
 
 A message costs the same whatever it holds, and so does a tensor in shared memory. So small tensors
-travel inside the message as arrays, large ones in shared memory, where they were made. How many
-batches a message holds is settled before the start: the trainer takes the messages of its workers
-in turn, and they must have equal numbers of batches.
+travel inside the message as arrays, and large ones in the shared memory that they were made in. How
+many batches each message holds is fixed before the start: the trainer takes one message from each
+worker after the other, so the messages of all workers must hold equal numbers of batches.
 """
 
 import io
@@ -23,27 +23,27 @@ from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.workers.shared_buffers import Lease, SharedBuffer, SharedBuffers
 
 _INLINE_BYTES = 2**20
-"""Bytes of a message itself."""
+"""Most bytes of a message without its shared memory."""
 
 _MESSAGE_BYTES = 2**22
-"""The same with what is in shared memory; a batch that is larger goes alone."""
+"""Most bytes of a message with its shared memory; a larger batch travels alone."""
 
 SHARED_BYTES = 2**19
-"""Messages with tensors of so many bytes use shared memory, smaller ones the pipe alone."""
+"""A message uses shared memory if its tensors have at least so many bytes, else the pipe alone."""
 
 _KEPT_BYTES = 2**14
-"""Tensors from this size on stay in the shared memory that they came in."""
+"""Tensors of at least this many bytes stay in the shared memory that they came in."""
 
 _MAX_BATCHES = 16
-"""A message of more batches saves nothing that can be measured, and makes the first ones late."""
+"""More batches in a message save nothing that can be measured, and the first ones come late."""
 
 
 class BatchBytes(NamedTuple):
-    """What a batch takes on its way.
+    """The size of one batch on its way from a worker process to the trainer.
 
     Attributes:
-        inline: bytes of lists and small tensors, in the message.
-        shared: bytes of large tensors, in shared memory.
+        inline: Bytes of lists and small tensors, inside the message.
+        shared: Bytes of large tensors, in shared memory.
     """
 
     inline: int = 0
@@ -51,7 +51,7 @@ class BatchBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Bytes of the whole batch."""
         return self.inline + self.shared
 
 
@@ -59,10 +59,10 @@ UNKNOWN_BYTES = BatchBytes()
 
 
 def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
-    """What a batch of this size takes, judged by a batch of one sample.
+    """The size of a batch of so many samples, estimated from a batch of one.
 
     Raises:
-        ConfigError: a value cannot leave the process that made it.
+        ConfigError: A value cannot be pickled.
     """
     lists = tensors = 0
     for name, column in _columns(sample):
@@ -74,21 +74,21 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
 
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
-    """What the tensors of a batch of this size take, judged by a batch of one sample."""
+    """Bytes of the tensors in a batch of so many samples, estimated from a batch of one."""
     return batch_size * sum(_taken_apart(column)[0] for _, column in _columns(sample))
 
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
-    """Bytes of the tensors of a column, and what is left of it: nothing of a tensor itself."""
+    """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
     if isinstance(column, torch.Tensor):
         return column.nbytes, None
-    layout = _TensorLayout()  # of tensors in a list: each is one of a sample
+    layout = _TensorLayout()  # a list of tensors holds one for each sample
     rest = _mapped(column, layout.add)
     return layout.size, rest
 
 
 def _columns(batch: Batch) -> Iterable[tuple[str | int, Any]]:
-    """The columns by name, or by number where they are a tuple."""
+    """The columns by name, or by number if the batch is a tuple."""
     return batch.items() if isinstance(batch, dict) else enumerate(batch)
 
 
@@ -105,7 +105,7 @@ def require_picklable(batch: Batch) -> None:
     """Check that a batch can be pickled.
 
     Raises:
-        SampleError: it cannot, naming the field and the sample.
+        SampleError: It cannot be pickled; the message names the field and the sample.
     """
     for name, column in _columns(batch):
         _, rest = _taken_apart(column)
@@ -127,7 +127,7 @@ def _cannot_travel(error: Exception) -> str:
 
 
 def most_batches(batch: BatchBytes) -> int:
-    """How many batches one message holds at most."""
+    """The largest number of batches in one message."""
     if not batch.total:
         return 1
     inline = _INLINE_BYTES // max(batch.inline, 1)
@@ -135,13 +135,13 @@ def most_batches(batch: BatchBytes) -> int:
 
 
 def shared_bytes(batch: BatchBytes) -> int:
-    """Bytes of a message in shared memory."""
+    """Bytes of shared memory that a message of such batches takes; 0 if it takes none."""
     buffer = most_batches(batch) * batch.shared
     return buffer if buffer >= SHARED_BYTES else 0
 
 
 def message_sizes(batch: BatchBytes) -> Iterator[int]:
-    """How many batches each message of a worker holds, growing so that the first comes soon."""
+    """The numbers of batches in the messages of a worker; they grow, so the first comes soon."""
     most = most_batches(batch)
     size = 1
     while True:
@@ -150,7 +150,7 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
 
 
 class _Placeholder(NamedTuple):
-    """A tensor of a message, by its number."""
+    """Stands for a tensor in a pickled message, and gives its number."""
 
     number: int
     dtype: torch.dtype
@@ -158,10 +158,10 @@ class _Placeholder(NamedTuple):
 
 
 class _TensorLayout:
-    """The tensors of a message, as bytes: numpy has not all of torch's types.
+    """The tensors of a message, as uint8 arrays, because numpy lacks some of torch's types.
 
     Attributes:
-        size: bytes of all of them, side by side.
+        size: Bytes of all of them, each aligned.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class _TensorLayout:
         self._values: list[NDArray[np.uint8]] = []
 
     def add(self, tensor: Any) -> Any:
-        """What stands for it; itself if it is no plain tensor of the CPU."""
+        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
         is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_conj() or tensor.is_quantized:
             return tensor
@@ -179,10 +179,10 @@ class _TensorLayout:
         return _Placeholder(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
 
     def complete(self, arena: Arena) -> list[int] | None:
-        """Copy to an arena what was not made in it.
+        """Copy to an arena the tensors that were not made in it.
 
         Returns:
-            where each begins; None if they do not fit.
+            The offset of each tensor in the arena; None if they do not fit.
         """
         starts: list[int] = []
         for values in self._values:
@@ -196,20 +196,20 @@ class _TensorLayout:
         return starts
 
     def copied(self, memory: NDArray[np.uint8]) -> list[int]:
-        """Copy all to other memory, and say where each begins."""
+        """Copy all tensors to this memory, and return the offset of each."""
         arena = Arena()
         arena.use(memory)
         starts = self.complete(arena)
-        assert starts is not None  # it has room for them
+        assert starts is not None  # the memory is large enough
         return starts
 
 
 class Message:
-    """Some batches of one worker, in order; the trainer unpacks them, pinned if torch pins them.
+    """Some batches of one worker, in step order, as they are sent to the trainer.
 
     Attributes:
-        failure: why the worker ended behind them; None: it has not.
-        buffer: where their tensors lie.
+        failure: The error that the worker met after these batches, or None.
+        buffer: The memory that holds their tensors.
     """
 
     def __init__(
@@ -223,16 +223,16 @@ class Message:
         self.buffer, self.failure = buffer, failure
 
     def lease(self) -> Lease | None:
-        """Of its shared memory; None if it has none."""
+        """A new lease of the message's shared memory; None if it has none."""
         return Lease(self.buffer) if isinstance(self.buffer, SharedBuffer) else None
 
     def unpack(self, lease: Lease | None, *, copy: bool = True) -> Iterator[LoadedBatch]:
-        """The batches, each when it is asked for.
+        """The batches; each is unpacked when it is asked for.
 
         Args:
-            lease: what `lease` gave.
-            copy: whether each tensor gets memory of its own; if not, only small ones do, as who
-                keeps one of those shall not keep a whole message.
+            lease: The lease of the message's shared memory.
+            copy: Whether each tensor gets memory of its own. If False, only small tensors do:
+                otherwise a caller who keeps a small tensor would keep a whole message.
         """
         memory = self._memory(lease)
         limit = None if copy or lease is None else _KEPT_BYTES
@@ -246,7 +246,7 @@ class Message:
         return PickledMessage(stream.getvalue())
 
     def pin_memory(self) -> "Message":
-        """The same, with tensors in page-locked memory."""
+        """This message, with its tensors copied to page-locked memory."""
         memory = self._memory(self.lease())
         self._loaded = [
             _with_columns(each, lambda x: self._unpacked(memory, x, 0).pin_memory())
@@ -256,7 +256,7 @@ class Message:
         return self
 
     def _unpacked(self, memory: NDArray[np.uint8], column: Any, kept_bytes: int | None) -> Any:
-        """The tensor that is placed there; a copy unless it has so many bytes."""
+        """The tensor of a placeholder: a copy, unless it has at least `kept_bytes` bytes."""
         if not isinstance(column, _Placeholder):
             return column
         size = prod(column.shape) * column.dtype.itemsize
@@ -277,30 +277,30 @@ class Message:
 class PickledMessage:
     """A message as bytes, made in the worker's own thread.
 
-    The thread of the queue, which would pickle it otherwise, drops what cannot be pickled, and the
-    trainer waits for ever.
+    Otherwise the thread of the queue would pickle it. That thread drops what cannot be pickled, and
+    the trainer would wait for ever.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
 
     def unpickled(self) -> Message:
-        """The message; to be called once."""
+        """The message; call this once."""
         return pickle.loads(self._content)  # noqa: S301 from a worker of our own
 
     def pin_memory(self) -> Message:
-        """Called by torch's own thread."""
+        """The message, pinned; called by torch's own thread."""
         return self.unpickled().pin_memory()
 
 
 class MessageMaker:
-    """Makes the messages of one worker, and lets their batches be made where they will lie.
+    """Makes the messages of one worker, and gives its batches shared memory to be made in.
 
     Args:
-        num_buffers: buffers of shared memory.
+        num_buffers: Number of buffers of shared memory.
 
     Attributes:
-        arena: where tensors of the batches are to be made, as far as they fit.
+        arena: Memory for the tensors of the next batches, as far as they fit.
     """
 
     def __init__(self, num_buffers: int) -> None:
@@ -310,7 +310,7 @@ class MessageMaker:
         self.arena = Arena()
 
     def prepare(self, batches: int) -> None:
-        """Give the arena memory for so many batches, which are made next; then comes `message`."""
+        """Give the arena memory for so many batches; make them next, and then call `message`."""
         size = batches * self._batch_bytes
         if size >= SHARED_BYTES:
             self._buffer = self._buffers.take(size)
@@ -327,7 +327,7 @@ class MessageMaker:
         return message
 
     def _filled(self, layout: _TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
-        """Where the tensors of a message lie: the buffer, and the start of each in it."""
+        """The buffer that holds the tensors of a message, and the offset of each tensor in it."""
         if self._buffer and layout.size >= SHARED_BYTES:
             starts = layout.complete(self.arena)
             if starts is not None:
@@ -339,7 +339,7 @@ class MessageMaker:
             buffer = self._buffers.take(layout.size)
             starts = layout.copied(buffer.content)
         if self._buffer:
-            self._buffer.is_in_use = False  # not before: it would have been taken
+            self._buffer.is_in_use = False  # only now, or `take` could have returned it
         return buffer, starts
 
 
@@ -351,7 +351,7 @@ def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBa
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with each tensor in it changed, also in lists, tuples and dicts of tensors.
 
-    (`tree_map_only` of torch takes ten times as long for a batch: it looks at each key.)
+    (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
     """
     if isinstance(value, _TENSORS):
         return change(value)
@@ -362,7 +362,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return value
     values = cast("list[Any] | tuple[Any, ...]", value)
     if not any(issubclass(kind, _MAY_HOLD_TENSORS) for kind in set(map(type, values))):
-        return values  # keys, texts
+        return values  # a list of keys or texts
     changed = [_mapped(each, change) for each in values]
     if isinstance(values, list):
         return changed

@@ -1,7 +1,7 @@
-"""What a pool of workers offers: batches of one rank in step order, and an end.
+"""The pool protocol: a pool runs a source in workers and gives the batches of a rank in step order.
 
-`inline`, `threads` and `processes` implement it; a stream can always be closed and started
-elsewhere, as a source holds no progress.
+`inline`, `threads` and `processes` implement it. A stream can be closed and another one started at
+any cursor, because a source holds no progress.
 """
 
 import time
@@ -18,13 +18,13 @@ from lightning_shards.samples.collate import LoadedBatch
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """What a pool is, for monitors and tools.
+    """The kind and the size of a pool, for monitors and tools.
 
     Attributes:
-        kind: its name.
-        num_workers: batches that are made side by side beside the trainer's own thread; 0: none,
-            that thread makes them itself.
-        prefetch_factor: messages that each worker keeps ready.
+        kind: Name of the kind of pool.
+        num_workers: Workers that make batches at the same time; 0: the trainer's own thread makes
+            them.
+        prefetch_factor: Messages that each worker keeps ready.
     """
 
     kind: str
@@ -33,23 +33,23 @@ class PoolDescription:
 
     @property
     def slots(self) -> int:
-        """The number of places that a rank's steps are dealt out to, at least 1."""
+        """The number of producers among which the steps of a rank are divided, at least 1."""
         return max(1, self.num_workers)
 
 
 class BatchStream(Protocol):
     """The batches of one rank in step order, without end, until it is closed.
 
-    Whoever takes a batch owns it. One thread at a time asks.
+    A batch belongs to the caller who takes it. Only one thread at a time may ask for a batch.
     """
 
     def __next__(self) -> LoadedBatch:
         """Wait for the next batch.
 
         Raises:
-            StopIteration: the stream was closed.
-            Exception: what the source raised for this batch, with its type and message; the batches
-                before it were given, and the workers are gone.
+            StopIteration: The stream was closed.
+            Exception: The source raised it for this batch; type and message are the same. All
+                batches before it were given, and the workers are gone.
         """
         ...
 
@@ -59,32 +59,32 @@ class BatchStream(Protocol):
 
 
 class Pool(Protocol):
-    """Runs a source in workers; frozen, and holds no stream that it started.
+    """Runs a source in workers. A pool is frozen and keeps no reference to the streams it started.
 
-    Step number i after the cursor is made by worker i % slots. Each worker asks
-    `source.batches(place.with_worker(worker, slots), cursor)`, which `produce` does with a clock,
-    and makes no batch but these.
+    The batch of step i after the cursor is made by worker i % slots. Each worker makes the batches
+    of `source.batches(place.with_worker(worker, slots), cursor)` and no others; `produce` makes
+    them and measures the seconds of each.
     """
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
-        """Begin at the cursor. `place` is the rank's; the pool tells its workers apart.
+        """Begin at the cursor. `place` is the rank's; the pool numbers its own workers.
 
-        The stream belongs to the caller, who closes it. Any number of them may run.
+        The stream belongs to the caller, who closes it. Any number of streams may run.
 
         Raises:
-            ConfigError: the pool cannot run this source.
+            ConfigError: The pool cannot run this source.
         """
         ...
 
     def describe(self) -> PoolDescription:
-        """What it is, for monitors and tools."""
+        """The kind and the size of this pool, for monitors and tools."""
         ...
 
 
 def produce(
     source: Source, place: Place, cursor: Cursor, arena: Arena | None = None
 ) -> Generator[LoadedBatch]:
-    """The batches of one worker, each with the seconds it took."""
+    """The batches of one worker, each with the seconds that it took."""
     batches = source.batches(place, cursor, arena)
     while True:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Worker processes, by torch's DataLoader: round robin over workers gives batches in step order."""
+"""The pool of worker processes: torch's DataLoader asks them one after the other, in step order."""
 
 import copy
 import fcntl
@@ -49,17 +49,17 @@ from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Wa
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
 _PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.readers.stream")
-"""What the main script has imported of these, the fork server imports once instead of each worker:
-it takes seconds. (Python 3.11 means to preload the main script itself, but does not.)"""
+"""The fork server imports those of these that the main script has imported, because imports in each
+worker would take seconds. (Python 3.11 should preload the main script itself, but does not.)"""
 
 _FORK_SERVER = "lightning_shards.workers.fork_server"
 
 _PIPE_BYTES = 2**20
-"""Room in the pipe of the workers: the most that Linux gives to everybody, and a whole message.
-With the usual 64 KiB, trainer and worker wake each other sixteen times for it."""
+"""Size of the pipe of the workers: the most that Linux gives to any user. It holds a whole message;
+with the usual 64 KiB, the trainer and a worker wake each other sixteen times for one."""
 
 _END_S = 5.0
-"""A worker that is killed ends at once, unless it waits for a disk."""
+"""Seconds to wait for a killed worker. It ends at once, unless it waits for a disk."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class ProcessPool:
     """Runs the source in `num_workers` processes.
 
     Attributes:
-        num_workers: processes per rank.
-        prefetch_factor: messages that each of them keeps ready; one is of several batches if they
-            are small.
-        start_method: `forkserver` by default: a fork of a rank that has gloo and autograd threads
-            can deadlock.
-        pin_memory: whether a thread copies batches into page-locked memory.
-        threads: threads in each of them.
-        batch: what one batch takes on its way.
-        ranks: ranks of this machine that have as many workers.
-        worker_timeout_s: seconds that the trainer waits for a message, the first included; then
-            the workers are ended. 0: without end.
+        num_workers: Processes per rank.
+        prefetch_factor: Messages that each process keeps ready. One message holds several batches
+            if they are small.
+        start_method: `forkserver` by default, because a fork of a rank that has gloo and autograd
+            threads can deadlock.
+        pin_memory: Whether a thread copies batches into page-locked memory.
+        threads: Threads in each process.
+        batch: Size of one batch on its way to the trainer.
+        ranks: Number of ranks of this machine; each has as many workers.
+        worker_timeout_s: Seconds that the trainer waits for a message, also for the first one,
+            before it ends the workers. 0: there is no limit.
     """
 
     num_workers: int
@@ -90,11 +90,11 @@ class ProcessPool:
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse what could only fail later, inside a worker.
+        """Refuse settings that would otherwise fail later, inside a worker.
 
         Raises:
-            ConfigError: a number is below 1, or shared memory cannot hold the batches.
-            WorkerError: the script would be run again by each worker.
+            ConfigError: A number is below 1, or shared memory cannot hold the batches.
+            WorkerError: Each worker would run the main script again.
         """
         for name in ("num_workers", "prefetch_factor", "threads"):
             if getattr(self, name) < 1:
@@ -106,7 +106,7 @@ class ProcessPool:
             require_main_guard()
 
     def describe(self) -> PoolDescription:
-        """Each thread of each process is a worker."""
+        """A description in which each thread of each process is a worker."""
         return PoolDescription("processes", self.num_workers * self.threads, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
@@ -125,13 +125,13 @@ class ProcessPool:
             worker_init_fn=_begin_guard,
             multiprocessing_context=cast("Any", context),
             pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # or a seed is drawn from the model's own generator
+            generator=torch.Generator(),  # otherwise torch would draw a seed from the global one
         )
         return _ProcessStream(_started(loader, context), stages, self.worker_timeout_s)
 
 
 class _WorkerShare(IterableDataset[Any]):
-    """What one worker process makes. Everything it needs travels with it, the rank included."""
+    """The messages of one worker process. All that it needs is pickled with it, also the rank."""
 
     def __init__(
         self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, stages: Any
@@ -156,26 +156,26 @@ class _WorkerShare(IterableDataset[Any]):
                     ready.append(next(batches))
                 yield maker.message(ready).pickled()
                 ready = []
-        except Exception as error:  # noqa: BLE001 raised in the trainer, in its turn, as torch does
+        except Exception as error:  # noqa: BLE001 raised in the trainer, in step order, as torch does
             failure = failure_of(error, info.id)
-        while True:  # torch would give the turns of a worker that ends to others
+        while True:  # if this ended, torch would ask the other workers instead
             yield last_message(maker, ready, failure, info.id)
             ready = []
 
     def _batches(self, place: Place, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
         if self._pool.threads == 1:
             return produce(self._source, place, self._cursor, arena)
-        # threads make batches ahead of the message that they are for: in memory of their own
+        # threads make batches before their message is begun, so these have memory of their own
         return start_threads(
             self._source, place, self._cursor, self._pool.threads, self._pool.prefetch_factor, 0.0
         )
 
 
 def _started(loader: DataLoader[Any], context: Any) -> Any:
-    """The iterator of a loader, whose workers have started, and end with this process.
+    """The iterator of a loader. Its workers have started, and they end when this process ends.
 
     Raises:
-        WorkerError: they cannot start.
+        WorkerError: The workers cannot be started.
     """
     plain, begun = context.Process, list[BaseProcess]()
 
@@ -205,17 +205,17 @@ class _ProcessStream:
         self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
         self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in self._workers]
         self._failures: list[Any] = [None] * len(self._workers)
-        self._turn = 0
+        self._step = 0
         self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
         pipe = iterator._worker_result_queue._writer  # noqa: SLF001 of torch's queue
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
-            with suppress(OSError):  # this user has too many large pipes: it works, slower
+            with suppress(OSError):  # this user has too many large pipes; smaller ones are slower
                 fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        if not iterator._pin_memory:  # noqa: SLF001 torch's thread for pinned memory ends by it
-            pipe.close()  # or processes that are forked later would hold it open
-        # torch would raise when a worker ends, wherever the trainer happens to be
+        if not iterator._pin_memory:  # noqa: SLF001 torch's thread for pinned memory uses the pipe to end
+            pipe.close()  # otherwise processes that are forked later would hold it open
+        # torch would raise an error wherever the trainer is when a worker ends
         cast("Any", signal_handling)._remove_worker_pids(id(iterator))  # noqa: SLF001 no other way
-        iterator._worker_pids_set = False  # noqa: SLF001 as torch does behind it
+        iterator._worker_pids_set = False  # noqa: SLF001 as torch does after that
         self._watch = ProcessWatch(self._workers, stages, pipe)
         self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
         self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
@@ -223,10 +223,10 @@ class _ProcessStream:
     def __next__(self) -> LoadedBatch:
         if self._iterator is None:
             raise StopIteration
-        worker = self._turn % len(self._ready)
+        worker = self._step % len(self._ready)
         loaded = next(self._ready[worker], None)
         if loaded is None and not self._failures[worker]:  # the next message is of this worker
-            self._watch.turn = worker
+            self._watch.worker = worker
             message = self._receive()
             self._ready[worker] = self._unpacked(worker, message)
             self._failures[worker] = message.failure
@@ -234,11 +234,11 @@ class _ProcessStream:
         if loaded is None:
             self.close()
             raise_failure(self._failures[worker])
-        self._turn += 1
+        self._step += 1
         return loaded
 
     def _unpacked(self, worker: int, message: Message) -> Iterator[LoadedBatch]:
-        """The batches of a message; copied if the user keeps some that came before."""
+        """The batches of a message; they are copied if the user keeps too many earlier ones."""
         lease, leases = message.lease(), self._leases[worker]
         is_kept = len(leases) >= SPARE_BUFFERS
         if lease is not None:
@@ -251,7 +251,7 @@ class _ProcessStream:
                 message = next(self._iterator)
                 return message.unpickled() if isinstance(message, PickledMessage) else message
         except Exception as error:
-            # a tensor of a worker that is gone cannot be fetched: that comes as any of them
+            # a tensor of a worker that is gone cannot be fetched, which raises one of many errors
             ended = self._watch.error()
             self.close()
             raise ended or WorkerError(
@@ -269,19 +269,19 @@ class _ProcessStream:
         for worker in self._workers:
             if worker.is_alive():  # a Python handler for SIGTERM may never get to run
                 worker.kill()
-            worker.join(_END_S)  # one that waits for a dead disk stays until that answers
+            worker.join(_END_S)  # one that waits for a disk stays until the disk answers
         self._ready = []
         forget_buffers(worker.pid for worker in self._workers)
 
 
 def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
-    """Check that shared memory can hold what the workers keep ready.
+    """Check that shared memory can hold the messages that the workers keep ready.
 
     Raises:
-        ConfigError: it cannot; a worker would end by SIGBUS in the middle of the fit.
+        ConfigError: It is too small. A worker would end by SIGBUS in the middle of the fit.
     """
     if not Path(folder).is_dir():
-        return  # no Linux: shared memory has no limit of its own there
+        return  # not Linux: there shared memory has no limit of its own
     buffers = buffers_per_worker(pool.prefetch_factor)
     messages = pool.ranks * pool.num_workers * buffers
     size = shared_bytes(pool.batch)
@@ -303,14 +303,15 @@ def _identity(batch: Any) -> Any:
 
 def _begin_guard(_worker: int) -> None:
     name = multiprocessing.current_process().name
-    if isinstance(name, GuardedName):  # forked; else it began where this was unpickled
+    if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
         name.begin()
 
 
 def _socket_folder() -> str | None:
-    """The folder for sockets of the trainer; None where it may belong to other processes, too.
+    """The folder for sockets of the trainer; None if it may belong to other processes, too.
 
-    Made before there are workers, it is theirs, too: what one of them leaves goes with the trainer.
+    It is made before the workers start, so they use it, too, and it is removed with all that they
+    leave in it when the trainer ends.
     """
     folder = multiprocessing.util.get_temp_dir()
     return folder if multiprocessing.parent_process() is None else None

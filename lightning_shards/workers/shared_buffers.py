@@ -1,11 +1,11 @@
-"""Shared memory between a worker process and the trainer, used again and again.
+"""Buffers of shared memory between a worker process and the trainer, which are used again.
 
-The first byte of a buffer says whether it is in use. A worker sets it when it begins a message, the
-trainer clears it when it holds no tensor of that message any more.
+The first byte of a buffer says whether it is in use. A worker sets it when it begins a message, and
+the trainer clears it when it holds no tensor of that message any more.
 
-Which buffers the trainer has open is kept in this module and not passed on: messages are unpickled
-by multiprocessing and, where torch pins them, in a thread of torch's that calls `pin_memory()` with
-no argument. Neither can be handed anything.
+The buffers that the trainer has open are kept in this module and are not arguments, because they
+cannot be: messages are unpickled by multiprocessing and, if torch pins them, in a thread of torch
+that calls `pin_memory()` without an argument.
 """
 
 import mmap
@@ -25,22 +25,23 @@ from lightning_shards.errors import WorkerError
 from lightning_shards.samples.arena import aligned
 
 _HEADER = aligned(1)
-"""Bytes before the content of a buffer: the flag, and room to align what follows."""
+"""Bytes before the content of a buffer: the flag, and padding that aligns the content."""
 
 _Name: TypeAlias = tuple[int, int]
-"""Process id of the worker, and number of the buffer."""
+"""Process id of the worker, and number of the buffer in it."""
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
 
 
 class SharedBuffer:
-    """A piece of shared memory.
+    """Shared memory for one message at a time.
 
-    It is pickled as a whole once, and later as its name: to open it costs a millisecond.
+    The first pickle of a buffer carries its file, the later ones only its name, because opening it
+    costs a millisecond.
 
     Args:
-        fd: of a file in memory.
-        name: None for one that is used once.
+        fd: File descriptor of a file in memory.
+        name: None for a buffer that is used only once.
     """
 
     def __init__(self, fd: int, name: _Name | None = None) -> None:
@@ -49,16 +50,16 @@ class SharedBuffer:
 
     @classmethod
     def new(cls, size: int, name: _Name | None = None) -> "SharedBuffer":
-        """A buffer with content of so many bytes. Its file has no name: nothing is ever left of it.
+        """A buffer with content of so many bytes. Its file has no name, so it is never left behind.
 
         Raises:
-            WorkerError: there is no memory for it.
+            WorkerError: There is no memory for it.
         """
         folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
         try:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed with the buffer
             try:
-                # memory that is missing would end the process when it is first written to
+                # without this, missing memory would end the process at the first write to it
                 os.posix_fallocate(file.fileno(), 0, _HEADER + size)
                 buffer = cls(file.fileno(), name)
             except BaseException:
@@ -71,12 +72,12 @@ class SharedBuffer:
 
     @property
     def content(self) -> NDArray[np.uint8]:
-        """What may be written to."""
+        """The bytes that a message may use: uint8, without the header."""
         return self._bytes[_HEADER:]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a message lies in it."""
+        """Whether it holds a message whose tensors the trainer may still use."""
         return bool(self._bytes[0])
 
     @is_in_use.setter
@@ -100,25 +101,25 @@ def _no_memory(size: int, error: OSError) -> str:
 
 
 _open_buffers: dict[_Name, SharedBuffer] = {}
-"""What workers sent to this process."""
+"""The buffers that workers sent to this process."""
 
 
 def _received(file: Any, name: _Name | None) -> SharedBuffer:
     if file is None:
-        assert name is not None  # what has no name is sent as a file
+        assert name is not None  # a buffer without a name is always sent as a file
         return _open_buffers[name]
     fd = file.detach()
     try:
         buffer = SharedBuffer(fd, name)
     finally:
-        os.close(fd)  # the map has its own
+        os.close(fd)  # the memory map has a descriptor of its own
     if name is not None:
         _open_buffers[name] = buffer
     return buffer
 
 
 def forget_buffers(pids: Iterable[int | None]) -> None:
-    """Close what these workers sent; tensors that lie in it keep it."""
+    """Close the buffers that these workers sent; each lives on while a tensor uses it."""
     workers = set(pids)
     for name in list(_open_buffers):  # a copy: torch's thread for pinned memory may add some
         if name[0] in workers:
@@ -126,27 +127,28 @@ def forget_buffers(pids: Iterable[int | None]) -> None:
 
 
 class SharedBuffers:
-    """The buffers of the worker that this process is.
+    """The buffers of one worker process, kept by that process.
 
     Args:
-        count: see `plan.footprint.buffers_per_worker`.
+        count: Number of buffers; see `plan.footprint.buffers_per_worker`.
     """
 
     def __init__(self, count: int) -> None:
         self._buffers: list[SharedBuffer | None] = [None] * count
-        self._turn = 0
+        self._number = 0
 
     def take(self, size: int) -> SharedBuffer:
-        """A free buffer with room for so many bytes, in use from now on."""
+        """A free buffer for so many bytes; it is in use from now on."""
         for _ in self._buffers:
-            self._turn = (self._turn + 1) % len(self._buffers)
-            buffer = self._buffers[self._turn]
+            self._number = (self._number + 1) % len(self._buffers)
+            buffer = self._buffers[self._number]
             if buffer is None or not buffer.is_in_use:
                 break
         else:
             return SharedBuffer.new(size)
         if buffer is None or len(buffer.content) < size:
-            buffer = self._buffers[self._turn] = SharedBuffer.new(size, (os.getpid(), self._turn))
+            buffer = SharedBuffer.new(size, (os.getpid(), self._number))
+            self._buffers[self._number] = buffer
         buffer.is_in_use = True
         return buffer
 
@@ -154,8 +156,8 @@ class SharedBuffers:
 class Lease:
     """The content of a buffer for as long as an array or a tensor shares its memory.
 
-    ``numpy.asarray(lease)`` gives it; what is cut out of that keeps the lease. When the last of it
-    is gone, the buffer is not in use any more.
+    ``numpy.asarray(lease)`` gives the content as an array. This array and its slices keep the
+    lease; when the last of them is gone, the buffer is free again.
     """
 
     def __init__(self, buffer: SharedBuffer) -> None:
@@ -163,5 +165,5 @@ class Lease:
         self.__array_interface__ = buffer.content.__array_interface__
 
     def __del__(self) -> None:
-        if os.getpid() == self._pid:  # a fork of the trainer drops it, too
+        if os.getpid() == self._pid:  # a fork of the trainer drops its copy, too
             self._buffer.is_in_use = False

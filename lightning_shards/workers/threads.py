@@ -1,8 +1,8 @@
-"""Worker threads: the batches of several workers in one process, in step order.
+"""The pool of worker threads: several workers in the trainer's process, batches in step order.
 
-Decoders that release the GIL, as those of images do, run side by side; nothing is copied between
-processes, and nothing has to start. A training loop that is busy with Python of its own wants
-processes instead.
+Decoders that release the GIL, as those of images do, run in parallel; nothing is copied between
+processes, and no process has to start. For a training loop that spends much time in Python code,
+worker processes are better.
 """
 
 import threading
@@ -23,7 +23,7 @@ from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 _END_S = 10.0
-"""A thread ends after the batch that it makes; after this time it is left to itself."""
+"""Seconds to wait for a thread, which ends after the batch that it is making."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class ThreadPool:
     """Runs the source in `num_workers` threads of the trainer's own process.
 
     Attributes:
-        num_workers: threads per rank.
-        prefetch_factor: batches that each of them keeps ready.
-        worker_timeout_s: seconds that the trainer waits for a batch before a warning shows where
+        num_workers: Threads per rank.
+        prefetch_factor: Batches that each thread keeps ready.
+        worker_timeout_s: Seconds that the trainer waits for a batch before a warning shows where
             the threads are; 0: never.
     """
 
@@ -42,7 +42,7 @@ class ThreadPool:
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run.
+        """Refuse numbers below 1.
 
         Raises:
             ConfigError: `num_workers` or `prefetch_factor` is below 1.
@@ -55,14 +55,14 @@ class ThreadPool:
                 raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
 
     def describe(self) -> PoolDescription:
-        """Each thread is a worker."""
+        """A description in which each thread is a worker."""
         return PoolDescription("threads", self.num_workers, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the threads at the cursor.
 
         Raises:
-            ConfigError: see `require_own_randomness`.
+            ConfigError: A transform or stage may draw from global generators.
         """
         place = place.with_worker(0, 1)
         return start_threads(
@@ -80,11 +80,11 @@ def start_threads(
 ) -> "ThreadStream":
     """The batches of one worker, made by several threads, in step order.
 
-    Its batch number i is made by thread i % num_threads: together the threads of all workers take
-    the steps as that many workers would.
+    Thread i % num_threads makes batch i of this worker. So the threads of all workers together
+    divide the steps as the same number of workers would.
 
     Raises:
-        ConfigError: see `require_own_randomness`.
+        ConfigError: A transform or stage may draw from global generators.
     """
     require_own_randomness(source)
     allow_open_files(num_threads * FILES_PER_SOURCE)
@@ -93,15 +93,15 @@ def start_threads(
         place.with_worker(place.worker + place.num_workers * thread, total)
         for thread in range(num_threads)
     ]
-    batches = [produce(source, each, cursor) for each in places]
+    batches = [produce(source, thread_place, cursor) for thread_place in places]
     return ThreadStream(batches, prefetch_factor, worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
-    """Check that no transform or stage draws from the generators that all threads share.
+    """Check that no transform or stage draws from the global generators, which all threads share.
 
     Raises:
-        ConfigError: one may do so: it neither has a parameter `rng` nor says that it draws nothing.
+        ConfigError: One may do so: it has no parameter `rng` and no `deterministic = True`.
     """
     names = source.describe().draws_from_globals
     if names:
@@ -113,17 +113,17 @@ def require_own_randomness(source: Source) -> None:
 
 
 class _Failed(NamedTuple):
-    """An error on its way from a thread."""
+    """An error that a thread met, in the queue of its batches."""
 
     error: BaseException
 
 
 class _Slot:
-    """One thread and the batches that it has ready."""
+    """One thread, and the queue of the batches that it has ready."""
 
     def __init__(self, batches: Generator[LoadedBatch], prefetch_factor: int) -> None:
         self._ready: SimpleQueue[LoadedBatch | _Failed] = SimpleQueue()
-        self._room = threading.Semaphore(prefetch_factor)
+        self._free = threading.Semaphore(prefetch_factor)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._fill, args=(batches,), daemon=True)
         self._thread.start()
@@ -133,13 +133,13 @@ class _Slot:
         loaded = self._ready.get()
         if isinstance(loaded, _Failed):
             raise loaded.error
-        self._room.release()
+        self._free.release()
         return loaded
 
     def stop(self) -> None:
-        """Let the thread end after the batch that it makes."""
+        """Let the thread end after the batch that it is making."""
         self._is_stopped = True
-        self._room.release()
+        self._free.release()
 
     @property
     def ident(self) -> int:
@@ -151,16 +151,16 @@ class _Slot:
 
     def _fill(self, batches: Generator[LoadedBatch]) -> None:
         try:
-            while self._room.acquire() and not self._is_stopped:
+            while self._free.acquire() and not self._is_stopped:
                 self._ready.put(next(batches))
-        except BaseException as error:  # noqa: BLE001 raised where the batch is asked for
+        except BaseException as error:  # noqa: BLE001 raised by `take`
             self._ready.put(_Failed(error))
         finally:
-            batches.close()  # here, as a generator cannot be closed while another thread runs it
+            batches.close()  # in this thread: no other one can close a generator that runs
 
 
 class ThreadStream:
-    """The batches of some lanes in turn, without end, until it is closed."""
+    """The batches of several threads in step order, without end, until it is closed."""
 
     def __init__(
         self,
@@ -173,15 +173,15 @@ class ThreadStream:
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
         )
-        self._turn = 0
-        # a stream that is dropped, or still there at the end of the program, ends its threads, too
+        self._step = 0
+        # the threads also end when the stream is dropped and when the program ends
         self._end = weakref.finalize(self, _end_slots, self._slots, self._watchdog)
 
     def __next__(self) -> LoadedBatch:
         if not self._slots:
             raise StopIteration
-        slot = self._slots[self._turn % len(self._slots)]
-        self._turn += 1
+        slot = self._slots[self._step % len(self._slots)]
+        self._step += 1
         try:
             with self._watchdog:
                 return slot.take()
@@ -190,7 +190,7 @@ class ThreadStream:
             raise
 
     def close(self) -> None:
-        """End the threads; they are gone when this returns, unless they wait for a server."""
+        """End the threads; they are gone when this returns, unless one waits for a server."""
         self._end()
         self._slots = []
 

@@ -1,7 +1,7 @@
-"""Looks how long a batch is waited for, and says who keeps the trainer waiting.
+"""The watchdog of workers: it measures how long the trainer waits for a batch and says why.
 
-A thread or the trainer itself cannot be ended: a warning shows where it stands. Worker processes
-are ended (`ProcessWatch`), and the trainer gets an error.
+A thread, or the trainer itself, cannot be ended; a warning shows its stack. Worker processes are
+ended (`ProcessWatch`), and the trainer gets an error.
 """
 
 import logging
@@ -20,26 +20,27 @@ from lightning_shards.guard import kill
 from lightning_shards.samples.stage_clock import stage_of
 
 WORKER_TIMEOUT_S = 300.0
-"""Longer than the slowest of batches takes, and than workers take to start."""
+"""Seconds; longer than the slowest batch takes, and longer than workers take to start."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks."""
+"""Seconds between two looks."""
 
 _SIGN_OF_DEATH_S = 1.0
-"""A connection to a worker that dies breaks a moment before its end is known."""
+"""Seconds; the connection to a worker that dies breaks a moment before its exit status is known."""
 
 
 class Watchdog:
-    """A thread that looks, while somebody is within it, how long they are.
+    """A context manager for waiting, and a thread that measures how long the waiting takes.
 
-    Time is counted in looks: while the whole job is stopped (Ctrl-Z, a scheduler) there are none.
+    Time is counted in looks of the thread: it does not look while the whole job is stopped (Ctrl-Z,
+    a scheduler), so that time is not counted.
 
     Args:
-        timeout_s: after so many seconds `on_late` is called, and again after as many; 0: never.
-        on_late: given the seconds, and the thread that waits.
-        on_look: called at each look before.
+        timeout_s: Seconds after which `on_late` is called, and called again each time; 0: never.
+        on_late: Gets the seconds, and the number of the thread that waits.
+        on_look: Called first at each look.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Watchdog:
     ) -> None:
         self._timeout_s, self._on_late, self._on_look = timeout_s, on_late, on_look
         self._interval_s = min(_LOOK_S, timeout_s / 4) if timeout_s else _LOOK_S
-        self._moves = 0  # odd while somebody waits
+        self._moves = 0  # odd while a thread waits
         self._waiter = 0
         self._seen, self._looks = 0, 0
         self._is_stopped = threading.Event()
@@ -72,7 +73,7 @@ class Watchdog:
             self._thread.join()
 
     def look(self) -> None:
-        """What the thread does each time."""
+        """Look once, as the thread does."""
         if self._on_look:
             self._on_look()
         moves = self._moves
@@ -81,7 +82,7 @@ class Watchdog:
         waited_s = self._looks * self._interval_s
         if moves % 2 and self._timeout_s and waited_s >= self._timeout_s:
             self._on_late(waited_s, self._waiter)
-            self._looks = 0  # once more after as many seconds
+            self._looks = 0  # so it is called again after as many seconds
 
     def _run(self) -> None:
         while not self._is_stopped.wait(self._interval_s):
@@ -89,7 +90,7 @@ class Watchdog:
 
 
 def warn_with_stacks(waited_s: float, threads: Sequence[int]) -> None:
-    """Say where these threads stand."""
+    """Log the stacks of these threads."""
     frames = cast("Any", sys)._current_frames()  # noqa: SLF001 there is no other way
     stacks = [
         f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident]))}"
@@ -105,52 +106,53 @@ def warn_with_stacks(waited_s: float, threads: Sequence[int]) -> None:
 
 
 class ProcessWatch:
-    """What befalls the processes of a stream; ends all of them if one ends or stands still.
+    """Watches the processes of a stream, and ends all of them if one ends or gives no batch.
 
     Args:
-        workers: the processes.
-        stages: of each, the number of the stage that it began last.
-        pipe: the trainer's own end of the pipe that batches come through. While it is open, the
-            trainer would wait for the rest of a message of a worker that is gone.
+        workers: The processes.
+        stages: For each process, the number of the stage that it began last.
+        pipe: The trainer's end of the pipe that batches come through. While it is open, the trainer
+            would wait for the rest of a message of a worker that is gone.
 
     Attributes:
-        turn: the worker whose batch is waited for.
+        worker: Number of the worker whose batch the trainer waits for.
     """
 
     def __init__(
         self, workers: Sequence[BaseProcess], stages: Sequence[int], pipe: Connection
     ) -> None:
-        self.turn = 0
+        self.worker = 0
         self._workers, self._stages, self._pipe = workers, stages, pipe
         self._ended: list[BaseProcess] = []
         self._late = ""
 
     def look(self) -> None:
-        """End all if one has ended."""
+        """End all processes if one has ended."""
         if not self._ended and self._find_ended(0):
             self.kill()
 
     def late(self, waited_s: float, _thread: int) -> None:
-        """End all, as one stands still."""
-        worker = self._workers[self.turn]
+        """End all processes, because one gives no batch."""
+        pid = self._workers[self.worker].pid
+        stage = stage_of(self._stages[self.worker])
         self._late = (
-            f"worker process {self.turn} (pid {worker.pid}) has given no batch for {waited_s:g} s"
-            f", the worker_timeout_s of LoaderConfig; it {_state(worker.pid)}, and the stage that "
-            f"it began last is {stage_of(self._stages[self.turn])!r}. Likely causes: a file system "
-            "or server that does not answer, a transform that waits for ever, a process that was "
-            "stopped. If batches do take longer, set a larger worker_timeout_s, or 0 for none"
+            f"worker process {self.worker} (pid {pid}) has given no batch for {waited_s:g} s"
+            f", the worker_timeout_s of LoaderConfig; it {_state(pid)}, and the stage that "
+            f"it began last is {stage!r}. Likely causes: a file system or server that does not "
+            "answer, a transform that waits for ever, a process that was stopped. If "
+            "batches do take longer, set a larger worker_timeout_s, or 0 for none"
         )
         self.kill()
 
     def kill(self) -> None:
-        """End the workers and the programs that they run, and who waits for them."""
+        """End the workers and the programs that they run, and the trainer's waiting for them."""
         for worker in self._workers:
             if worker not in self._ended and worker.pid is not None:
                 kill(worker.pid)
         self._pipe.close()
 
     def error(self) -> WorkerError | None:
-        """Why there are no more batches; None if that is no fault of a process."""
+        """The reason why there are no more batches; None if no process is the cause."""
         if self._late:
             return WorkerError(self._late)
         if not self._ended and not self._find_ended(_SIGN_OF_DEATH_S):
@@ -165,12 +167,12 @@ class ProcessWatch:
 
     def _find_ended(self, timeout_s: float) -> bool:
         sentinels = {worker.sentinel: worker for worker in self._workers}
-        self._ended = [sentinels[each] for each in wait(list(sentinels), timeout_s)]  # type: ignore[index]  sentinels are ints
+        self._ended = [sentinels[sentinel] for sentinel in wait(list(sentinels), timeout_s)]  # type: ignore[index]  sentinels are ints
         return bool(self._ended)
 
 
 def _end(code: int | None) -> str:
-    if code is None:  # somebody else asked first
+    if code is None:  # other code of this process has fetched it
         return "exit status unknown"
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
@@ -184,7 +186,7 @@ _STATES = {
 
 
 def _state(pid: int | None) -> str:
-    """What the system says of a process."""
+    """The state of a process, as the system reports it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

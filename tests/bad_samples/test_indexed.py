@@ -81,7 +81,7 @@ def test_good_samples_are_what_they_would_be_without_bad_ones(indexed_data, clea
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_substitute_is_whole_and_drawn_for_its_own_place(indexed_data, clean_data, sampling):
+def test_a_substitute_is_whole_and_drawn_for_its_own_position(indexed_data, clean_data, sampling):
     """Key, id, label and pixels are of one sample; its noise is that of the position."""
     settings = {"sampling": sampling, "reader": "indexed", "max_bad": 40}
     found = made_by_workers(indexed_data.module(**settings), Place(), 1, 15)

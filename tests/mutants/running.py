@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "workers.threads:_Slot.take",
-        "self._room.release()",
+        "self._free.release()",
         "pass",
         "workers/test_threads.py seams/test_pool.py",
     ),

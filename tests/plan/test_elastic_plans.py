@@ -47,26 +47,26 @@ class Part(NamedTuple):
     repeats: int
 
 
-def turns_of_rank(epochs, world_size, num_workers, cursor, rank):
+def worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
     """What the workers of one rank have left to do in the cursor's epoch."""
     for worker in range(num_workers):
         place = Place(rank, world_size, worker, num_workers)
         try:
-            turn = next(epochs.worker_epochs(place, cursor))
+            worker_epoch = next(epochs.worker_epochs(place, cursor))
         except PlanError:  # the whole epoch has fewer samples than one step of this job
             return
-        if turn.epoch == cursor.epoch:
-            yield turn
+        if worker_epoch.epoch == cursor.epoch:
+            yield worker_epoch
 
 
 def parts_of_rank(epochs, world_size, num_workers, cursor, rank):
     """The steps left in the cursor's epoch for one rank, made by its workers in turn."""
     made = {}
-    for turn in turns_of_rank(epochs, world_size, num_workers, cursor, rank):
-        for step in turn.own_steps():
+    for worker_epoch in worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
+        for step in worker_epoch.own_steps():
             assert step not in made, "two workers make the same batch"
-            start, stop = turn.plan.rank_span(step, turn.place.rank)
-            weights = turn.weights(step) or [1] * (stop - start)
+            start, stop = worker_epoch.plan.rank_span(step, worker_epoch.place.rank)
+            weights = worker_epoch.weights(step) or [1] * (stop - start)
             repeats = weights.count(0)
             assert weights == [1] * (stop - start - repeats) + [0] * repeats
             made[step] = Part(start, stop, repeats)

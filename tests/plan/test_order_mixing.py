@@ -65,7 +65,7 @@ def test_run_0_keeps_whole_shards_together():
 
 
 @pytest.mark.parametrize("run", [1, 2, 5, 50])
-def test_every_sample_is_equally_likely_at_every_place_of_a_draw(run):
+def test_every_sample_is_equally_likely_at_every_position_of_a_draw(run):
     counts = np.array([1, 9, 0, 30, 3])
     draws = 43 * 200
     found = make(counts, 11, "resampled", run, 0).at(0, 0, draws * run)

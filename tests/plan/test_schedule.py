@@ -40,9 +40,9 @@ def expected_steps(epochs, cursor, num_steps):
 
 def steps_of(epochs, place, cursor):
     """The steps of one worker, without end."""
-    for turn in epochs.worker_epochs(place, cursor):
-        for step in turn.own_steps():
-            yield turn.epoch, turn.plan.trained(step)
+    for worker_epoch in epochs.worker_epochs(place, cursor):
+        for step in worker_epoch.own_steps():
+            yield worker_epoch.epoch, worker_epoch.plan.trained(step)
 
 
 @given(stream=streams(), num_workers=st.integers(1, 5))

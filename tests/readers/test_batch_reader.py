@@ -127,9 +127,9 @@ def count_reads(monkeypatch):
         reads.append(size)
         return alone(self, offset, size)
 
-    def read_into(self, offset, room):
-        reads.append(len(room))
-        return together(self, offset, room)
+    def read_into(self, offset, into):
+        reads.append(len(into))
+        return together(self, offset, into)
 
     monkeypatch.setattr(ShardReader, "read_span", read_span)
     monkeypatch.setattr(ShardReader, "read_into", read_into)
@@ -169,7 +169,7 @@ def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
         assert made.batch(2, []).batch["__key__"] == ["0-4", "0-5"]
 
 
-def test_a_shard_that_is_written_anew_is_not_read_at_old_places(urls, tmp_path):
+def test_a_shard_that_is_written_anew_is_not_read_at_old_offsets(urls, tmp_path):
     """It is closed, as few may be open, and opened again with as many samples at other places."""
     paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
     for path in paths:

@@ -101,7 +101,7 @@ def test_a_flipped_bit_in_a_large_member_is_found_by_its_crc32(tmp_path, transfo
 
 
 @BOTH
-def test_members_are_not_read_at_the_places_of_a_shard_that_was_opened_again(tmp_path, size):
+def test_members_are_not_read_at_the_offsets_of_a_shard_that_was_opened_again(tmp_path, size):
     """Few may be open: it is closed after the lookup, and another one when it is read."""
     paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
     for path in paths:

@@ -52,7 +52,7 @@ def test_few_file_descriptors_are_enough(shards, number, caplog):
     assert not caplog.records
 
 
-def test_files_that_others_open_later_are_made_room_for(shards, caplog):
+def test_files_that_others_open_later_hinder_no_shard(shards, caplog):
     with files_left(60), shards() as opened:
         for shard in range(10):
             opened.reader(shard)

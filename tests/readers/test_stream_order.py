@@ -114,7 +114,7 @@ def test_each_stream_begins_at_a_sample_of_its_own(pack_shards, make_source):
     places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
     starts = [ids(source, 1, place, epoch=6)[0] for place in places]
     slots = [place.worker * 2 + place.rank for place in places]
-    assert starts == [draw_sample(counts, 0, 6, lane) for lane in slots]
+    assert starts == [draw_sample(counts, 0, 6, slot) for slot in slots]
     assert len(set(starts)) > 1
 
 

@@ -56,10 +56,12 @@ class ToySource:
         return LoadedBatch({})
 
     def batches(self, place: Any, cursor: Any, arena: Any = None) -> Iterator[Any]:
-        for turn in self.epochs.worker_epochs(place, cursor):
-            for step in turn.own_steps():
-                start, stop = turn.plan.rank_span(step, turn.place.rank)
-                pairs = [(turn.epoch, p) for p in range(start, stop) if p < self.epochs.samples]
+        for worker_epoch in self.epochs.worker_epochs(place, cursor):
+            for step in worker_epoch.own_steps():
+                start, stop = worker_epoch.plan.rank_span(step, worker_epoch.place.rank)
+                pairs = [
+                    (worker_epoch.epoch, p) for p in range(start, stop) if p < self.epochs.samples
+                ]
                 yield LoadedBatch({"pairs": pairs, "x": torch.ones(stop - start, 1)})
 
 

@@ -78,9 +78,9 @@ def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
     for values, low, high in ((areas, 0.1, 0.4), (ratios, -1, 1)):
         share, _ = np.histogram(values, bins=6, range=(low, high))
         assert (np.abs(share / 4000 - 1 / 6) < 0.03).all(), share
-    room = np.stack([1000 - boxes[:, 2], 1000 - boxes[:, 3]])
-    places = boxes[:, :2].T / room
-    assert (np.abs(places.mean(axis=1) - 0.5) < 0.03).all()
+    space = np.stack([1000 - boxes[:, 2], 1000 - boxes[:, 3]])
+    starts = boxes[:, :2].T / space
+    assert (np.abs(starts.mean(axis=1) - 0.5) < 0.03).all()
 
 
 @pytest.mark.parametrize(

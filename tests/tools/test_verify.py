@@ -62,7 +62,7 @@ def test_sound_shards_are_well(run, indexed):
     assert (status, document["samples"], document["findings"]) == (0, 9, [])
 
 
-def test_a_changed_byte_is_named_by_shard_sample_and_place(run, indexed, shard):
+def test_a_changed_byte_is_named_by_shard_sample_and_offset(run, indexed, shard):
     wanted = members_of(shard)[4]  # a label: nothing but a checksum can tell
     flip(shard, wanted.offset_data)
     status, document = run(indexed / "*.tar")

@@ -96,9 +96,9 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
         torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
     )
     sent = message_of(BATCH, BATCH)
-    block = sent.buffer
+    buffer = sent.buffer
     message = sent.pin_memory()
-    assert not block.is_in_use  # free for the next message
+    assert not buffer.is_in_use  # free for the next message
     assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
     assert torch.equal(list(unpacked(message))[1].batch["small"], SMALL)
 
@@ -119,7 +119,7 @@ def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked
     assert not isinstance(message_of({"x": COLUMNS[0]}).buffer, SharedBuffer)
 
 
-def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
+def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
     assert sent.buffer.is_in_use
     batches = [each.batch for each in unpacked(sent, copy=False)]
@@ -136,7 +136,7 @@ def test_a_block_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     assert torch.equal(small, SMALL)
 
 
-def test_a_forked_process_releases_no_block():
+def test_a_forked_process_releases_no_buffer():
     sent = message_of(BATCH)
     (batch,) = unpacked(sent, copy=False)
     context = multiprocessing.get_context("fork")
@@ -178,12 +178,12 @@ def test_batches_of_another_size_than_expected_arrive_whole(size):
     (received,) = unpacked(sent)
     for column, original in zip(received.batch["x"], made, strict=True):
         assert torch.equal(column, original)
-    maker.prepare(1)  # the block is free again
+    maker.prepare(1)  # the buffer is free again
     made = made_in(maker.arena, SHARED_BYTES, 0)
     assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
-def test_batches_that_are_made_twice_need_no_larger_blocks():
+def test_batches_that_are_made_twice_need_no_larger_buffers():
     maker = MessageMaker(3)
     for number in range(4):
         maker.prepare(2)
@@ -194,7 +194,7 @@ def test_batches_that_are_made_twice_need_no_larger_blocks():
         for received in unpacked(sent, copy=False):
             assert torch.equal(received.batch["x"], made[0])
         del received
-        assert not any(block and block.is_in_use for block in maker._buffers._buffers)
+        assert not any(buffer and buffer.is_in_use for buffer in maker._buffers._buffers)
 
 
 def test_a_message_that_ends_early_brings_what_there_is():
@@ -216,7 +216,7 @@ def growing(values, arena=None):
     return column.finished([{"x": column.put(value), "__key__": ""} for value in values], "x")
 
 
-def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
+def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again():
     def batch(value, last):
         arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
         return {"x": growing(arrays if last else [*arrays, None], maker.arena)}
@@ -236,40 +236,40 @@ def test_arrays_that_fit_no_tensor_are_not_left_in_a_block_that_is_used_again():
     assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
 
 
-def test_shared_blocks_are_used_in_turn_and_grow():
+def test_shared_buffers_are_used_one_after_the_other_and_grow():
     maker = MessageMaker(2)
     sizes = [SHARED_BYTES, SHARED_BYTES, SHARED_BYTES // 2, 2 * SHARED_BYTES, SHARED_BYTES]
-    blocks = []
+    buffers = []
     for size in sizes:
         sent = message_of({"x": torch.ones(size, dtype=torch.uint8)}, maker=maker)
         list(unpacked(sent))
-        blocks.append(sent.buffer)
-    first, second, small, larger, again = blocks
+        buffers.append(sent.buffer)
+    first, second, small, larger, again = buffers
     assert isinstance(small, bytearray)
     assert larger not in (first, second)
     assert again is second is not first
     assert len(larger.content) == 2 * SHARED_BYTES
 
 
-def test_a_block_in_use_is_never_taken():
-    blocks = SharedBuffers(2)
-    first, second = blocks.take(100), blocks.take(100)
-    third = blocks.take(100)
+def test_a_buffer_in_use_is_never_taken():
+    buffers = SharedBuffers(2)
+    first, second = buffers.take(100), buffers.take(100)
+    third = buffers.take(100)
     assert len({each.content.ctypes.data for each in (first, second, third)}) == 3
     second.is_in_use = False
-    assert blocks.take(64) is second
+    assert buffers.take(64) is second
 
 
-def test_a_block_is_opened_once():
-    blocks = SharedBuffers(1)
-    sent = blocks.take(100)
+def test_a_buffer_is_opened_once():
+    buffers = SharedBuffers(1)
+    sent = buffers.take(100)
     pickled = [ForkingPickler.dumps(sent) for _ in range(2)]
     received = [pickle.loads(each) for each in pickled]
     assert received[0] is received[1]
     sent.content[:] = 7
     assert received[1].content.tolist() == [7] * 100
     sent.is_in_use = False
-    larger = blocks.take(200)  # under the same name
+    larger = buffers.take(200)  # under the same name
     received = [pickle.loads(ForkingPickler.dumps(larger)) for _ in range(2)]
     larger.content[:] = 8
     assert received[1].content.tolist() == [8] * 200
@@ -278,10 +278,10 @@ def test_a_block_is_opened_once():
         pickle.loads(ForkingPickler.dumps(larger))
 
 
-def test_a_block_for_want_of_a_free_one_travels_as_a_whole_each_time():
-    blocks = SharedBuffers(1)
-    blocks.take(100)
-    odd = blocks.take(100)
+def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
+    buffers = SharedBuffers(1)
+    buffers.take(100)
+    odd = buffers.take(100)
     received = [pickle.loads(ForkingPickler.dumps(odd)) for _ in range(2)]
     odd.content[:] = 9
     assert [int(each.content.min()) for each in received] == [9, 9]
@@ -305,7 +305,7 @@ def test_the_bytes_of_a_batch_are_judged_by_one_sample():
     assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
 
 
-def test_tensors_in_lists_are_counted_as_the_block_holds_them():
+def test_tensors_in_lists_are_counted_as_the_buffer_holds_them():
     boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
     counted = batch_bytes({"targets": [boxes]}, 64)
     sent = message_of({"targets": [boxes] * 64})

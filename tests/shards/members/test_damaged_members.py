@@ -85,7 +85,7 @@ def test_every_flipped_bit_of_a_header_is_found_by_the_scan(tmp_path, write_tar)
             data[block + position] ^= 1 << bit
 
 
-def test_damaged_bytes_are_named_with_place_and_remedy(path):
+def test_damaged_bytes_are_named_with_offset_and_remedy(path):
     table = scan_members(path, with_crc32=True)
     with path.open("r+b") as file:
         file.seek(1536 + 699)
