@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         DecodeResize,
     )
     from lightning_shards.shards.index import ShardIndex
+    from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
     from lightning_shards.shards.urls import expand_urls
     from lightning_shards.workers.pool import BatchStream, Pool, PoolDescription
 
@@ -88,11 +89,14 @@ _HOMES = {
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
     "ShardNotFoundError": "errors",
+    "ShardReads": "shards.storage.protocol",
+    "ShardStat": "shards.storage.protocol",
     "ShardWriter": "dataprep.writing.writer",
     "Source": "readers.source",
     "SourceDescription": "readers.source",
     "SplitConfig": "config",
     "StateError": "errors",
+    "Storage": "shards.storage.protocol",
     "TransformError": "errors",
     "UnsafeError": "errors",
     "UrlError": "errors",
@@ -137,11 +141,14 @@ __all__ = [
     "ShardIndex",
     "ShardLoader",
     "ShardNotFoundError",
+    "ShardReads",
+    "ShardStat",
     "ShardWriter",
     "Source",
     "SourceDescription",
     "SplitConfig",
     "StateError",
+    "Storage",
     "TransformError",
     "UnsafeError",
     "UrlError",

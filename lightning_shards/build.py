@@ -16,7 +16,7 @@ from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool
@@ -150,7 +150,7 @@ def choose_reader(split: Split, config: SplitConfig, sampling: str, index: Shard
     Raises:
         ConfigError: The `indexed` reader is configured, and cannot read this split.
     """
-    remote = [url for url in index.urls if not is_local(url)]
+    remote = [url for url in index.urls if not has_ranges(url)]
     if config.reader == "auto":
         streams = sampling == "resampled" or config.stages or remote
         return "stream" if streams else "indexed"

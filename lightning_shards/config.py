@@ -68,7 +68,7 @@ class SplitConfig:
         """Refuse settings that are wrong whatever the shards hold.
 
         Raises:
-            ConfigError: a setting is wrong; the message names it, its value and the remedy.
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
         if not self.urls:
             raise ConfigError(
@@ -151,7 +151,7 @@ class LoaderConfig:
         """Refuse settings that cannot work.
 
         Raises:
-            ConfigError: a setting is wrong; the message names it, its value and the remedy.
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
         require_choice("pool", self.pool, ("processes", "threads", "inline"))
         require_at_least("threads_per_worker", self.threads_per_worker, 1)
@@ -176,7 +176,7 @@ def require_at_least(name: str, value: int, least: int) -> None:
     """Check a whole number against its least value.
 
     Raises:
-        ConfigError: it is smaller, or not a whole number.
+        ConfigError: It is smaller, or not a whole number.
     """
     if type(value) is not int or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -186,7 +186,7 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
     """Check a setting against its choices.
 
     Raises:
-        ConfigError: it is not one of them.
+        ConfigError: It is not one of them.
     """
     if value not in choices:
         raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")

@@ -24,8 +24,8 @@ def module_from_config(
     """The data module that a configuration describes; see `ShardDataModule.from_config`.
 
     Raises:
-        ConfigError: it cannot be read, or holds settings that the module does not take.
-        FileNotFoundError: there is no such file.
+        ConfigError: It cannot be read, or holds settings that the module does not take.
+        FileNotFoundError: There is no such file.
     """
     module_class, settings, unchecked = _chosen_class(
         module_class, _data_section(module_class, config)
@@ -44,8 +44,8 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
     """One setting of a YAML of LightningCLI, as in `trainer.devices`, with interpolations resolved.
 
     Raises:
-        ConfigError: the file is not YAML, or an interpolation cannot be resolved.
-        OSError: there is no such file, or it holds a bare value.
+        ConfigError: The file is not YAML, or an interpolation cannot be resolved.
+        OSError: There is no such file, or it holds a bare value.
     """
     with _errors_name(repr(fspath(path))):
         return OmegaConf.select(OmegaConf.load(fspath(path)), key, default=default)
@@ -55,8 +55,8 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
     """The message with the section that it is about, and the split if it is about one.
 
     Args:
-        error: an error of a data module or of a split about its settings.
-        settings: the settings of the data module, in plain values.
+        error: An error of a data module or of a split about its settings.
+        settings: The settings of the data module, in plain values.
     """
     if str(error).startswith("data"):  # from the parser, which names the key
         return str(error)

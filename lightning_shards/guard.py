@@ -25,8 +25,8 @@ class GuardedName(str):
     """The name of a process, which begins the guard when it is unpickled.
 
     Args:
-        owner_pid: the process with which this one shall end.
-        folder: folder of sockets; see `end_with`.
+        owner_pid: The process with which this one shall end.
+        folder: Folder of sockets; see `end_with`.
     """
 
     __slots__ = ("_folder", "_owner_pid")
@@ -65,8 +65,8 @@ def end_with(owner_pid: int, folder: str | None) -> None:
     then reaches only the owner, which ends its processes.)
 
     Args:
-        owner_pid: the process that started this one.
-        folder: of the sockets of the owner and its processes, which a killed owner leaves behind.
+        owner_pid: The process that started this one.
+        folder: Of the sockets of the owner and its processes, which a killed owner leaves behind.
     """
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         return

@@ -37,14 +37,14 @@ def build(
     """Call a class or a function with values that are checked against its annotations.
 
     Args:
-        make: a class or a function.
-        values: its arguments in plain types; ``class_path`` and ``init_args`` make an object.
-        section: name of these values in errors.
-        unchecked: more arguments, for `**kwargs` whose names jsonargparse cannot find out.
+        make: A class or a function.
+        values: Its arguments in plain types; ``class_path`` and ``init_args`` make an object.
+        section: Name of these values in errors.
+        unchecked: More arguments, for `**kwargs` whose names jsonargparse cannot find out.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value has the wrong type.
-        Exception: any error that `make` itself raises.
+        ConfigError: A key is unknown or missing, or a value has the wrong type.
+        Exception: Any error that `make` itself raises.
     """
     parser = _parser_of(make, section)
     arguments: dict[str, Any] = {}
@@ -93,11 +93,11 @@ def load_callable(name: str, value: object) -> Callable[..., Any]:
     The path of a class whose instances are callable gives an instance made without arguments.
 
     Args:
-        name: name of the value in errors.
-        value: a callable, an import path, or a dict of ``class_path`` and ``init_args``.
+        name: Name of the value in errors.
+        value: A callable, an import path, or a dict of ``class_path`` and ``init_args``.
 
     Raises:
-        ConfigError: it names nothing that can be called, or its arguments do not fit.
+        ConfigError: It names nothing that can be called, or its arguments do not fit.
     """
     try:
         function = _load(value)

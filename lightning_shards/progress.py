@@ -56,12 +56,12 @@ class FitPosition(NamedTuple):
     """The position of a fit between two batches, in Lightning's terms.
 
     Attributes:
-        epoch: the open epoch, or the next one; also the number of epochs that have ended.
-        batches: batches of this epoch that are trained.
-        is_over: whether all its batches are trained, so that at most validation and the epoch's
+        epoch: The open epoch, or the next one; also the number of epochs that have ended.
+        batches: Batches of this epoch that are trained.
+        is_over: Whether all its batches are trained, so that at most validation and the epoch's
             end are left.
-        total: batches trained since the first epoch, whatever their size was.
-        validation_due: whether a validation comes next.
+        total: Batches trained since the first epoch, whatever their size was.
+        validation_due: Whether a validation comes next.
     """
 
     epoch: int
@@ -84,7 +84,7 @@ class EpochAnchor(NamedTuple):
     """The point from which the rest of an epoch is counted after its batch size changed.
 
     Attributes:
-        cursor: the first sample that was not trained before the change.
+        cursor: The first sample that was not trained before the change.
         batches: Lightning's number of batches at this cursor, in batches of the new size.
     """
 
@@ -104,7 +104,7 @@ class TrainProgress:
         """The first sample that is not trained yet, and the steps that the trainer wants.
 
         Raises:
-            StateError: the checkpoint is from within an epoch, and counts batches of unknown or
+            StateError: The checkpoint is from within an epoch, and counts batches of unknown or
                 other size.
         """
         if not (self._is_known or self.anchor):
@@ -118,11 +118,11 @@ class TrainProgress:
         """Refuse a checkpoint whose count of batches means nothing in this run.
 
         Args:
-            loader: the train loader of this run.
-            saved: the state of a loader in the checkpoint, `{}` if there is none.
+            loader: The train loader of this run.
+            saved: The state of a loader in the checkpoint, `{}` if there is none.
 
         Raises:
-            StateError: the checkpoint is from within an epoch, and its batches are of another or
+            StateError: The checkpoint is from within an epoch, and its batches are of another or
                 unknown size; or its epoch ends earlier now, so that Lightning would train it again.
         """
         restored = _restored(self._trainer)
@@ -205,10 +205,10 @@ class _Restored(NamedTuple):
     """The position in a checkpoint by Lightning's own counters.
 
     Attributes:
-        batches: batches of its epoch that are trained.
-        is_over: whether all batches of the epoch are trained.
-        is_within: whether it was saved at the end of a batch that was not the epoch's last.
-        loader: the state of its loader, if Lightning saved it.
+        batches: Batches of its epoch that are trained.
+        is_over: Whether all batches of the epoch are trained.
+        is_within: Whether it was saved at the end of a batch that was not the epoch's last.
+        loader: The state of its loader, if Lightning saved it.
     """
 
     batches: int

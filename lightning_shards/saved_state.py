@@ -25,7 +25,7 @@ def require_state(state: object, whose: str) -> State:
     """The state itself if it is a dict; its values are not checked.
 
     Raises:
-        StateError: it is not a dict.
+        StateError: It is not a dict.
     """
     if not isinstance(state, Mapping):
         raise StateError(
@@ -39,7 +39,7 @@ def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, leas
     """A count in a state.
 
     Raises:
-        StateError: it is missing, not a whole number, below `least` or above `most`.
+        StateError: It is missing, not a whole number, below `least` or above `most`.
     """
     value = state.get(name)
     if type(value) is not int or not least <= value <= most:
@@ -54,7 +54,7 @@ def read_choice(state: Mapping[str, object], name: str, choices: tuple[str, ...]
     """A word in a state.
 
     Raises:
-        StateError: it is missing, or is not one of the choices.
+        StateError: It is missing, or is not one of the choices.
     """
     value = state.get(name)
     if not isinstance(value, str) or value not in choices:
@@ -73,7 +73,7 @@ def require_same(
     """Check that a saved state agrees with this run.
 
     Raises:
-        StateError: a value differs; the message names the field, both values and two remedies.
+        StateError: A value differs; the message names the field, both values and two remedies.
     """
     for name, value in expected.items():
         saved = state.get(name)
@@ -89,7 +89,7 @@ def reading_counters() -> Generator[None, None, None]:
     """A context for reading Lightning's own part of a checkpoint.
 
     Raises:
-        StateError: a counter is missing.
+        StateError: A counter is missing.
     """
     try:
         yield

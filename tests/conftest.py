@@ -28,6 +28,9 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs of tests would inherit it
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -6,7 +6,7 @@ from lightning_shards.readers.read_ahead import ReadBuffer
 from tests.trace_sample import moves_of, one_batch_read_ahead, trace_sample
 
 MOST_MOVES = 27
-MOST_CALLS = 53
+MOST_CALLS = 52
 MOST_CALLERS = 2
 
 

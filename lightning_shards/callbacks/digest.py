@@ -32,9 +32,9 @@ class EpochDigest(pl.Callback):
     the ranks are compared, and a line is logged only if samples were bad.
 
     Raises:
-        DigestError: the samples served are not those of the order, or the ranks are not in step.
-        SampleError: more samples were bad than `max_bad` allows.
-        ConfigError: a loader was made for another rank.
+        DigestError: The samples served are not those of the order, or the ranks are not in step.
+        SampleError: More samples were bad than `max_bad` allows.
+        ConfigError: A loader was made for another rank.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -12,7 +12,7 @@ def require_own_places(trainer: Any, loaders: Iterable[object]) -> None:
     """Check that our loaders give the batches of this process; foreign loaders are not checked.
 
     Raises:
-        ConfigError: a loader is for another rank, or for a world of another size.
+        ConfigError: A loader is for another rank, or for a world of another size.
     """
     own = place_of(trainer)
     for loader in loaders:

@@ -64,7 +64,7 @@ class ExactResume(pl.Callback):
     is drawn afresh.
 
     Attributes:
-        translates_batches: whether a checkpoint with another global batch can be resumed; False
+        translates_batches: Whether a checkpoint with another global batch can be resumed; False
             for a checkpoint that was made without this callback.
     """
 
@@ -118,7 +118,7 @@ class ExactResume(pl.Callback):
         """Rewrite Lightning's counters for this run's batches before Lightning restores them.
 
         Raises:
-            StateError: the checkpoint is of other shards, another seed or order, or is damaged.
+            StateError: The checkpoint is of other shards, another seed or order, or is damaged.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -245,10 +245,10 @@ def position_after(state: State, epochs: EpochSchedule, world_size: int, end: in
     (0, 3, False, 9, False)
 
     Args:
-        state: what `ExactResume` saved.
-        epochs: the schedule of this run's epochs.
-        world_size: number of ranks of this run.
-        end: batches of an epoch that the trainer will run.
+        state: What `ExactResume` saved.
+        epochs: The schedule of this run's epochs.
+        world_size: Number of ranks of this run.
+        end: Batches of an epoch that the trainer will run.
     """
     epoch = int(state["ended"])
     is_due = state["validation"] == "due"

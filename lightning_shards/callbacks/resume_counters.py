@@ -24,10 +24,10 @@ def write_counters(
     """Write a fit position into the saved state of a fit loop, in one of the four forms.
 
     Args:
-        fit_loop: the state in a checkpoint, changed in place.
-        position: the fit position to write.
-        stepped: all batches so far that an optimiser step followed, the x axis of loggers.
-        accumulate: batches in an accumulation window.
+        fit_loop: The state in a checkpoint, changed in place.
+        position: The fit position to write.
+        stepped: All batches so far that an optimiser step followed, the x axis of loggers.
+        accumulate: Batches in an accumulation window.
     """
     begun = position.epoch + (not position.is_between_epochs)
     epochs = _counts(begun, position.epoch, position.epoch)

@@ -44,11 +44,11 @@ class DataThroughputMonitor(pl.Callback):
     cannot be seen and count as the trainer's time. All this costs one collective, at the end.
 
     Args:
-        plot: a .png, .pdf or .svg file for a plot of step time and waiting time over the run; needs
+        plot: A .png, .pdf or .svg file for a plot of step time and waiting time over the run; needs
             the extra `plot`.
 
     Raises:
-        ConfigError: the plot cannot be made.
+        ConfigError: The plot cannot be made.
     """
 
     def __init__(self, plot: str | None = None) -> None:

@@ -8,8 +8,8 @@ class Cursor:
     """How far the whole job has come.
 
     Attributes:
-        epoch: number of the epoch, from 0.
-        samples: samples of **this epoch** that the whole job has trained, repeats not counted.
+        epoch: Number of the epoch, from 0.
+        samples: Samples of **this epoch** that the whole job has trained, repeats not counted.
     """
 
     epoch: int = 0

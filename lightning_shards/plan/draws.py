@@ -49,8 +49,8 @@ class Span:
     """Positions start to stop of the epoch's sequence.
 
     Attributes:
-        start: first position.
-        stop: the position after the last one.
+        start: First position.
+        stop: The position after the last one.
         weight: 1, or 0 where the positions are repeats of samples served elsewhere.
     """
 
@@ -70,16 +70,16 @@ def shard_draws(
         shard_draws(n, s, e, 0, 9) == concat(shard_draws(n, s, e, 0, 5), shard_draws(n, s, e, 5, 9))
 
     Args:
-        num_shards: number of shards to draw from, 1 to 2**32 - 1.
+        num_shards: Number of shards to draw from, 1 to 2**32 - 1.
         seed: 0 <= seed < 2**64.
-        epoch: number of the epoch.
-        start: number of the first draw.
-        stop: number after the last draw.
-        resumed_at: samples of this epoch trained before the stream was started. Each value is an
+        epoch: Number of the epoch.
+        start: Number of the first draw.
+        stop: Number after the last draw.
+        resumed_at: Samples of this epoch trained before the stream was started. Each value is an
             independent sequence, so a resumed stream does not repeat the shards it had read.
 
     Raises:
-        ConfigError: a number out of its range.
+        ConfigError: A number out of its range.
     """
     _check_num_shards(num_shards)
     words = random_words(
@@ -104,15 +104,15 @@ def draw_sample(
     when epochs are shorter than shards it never sees the rest of each shard.
 
     Args:
-        counts: samples per shard, int64, shape (num_shards,); zeros are allowed.
+        counts: Samples per shard, int64, shape (num_shards,); zeros are allowed.
         seed: 0 <= seed < 2**64.
-        epoch: number of the epoch.
-        stream: number of the stream among all of the job, so that each has its own start.
-        resumed_at: as in `shard_draws`.
+        epoch: Number of the epoch.
+        stream: Number of the stream among all of the job, so that each has its own start.
+        resumed_at: As in `shard_draws`.
 
     Raises:
-        ConfigError: a number out of its range.
-        PlanError: there is no sample at all.
+        ConfigError: A number out of its range.
+        PlanError: There is no sample at all.
     """
     ends = np.cumsum(counts, dtype=np.int64)
     total = int(ends[-1]) if ends.size else 0
@@ -134,7 +134,7 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
     int64, shape (num_shards,).
 
     Raises:
-        ConfigError: a number out of its range.
+        ConfigError: A number out of its range.
     """
     _check_num_shards(num_shards)
     if not shuffled:
@@ -175,7 +175,7 @@ def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
     k steps trained are not the first positions, so this order cannot be resumed within an epoch.
 
     Raises:
-        ConfigError: the place is in a world of another size than the plan.
+        ConfigError: The place is in a world of another size than the plan.
     """
     if place.world_size != plan.world_size:
         raise ConfigError(

@@ -30,11 +30,11 @@ class EpochPlan:
     Steps are numbered from 0 at `done`. A step or rank that is out of range is a `ConfigError`.
 
     Attributes:
-        samples: samples of the whole epoch.
-        batch_size: samples per rank and step.
-        world_size: number of data-parallel ranks.
-        remainder: what happens to the samples that fill no whole step.
-        done: samples of this epoch that were trained before this plan begins.
+        samples: Samples of the whole epoch.
+        batch_size: Samples per rank and step.
+        world_size: Number of data-parallel ranks.
+        remainder: What happens to the samples that fill no whole step.
+        done: Samples of this epoch that were trained before this plan begins.
     """
 
     samples: int
@@ -47,7 +47,7 @@ class EpochPlan:
         """Refuse numbers that no epoch can have.
 
         Raises:
-            ConfigError: a size below its least value, `done` outside the epoch, or an unknown
+            ConfigError: A size below its least value, `done` outside the epoch, or an unknown
                 remainder.
         """
         for name, value, least, remedy in (
@@ -101,7 +101,7 @@ class EpochPlan:
         The rest of an epoch (`done` > 0) may be empty: the next epoch follows it.
 
         Raises:
-            PlanError: a whole epoch (`done` == 0) without a single step.
+            PlanError: A whole epoch (`done` == 0) without a single step.
         """
         if self.steps or self.done:
             return self
@@ -260,6 +260,6 @@ def plan_epoch(
     (0, 1, 2, 2)
 
     Raises:
-        ConfigError: see `EpochPlan`.
+        ConfigError: See `EpochPlan`.
     """
     return EpochPlan(samples, batch_size, world_size, remainder, done)

@@ -17,10 +17,10 @@ class DataShape:
     """A data set in four numbers.
 
     Attributes:
-        shards: number of shards.
-        samples: number of samples in all shards.
-        size_bytes: size of all shards; None if unknown.
-        is_streamed: whether whole shards are read forward, rather than samples by their offsets.
+        shards: Number of shards.
+        samples: Number of samples in all shards.
+        size_bytes: Size of all shards; None if unknown.
+        is_streamed: Whether whole shards are read forward, rather than samples by their offsets.
     """
 
     shards: int
@@ -39,10 +39,10 @@ class Workers:
     """The workers that make the batches of one node.
 
     Attributes:
-        ranks: ranks on the node.
-        per_rank: worker processes of each rank; 0 for none.
-        prefetch_factor: messages that each worker keeps ready.
-        shuffle_buffer: undecoded samples that each worker holds.
+        ranks: Ranks on the node.
+        per_rank: Worker processes of each rank; 0 for none.
+        prefetch_factor: Messages that each worker keeps ready.
+        shuffle_buffer: Undecoded samples that each worker holds.
     """
 
     ranks: int
@@ -62,15 +62,15 @@ class Footprint:
     (2, 500.0, 25000, 2400)
 
     Attributes:
-        nodes: number of nodes.
-        shards_per_rank: shards divided by ranks.
-        shards_per_worker: shards divided by workers; below 1 if there are more workers.
-        samples_per_node: samples that a node serves in an epoch, repeats included.
+        nodes: Number of nodes.
+        shards_per_rank: Shards divided by ranks.
+        shards_per_worker: Shards divided by workers; below 1 if there are more workers.
+        samples_per_node: Samples that a node serves in an epoch, repeats included.
         bytes_read: bytes of shards that a node reads in an epoch.
-        shards_touched: different shards that a node reads in an epoch.
-        cache_bytes: size of these shards.
-        shm_bytes: memory for batches in /dev/shm, for all workers of the node.
-        buffer_bytes: undecoded samples in the shuffle buffers of all workers of the node.
+        shards_touched: Different shards that a node reads in an epoch.
+        cache_bytes: Size of these shards.
+        shm_bytes: Memory for batches in /dev/shm, for all workers of the node.
+        buffer_bytes: Undecoded samples in the shuffle buffers of all workers of the node.
     """
 
     nodes: int
@@ -107,12 +107,12 @@ def footprint(
     """What an epoch asks of one node.
 
     Args:
-        plan: the plan of the epoch.
-        data: the data set.
-        workers: the workers of one node.
-        sampling: the order's own word; `resampled` is with replacement.
+        plan: The plan of the epoch.
+        data: The data set.
+        workers: The workers of one node.
+        sampling: The order's own word; `resampled` is with replacement.
         message_bytes: bytes of the batches that a worker sends in one message.
-        run: consecutive samples that the indexed reader keeps together.
+        run: Consecutive samples that the indexed reader keeps together.
     """
     served, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
     per_node = served * ranks / plan.world_size

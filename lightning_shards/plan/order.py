@@ -78,8 +78,8 @@ class Order(Protocol):
             order.at(e, 0, 9) == concat(order.at(e, 0, 5), order.at(e, 5, 9))
 
         Raises:
-            ConfigError: numbers that no epoch or range has.
-            PlanError: positions of a data set without samples.
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
         """
         ...
 
@@ -102,8 +102,8 @@ class Order(Protocol):
         the same first good one. Here it is what comes next in the sequence.
 
         Raises:
-            ConfigError: numbers that no epoch or range has.
-            PlanError: positions of a data set without samples.
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
         """
         return self.at(epoch, position + 1, position + 1 + count)
 
@@ -114,8 +114,8 @@ class Order(Protocol):
         it is that: an order without blocks.
 
         Raises:
-            ConfigError: numbers that no epoch or range has.
-            PlanError: positions of a data set without samples.
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
         """
         return self.at(epoch, start, stop)
 
@@ -132,13 +132,13 @@ class SampleOrder(Order):
     are permuted uniformly.
 
     Attributes:
-        counts: samples per shard, int64, shape (num_shards,); zeros are allowed. Not copied.
+        counts: Samples per shard, int64, shape (num_shards,); zeros are allowed. Not copied.
         seed: 0 <= seed < 2**64.
-        sampling: see above.
-        run: consecutive samples kept together when shards are mixed; 0 keeps whole shards
+        sampling: See above.
+        run: Consecutive samples kept together when shards are mixed; 0 keeps whole shards
             together (``shuffled`` only). With blocks, the samples of a run come near each other
             and not side by side.
-        block: consecutive positions of the mixed sequence that are shuffled; 0 or 1: none.
+        block: Consecutive positions of the mixed sequence that are shuffled; 0 or 1: none.
     """
 
     counts: NDArray[np.int64]
@@ -151,7 +151,7 @@ class SampleOrder(Order):
         """Refuse arguments that name no order.
 
         Raises:
-            ConfigError: a value out of its range, or whole shards with ``resampled``.
+            ConfigError: A value out of its range, or whole shards with ``resampled``.
         """
         if self.sampling not in get_args(Sampling):
             raise ConfigError(
@@ -208,8 +208,8 @@ class SampleOrder(Order):
         [[0, 2], [2, 0], [2, 1]]
 
         Raises:
-            ConfigError: numbers that no epoch or range has.
-            PlanError: positions of a data set without samples.
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
         """
         self._require_range(epoch, start, stop)
         return self._ids_of(self._pieces(epoch, start, stop))
@@ -240,8 +240,8 @@ class SampleOrder(Order):
         Without blocks, what `at` gives.
 
         Raises:
-            ConfigError: numbers that no epoch or range has.
-            PlanError: positions of a data set without samples.
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
         """
         if not self._has_blocks:
             return self.at(epoch, start, stop)

@@ -11,7 +11,7 @@ from lightning_shards.plan.draws import Purpose, random_words, shard_order, stab
 
 MAX_TABLE = 2**16
 """Up to this many runs are permuted by sorting random words: every permutation is equally likely.
-A Feistel network over a small domain reaches few of them; over a larger one nobody can tell."""
+A Feistel network over a small domain reaches few of them; over a larger one this cannot be told."""
 
 FEISTEL_ROUNDS = 8
 """Four are the least that theory wants of ideal round functions; ours are merely very good."""

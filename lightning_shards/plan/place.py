@@ -13,10 +13,10 @@ class Place:
     asks the environment which rank it serves (under forkserver and spawn the answer is wrong).
 
     Attributes:
-        rank: data-parallel rank, 0 <= rank < world_size.
-        world_size: number of data-parallel ranks.
-        worker: number of this worker within its rank, 0 <= worker < num_workers.
-        num_workers: number of workers that share the batches of this rank, at least 1.
+        rank: Data-parallel rank, 0 <= rank < world_size.
+        world_size: Number of data-parallel ranks.
+        worker: Number of this worker within its rank, 0 <= worker < num_workers.
+        num_workers: Number of workers that share the batches of this rank, at least 1.
     """
 
     rank: int = 0
@@ -46,7 +46,7 @@ def place_if_given(rank: int | None, world_size: int | None) -> Place | None:
     """The place that two numbers name, None if both are left out.
 
     Raises:
-        ConfigError: one is given without the other, or the rank is not in its world.
+        ConfigError: One is given without the other, or the rank is not in its world.
     """
     if rank is None and world_size is None:
         return None

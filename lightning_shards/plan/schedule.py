@@ -23,10 +23,10 @@ class WorkerEpoch:
     whether the stream rolled into it or was started at it.
 
     Attributes:
-        epoch: number of the epoch.
-        plan: what is left of the epoch.
-        steps: how many steps of the plan are run, less than `plan.steps` under a limit.
-        place: the place, with the worker's number counted from the first batch of this epoch.
+        epoch: Number of the epoch.
+        plan: What is left of the epoch.
+        steps: How many steps of the plan are run, less than `plan.steps` under a limit.
+        place: The place, with the worker's number counted from the first batch of this epoch.
     """
 
     epoch: int
@@ -52,11 +52,11 @@ class EpochSchedule:
     """How a stream of samples is cut into epochs; the same on every rank.
 
     Attributes:
-        samples: samples of an epoch.
-        batch_size: samples per rank and step.
-        remainder: what happens to samples that fill no whole step.
-        limit: steps after which an epoch ends early, None for no limit.
-        pinned: whether each epoch is epoch 0 again (evaluation rewinds).
+        samples: Samples of an epoch.
+        batch_size: Samples per rank and step.
+        remainder: What happens to samples that fill no whole step.
+        limit: Steps after which an epoch ends early, None for no limit.
+        pinned: Whether each epoch is epoch 0 again (evaluation rewinds).
     """
 
     samples: int

@@ -32,9 +32,9 @@ class Timing:
     """The length of a measurement and of its warm-up.
 
     Attributes:
-        seconds: length of the measurement itself.
-        warm_up_s: shortest warm-up, in seconds after the first batch.
-        warm_up_limit_s: longest warm-up, even if batches that workers kept ready are left.
+        seconds: Length of the measurement itself.
+        warm_up_s: Shortest warm-up, in seconds after the first batch.
+        warm_up_limit_s: Longest warm-up, even if batches that workers kept ready are left.
     """
 
     seconds: float
@@ -59,10 +59,10 @@ class Fit:
     """The model, data and trainer of a configuration.
 
     Attributes:
-        model: the model.
-        data: the data module.
-        make_trainer: makes a trainer of one rank that has only these callbacks and writes nothing.
-        device: the device that it trains on.
+        model: The model.
+        data: The data module.
+        make_trainer: Makes a trainer of one rank that has only these callbacks and writes nothing.
+        device: The device that it trains on.
     """
 
     model: pl.LightningModule
@@ -107,9 +107,9 @@ class OneBatch:
     """A loader that gives one batch over and over and takes no time.
 
     Attributes:
-        batch: the batch.
-        samples: its size.
-        length: batches of an epoch.
+        batch: The batch.
+        samples: Its size.
+        length: Batches of an epoch.
     """
 
     batch: Any
@@ -133,7 +133,7 @@ def take_batch(data: pl.LightningDataModule) -> OneBatch:
     """The first batch of the train loader and the loader's length, for `measure_trainer`.
 
     Raises:
-        ShardError: no batch can be made.
+        ShardError: No batch can be made.
     """
     loader = _open_loader(data)
     with _closed(loader), closing(_endless(loader)) as batches:
@@ -149,7 +149,7 @@ def measure_loader(data: pl.LightningDataModule, span: Timing) -> Measurement:
     """Measure the train loader alone, from epoch to epoch without a break.
 
     Raises:
-        ShardError: no batch can be made, or not with these settings.
+        ShardError: No batch can be made, or not with these settings.
     """
     loader = _open_loader(data)
     meter = _Meter(loader, span)

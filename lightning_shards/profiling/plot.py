@@ -20,7 +20,7 @@ class History:
     long as these, so that the whole run stays visible at one resolution.
 
     Args:
-        capacity: an even number.
+        capacity: An even number.
     """
 
     def __init__(self, capacity: int = 1000) -> None:
@@ -53,7 +53,7 @@ def require_plot(path: str) -> None:
     """Check before a run that its plot can be made at the end.
 
     Raises:
-        ConfigError: matplotlib is missing, or the suffix is none of the supported ones.
+        ConfigError: Matplotlib is missing, or the suffix is none of the supported ones.
     """
     if Path(path).suffix not in SUFFIXES:
         raise ConfigError(f"plot={path!r} must be a file that ends in one of {', '.join(SUFFIXES)}")

@@ -39,22 +39,22 @@ class TimeTotals:
     """Sums over some steps of one rank.
 
     Attributes:
-        batches: number of steps.
-        samples: number of samples trained.
-        wall_s: wall-clock seconds, without validation and without the start of workers.
-        wait_s: seconds of `wall_s` that the trainer waited inside the loader's `next()`.
-        starved_s: seconds of waiting that count as lost for the device: all of `wait_s`, except on
+        batches: Number of steps.
+        samples: Number of samples trained.
+        wall_s: Wall-clock seconds, without validation and without the start of workers.
+        wait_s: Seconds of `wall_s` that the trainer waited inside the loader's `next()`.
+        starved_s: Seconds of waiting that count as lost for the device: all of `wait_s`, except on
             CUDA, where the device may have had work queued.
-        produce_s: seconds that workers spent on these samples, summed over workers.
-        forward_s: seconds between a batch's arrival and its backward pass; 0 if there is only one
+        produce_s: Seconds that workers spent on these samples, summed over workers.
+        forward_s: Seconds between a batch's arrival and its backward pass; 0 if there is only one
             rank, and so nothing to compare.
-        transfer_s: seconds from when the loader hands out batches until they arrive at the step,
+        transfer_s: Seconds from when the loader hands out batches until they arrive at the step,
             moved to the device and through `device_transforms`.
-        open_s: seconds of `produce_s` for opening shards and finding members.
-        read_s: seconds of `produce_s` for reading or fetching bytes.
-        decode_s: seconds of `produce_s` for decoding.
-        transform_s: seconds of `produce_s` for transforms.
-        collate_s: seconds of `produce_s` for making batches.
+        open_s: Seconds of `produce_s` for opening shards and finding members.
+        read_s: Seconds of `produce_s` for reading or fetching bytes.
+        decode_s: Seconds of `produce_s` for decoding.
+        transform_s: Seconds of `produce_s` for transforms.
+        collate_s: Seconds of `produce_s` for making batches.
     """
 
     batches: float = 0.0
@@ -109,9 +109,9 @@ class Throughput:
     """Rates of the whole job, in samples per second over all ranks.
 
     Attributes:
-        measured: totals of one rank, or of all ranks in lockstep.
-        num_workers: workers of a rank that make batches at the same time.
-        world_size: number of ranks.
+        measured: Totals of one rank, or of all ranks in lockstep.
+        num_workers: Workers of a rank that make batches at the same time.
+        world_size: Number of ranks.
     """
 
     totals: TimeTotals
@@ -198,10 +198,10 @@ class SlowRank:
     """A rank that costs all others more than `IMBALANCE` of the time.
 
     Attributes:
-        rank: number of the rank.
-        part: its loader, or the forward pass of its model.
-        fraction: share of the time that this part took on this rank, 0 to 1.
-        median: median of this share over all ranks.
+        rank: Number of the rank.
+        part: Its loader, or the forward pass of its model.
+        fraction: Share of the time that this part took on this rank, 0 to 1.
+        median: Median of this share over all ranks.
     """
 
     rank: int

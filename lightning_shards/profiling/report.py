@@ -37,10 +37,10 @@ class RunContext:
     """The workers, the machine and the device of a run, which the figures do not show.
 
     Attributes:
-        num_workers: workers of a rank; 0 for the trainer's own thread.
-        cores: processor cores of a machine for each of its ranks, at least 1.
-        world_size: number of ranks.
-        device: type of the device, such as `cpu` or `cuda`.
+        num_workers: Workers of a rank; 0 for the trainer's own thread.
+        cores: Processor cores of a machine for each of its ranks, at least 1.
+        world_size: Number of ranks.
+        device: Type of the device, such as `cpu` or `cuda`.
     """
 
     num_workers: int
@@ -57,9 +57,9 @@ def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext)
     """The verdict in one line, then a table and the one change to make.
 
     Args:
-        spans: time totals of each rank, by the name of the time span; the first span is judged. If
+        spans: Time totals of each rank, by the name of the time span; the first span is judged. If
             there are only figures of one rank among several, the report says so.
-        context: the workers, the machine and the device.
+        context: The workers, the machine and the device.
     """
     columns: dict[str, _RankColumn] = {
         name: (context.throughput(in_lockstep(ranks)), find_slow_rank(ranks))

@@ -19,8 +19,8 @@ class StarvationClock(Protocol):
     """The time lost so far; the methods are called in the order of a step.
 
     Attributes:
-        starved_s: seconds of waiting that count as lost.
-        forward_s: seconds that forward passes took.
+        starved_s: Seconds of waiting that count as lost.
+        forward_s: Seconds that forward passes took.
     """
 
     starved_s: float
@@ -95,7 +95,7 @@ class DeviceClock:
     all passes in between. So three events are enough, however far the trainer's thread runs ahead.
 
     Args:
-        make_event: makes an event with timing enabled.
+        make_event: Makes an event with timing enabled.
     """
 
     def __init__(self, make_event: Callable[[], Event]) -> None:

@@ -48,10 +48,11 @@ from lightning_shards.samples.fields import DECODERS, Field, SampleTransforms, c
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.members import ENCODING, ShardReader
+from lightning_shards.shards.storage.protocol import ShardReads
 
 _NEAR = 2**19
-"""Bytes between the starts of two samples that the system is told of together: as a rule, other
-workers want what lies between."""
+"""Bytes between the starts of two samples that are announced together: as a rule, other workers
+want what lies between."""
 
 
 def can_decode(field: Field) -> bool:
@@ -71,7 +72,7 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     """One field of a batch, as `Field.decode` and `collate` make it.
 
     Raises:
-        SampleError: one cannot be decoded, or the shapes differ.
+        SampleError: One cannot be decoded, or the shapes differ.
     """
     (decoder,) = field.decoders
     decode = _COLUMNS.get(decoder)
@@ -113,12 +114,12 @@ class BatchReader:
     """Makes the batches of one worker, one stretch of an epoch after the other.
 
     Args:
-        shards: the open shards.
-        fields: what is taken of each sample; `can_decode` holds for all of them.
-        batch_format: a dict, or the fields in order as a tuple.
-        clock: told of the time that each stage takes.
-        arena: where the tensors of a batch are made, as far as they fit.
-        buffer: where small members are read to, and how many at once.
+        shards: The open shards.
+        fields: What is taken of each sample; `can_decode` holds for all of them.
+        batch_format: A dict, or the fields in order as a tuple.
+        clock: Told of the time that each stage takes.
+        arena: Where the tensors of a batch are made, as far as they fit.
+        buffer: Where small members are read to, and how many at once.
     """
 
     def __init__(
@@ -142,13 +143,13 @@ class BatchReader:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
         Args:
-            ids: of the samples of all batches, int64 of shape (n, 2).
-            spans: the positions of each batch in the epoch.
-            transforms: of this epoch.
+            ids: Of the samples of all batches, int64 of shape (n, 2).
+            spans: The positions of each batch in the epoch.
+            transforms: Of this epoch.
 
         Raises:
-            ShardNotFoundError: a shard does not exist.
-            IndexMismatchError: a shard changed since it was counted.
+            ShardNotFoundError: A shard does not exist.
+            IndexMismatchError: A shard changed since it was counted.
         """
         self._ids, self._transforms = ids, transforms
         self._digests = id_digests(ids)
@@ -163,7 +164,7 @@ class BatchReader:
         """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
 
         Raises:
-            SampleError: a sample is bad.
+            SampleError: A sample is bad.
         """
         start, stop = self._stops[number : number + 2]
         transformed = self._transforms.names
@@ -224,8 +225,8 @@ class _Keys:
     """The keys of some samples, cut out of one text when they are asked for.
 
     Args:
-        data: the text, uint8.
-        starts: where each key begins in it.
+        data: The text, uint8.
+        starts: Where each key begins in it.
         lengths: bytes of each.
     """
 
@@ -252,7 +253,7 @@ class _Keys:
 
 
 def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamps, _Keys, Extents]:
-    """What the tables say of these samples; the system is told what will be read."""
+    """What the tables say of these samples; the storage is told what will be read."""
     order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
     stamps: Stamps = {}
@@ -279,11 +280,15 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
 
 
 def _announce(reader: ShardReader, samples: Ints) -> None:
-    """Let the system fetch what will be read."""
+    """Tell the storage what will be read."""
     table = reader.table
     begins = table.offsets[table.sample_starts[samples]]
-    for first, last in _pieces(np.diff(begins) > _NEAR):
-        reader.will_need(int(samples[first]), int(samples[last - 1]) + 1)
+    pieces = [
+        table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
+        for first, last in _pieces(np.diff(begins) > _NEAR)
+    ]
+    stops = [start + length for start, length in pieces]
+    reader.storage.announce([ShardReads(reader.url, [start for start, _ in pieces], stops)])
 
 
 def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints) -> Extents:

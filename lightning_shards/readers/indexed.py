@@ -4,7 +4,7 @@ Sample ids come from an `Order`, and bytes are found by the member table of each
 the same whichever worker makes it and wherever the stream was started.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -41,6 +41,7 @@ from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
@@ -49,7 +50,7 @@ _STRETCH = 16_384
 
 @dataclass(frozen=True)
 class IndexedSource:
-    """Reads samples of local shards by their offsets, and gives equal batches for equal cursors.
+    """Reads samples of shards by their offsets, and gives equal batches for equal cursors.
 
     Attributes:
         index: The shards and their counts.
@@ -61,6 +62,8 @@ class IndexedSource:
         cache: Folder of the member tables.
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
+        storages: Storages of schemes that the package does not read by itself: scheme to a
+            callable, which is pickled and makes the storage in the process that reads.
     """
 
     index: ShardIndex
@@ -72,6 +75,7 @@ class IndexedSource:
     cache: CacheFolder
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
+    storages: Mapping[str, MakeStorage] | None = None
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -114,7 +118,7 @@ class IndexedSource:
         Raises:
             ShardError: A shard cannot be read.
         """
-        build_tables(self.index.urls, TableStore(self.cache))
+        build_tables(self.index.urls, TableStore(self.cache, storages=Storages(self.storages)))
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -141,7 +145,7 @@ class IndexedSource:
         """
         clock = StageClock()
         unreadable: set[tuple[int, int]] = set()
-        with OpenShards(self.index, self.cache) as shards:
+        with OpenShards(self.index, self.cache, storages=self.storages) as shards:
             reader = BatchReader(shards, self.fields, self.batch_format, clock, arena=arena)
             for worker_epoch in self.epochs.worker_epochs(place, cursor):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
@@ -163,7 +167,7 @@ class IndexedSource:
             ShardError: A shard cannot be read, or has changed.
         """
         plan = self.epochs.plan(place.world_size)
-        with OpenShards(self.index, self.cache) as shards:
+        with OpenShards(self.index, self.cache, storages=self.storages) as shards:
             return [
                 [
                     ServedSample(shards.members(shard, sample)["__key__"], shard, sample)

@@ -21,7 +21,8 @@ from lightning_shards.samples.fields import SampleTransforms, Transform, make_fi
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import expand_urls, is_local, redact
+from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.shards.urls import expand_urls, redact
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
@@ -107,7 +108,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     @cached_property
     def _index(self) -> ShardIndex:
         urls = expand_urls(self._urls)
-        remote = [url for url in urls if not is_local(url)]
+        remote = [url for url in urls if not has_ranges(url)]
         if remote:
             raise ConfigError(
                 f"ShardDataset reads local shards only, and {redact(remote[0])} is remote; copy "

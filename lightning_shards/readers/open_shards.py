@@ -5,6 +5,7 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Self
 
 from lightning_shards.errors import FileAccessError
@@ -14,6 +15,8 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 
 MAX_OPEN_SHARDS = 400
@@ -82,22 +85,29 @@ class OpenShards:
     """Open shards of one process, the least recently used one closed when there are too many.
 
     Attributes:
-        urls: of all shards, by their numbers.
+        urls: Of all shards, by their numbers.
     """
 
-    def __init__(self, index: ShardIndex, cache: CacheFolder, limit: int = MAX_OPEN_SHARDS) -> None:
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache: CacheFolder,
+        limit: int = MAX_OPEN_SHARDS,
+        storages: Mapping[str, MakeStorage] | None = None,
+    ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
-        self._store = TableStore(cache)
+        self._storages = Storages(storages)
+        self._store = TableStore(cache, storages=self._storages)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
 
         Raises:
-            ShardNotFoundError: it does not exist.
-            IndexMismatchError: it changed since it was counted.
+            ShardNotFoundError: It does not exist.
+            IndexMismatchError: It changed since it was counted.
         """
         reader = self._readers.get(shard)
         if reader is None:
@@ -108,6 +118,44 @@ class OpenShards:
             self._readers.move_to_end(shard)
         return reader
 
+    def read(self, shard: int, start: int, stop: int, stamp: tuple[int, int]) -> bytes:
+        """One range of a shard that had this stamp when it was looked up.
+
+        Returns:
+            Fewer bytes than asked for if the shard is another one by now, or ends before.
+
+        Raises:
+            ShardError: As of `reader`.
+            OSError: The bytes cannot be read.
+        """
+        reader = self.reader(shard)
+        return reader.storage.read(reader.url, start, stop, reader.expected(stamp))
+
+    def read_ranges(self, reads: Sequence[tuple[int, ShardReads]]) -> list[int]:
+        """Read ranges of any number of shards, in one call as far as all of these may be open.
+
+        Args:
+            reads: Shard number, and what is read of it, with the stamp of the table that says so.
+
+        Returns:
+            How many bytes of each range were read, as `Storage.read_ranges` counts them.
+
+        Raises:
+            ShardError: As of `reader`.
+        """
+        for shard, _ in reads:
+            self.reader(shard)  # not kept, as each holds a table: they may be too many
+        if len(reads) > 1 and not all(shard in self._readers for shard, _ in reads):
+            half = len(reads) // 2  # some were closed again
+            return self.read_ranges(reads[:half]) + self.read_ranges(reads[half:])
+        requests = [(self._readers[shard], each) for shard, each in reads]
+        sizes: list[int] = []
+        for storage, same in groupby(requests, lambda request: request[0].storage):
+            checked = [each._replace(stat=reader.expected(each.stat)) for reader, each in same]
+            for sizes_of_shard in storage.read_ranges(checked):
+                sizes += sizes_of_shard
+        return sizes
+
     def members(self, shard: int, sample: int, clock: StageClock | None = None) -> SampleMembers:
         """The members of one sample; raises what `reader` does."""
         return SampleMembers(self.reader(shard), sample, self.urls[shard], clock or StageClock())
@@ -117,7 +165,8 @@ class OpenShards:
         url, expected = self.urls[shard], int(self._counts[shard])
         while True:
             try:
-                return ShardReader(url, self._store.table_of(url, expected_samples=expected))
+                table = self._store.table_of(url, expected_samples=expected)
+                return ShardReader(url, table, self._storages.of(url))
             except FileAccessError as error:
                 if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:
                     raise
@@ -143,7 +192,7 @@ def read_sample(
     """The decoded fields of one sample, with its `__key__`, `__url__` and `__id__`.
 
     Raises:
-        ShardError: the shard changed or is damaged, or the sample has not what a field asks for.
+        ShardError: The shard changed or is damaged, or the sample has not what a field asks for.
     """
     clock = clock or StageClock()
     members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]

@@ -5,9 +5,9 @@ several batches into one buffer that is used again and again. Large ones are rea
 before they are decoded: they are still in the processor's caches then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,16 +22,10 @@ from lightning_shards.samples.member_bytes import (
     MemberBytes,
 )
 from lightning_shards.shards.checksums import crc32, joined_crc32
-from lightning_shards.shards.members import ShardReader
-
-_LARGE = 8192
-"""Mean bytes of a field's members from which on they are read one by one."""
-
-_COALESCED_GAP = 16_384
-"""Bytes between two members that cost less to read with them than a call of its own."""
+from lightning_shards.shards.storage.protocol import ShardReads
 
 _PIECE = 2**20
-"""Bytes that are read in one call at most: small members may lie among others that nobody wants."""
+"""Bytes that are read in one call at most: small members may lie among many others."""
 
 MOST_BYTES = 64 * 2**20
 """Bytes of small members that are read ahead together. A default block of token sequences: what
@@ -48,10 +42,10 @@ class Extents(NamedTuple):
     """Where the members of some samples lie, of all fields.
 
     Attributes:
-        shards: of each sample, int64 of shape (samples,).
+        shards: Of each sample, int64 of shape (samples,).
         offsets: int64 of shape (fields, samples).
-        sizes: likewise, ABSENT where a sample has no such member.
-        crc32: likewise, ABSENT where it is not known.
+        sizes: Likewise, ABSENT where a sample has no such member.
+        crc32: Likewise, ABSENT where it is not known.
     """
 
     shards: Ints
@@ -67,16 +61,16 @@ class Extents(NamedTuple):
         """Those of some fields, or of a single one: then each is of shape (samples,)."""
         return Extents(self.shards, *(values[fields] for values in self[1:]))
 
-    def large(self) -> list[bool]:
-        """Whether the members of each field are read one by one."""
-        return (self.sizes.mean(axis=1) >= _LARGE).tolist()
+    def large(self, largest_ahead: int) -> list[bool]:
+        """Whether the members of each field are read one by one, by `Storage.largest_ahead`."""
+        return (self.sizes.mean(axis=1) >= largest_ahead).tolist()
 
 
 class _SortedMembers(NamedTuple):
     """Some members in the order of the disk; all int64 of one shape (n,).
 
     Attributes:
-        order: the number of each before they were sorted.
+        order: The number of each before they were sorted.
     """
 
     order: Ints
@@ -89,11 +83,11 @@ class _Reads(NamedTuple):
     """What is read in one call each; all int64 of one shape (reads,).
 
     Attributes:
-        counts: members of each.
-        shards: of each.
-        begins: where it begins in its shard.
-        buffer_starts: where it begins in the buffer.
-        lengths: its bytes.
+        counts: Members of each.
+        shards: Of each.
+        begins: Where it begins in its shard.
+        buffer_starts: Where it begins in the buffer.
+        lengths: Its bytes.
     """
 
     counts: Ints
@@ -108,7 +102,7 @@ class ReadBuffer:
 
     Args:
         limit: bytes that are read ahead together at first.
-        most_bytes: what the limit grows up to.
+        most_bytes: What the limit grows up to.
 
     Attributes:
         limit: bytes that are read ahead together next, or one batch if that has more. The first
@@ -135,9 +129,9 @@ class LargeMembers:
     """The members of one large field in a batch, each read when it is asked for.
 
     Args:
-        shards: the open shards.
-        stamps: of these shards, when the members were looked up.
-        extents: of this field alone, each of shape (samples,).
+        shards: The open shards.
+        stamps: Of these shards, when the members were looked up.
+        extents: Of this field alone, each of shape (samples,).
     """
 
     def __init__(self, shards: OpenShards, stamps: Stamps, extents: Extents) -> None:
@@ -151,17 +145,14 @@ class LargeMembers:
         """Each member's bytes.
 
         Raises:
-            ColumnError: one is missing or damaged.
+            ColumnError: One is missing or damaged.
         """
         rows = zip(*(values.tolist() for values in self._extents), strict=True)
         for shard, offset, size, checksum in rows:
             data = b""
-            reader = _reader(self._shards, self._stamps, shard)
-            if reader is not None and size > 0:
+            if size > 0:
                 with suppress(OSError, MemoryError):
-                    data = reader.read_span(offset, size)
-                if not reader.is_unchanged:
-                    data = b""
+                    data = self._shards.read(shard, offset, offset + size, self._stamps[shard])
             if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
                 raise ColumnError("a member of this batch is missing or damaged")
             yield data
@@ -171,14 +162,14 @@ class ReadAhead:
     """The members of some batches; the small ones of as many as the limit allows are read together.
 
     Args:
-        shards: the open shards.
-        buffer: where the members are read to.
-        stamps: of these shards, when the members were looked up.
-        extents: of the samples, in the order of the batches.
-        stops: samples up to the end of each batch, int64.
+        shards: The open shards.
+        buffer: Where the members are read to.
+        stamps: Of these shards, when the members were looked up.
+        extents: Of the samples, in the order of the batches.
+        stops: Samples up to the end of each batch, int64.
 
     Attributes:
-        samples: the numbers of those whose small members lie in the buffer.
+        samples: The numbers of those whose small members lie in the buffer.
     """
 
     def __init__(
@@ -190,7 +181,8 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stamps = shards, buffer, stamps
-        self._stops, is_large = stops, extents.large()
+        self._storage = shards.reader(int(extents.shards[0])).storage  # of all, as a rule
+        self._stops, is_large = stops, extents.large(self._storage.largest_ahead)
         self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
         self._small = extents.of([field for field, large in enumerate(is_large) if not large])
         self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
@@ -204,7 +196,7 @@ class ReadAhead:
         Small ones hold until the next call, large ones are read when they are asked for.
 
         Raises:
-            ColumnError: a sample has no member for a field, or it cannot be read. That the bytes
+            ColumnError: A sample has no member for a field, or it cannot be read. That the bytes
                 of one are damaged is found when they are asked for.
         """
         if self._joined and stop > self.samples.stop:
@@ -243,7 +235,7 @@ class ReadAhead:
         end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
         while True:
             members = _sorted(extents.part(start, end))
-            reads = _coalesced(members)
+            reads = _coalesced(members, self._storage.coalesced_gap)
             is_one_batch = end <= self._end_of_batch(start, 0)
             if is_one_batch or reads.lengths.sum() <= 2 * limit:
                 return end, members, reads
@@ -287,13 +279,13 @@ def _sorted(extents: Extents) -> _SortedMembers:
     return _SortedMembers(order, shards[order], offsets[order], sizes[order])
 
 
-def _coalesced(members: _SortedMembers) -> _Reads:
+def _coalesced(members: _SortedMembers, gap: int) -> _Reads:
     """The reads that give these members, and the gaps between neighbours with them."""
     shards, offsets = members.shards, members.offsets
     stops = offsets + np.maximum(members.sizes, 0)
     cuts = (
         (shards[1:] != shards[:-1])
-        | (offsets[1:] > stops[:-1] + _COALESCED_GAP)
+        | (offsets[1:] > stops[:-1] + gap)
         | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
     )
     firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
@@ -311,18 +303,7 @@ def _fill(
     buffer: NDArray[np.uint8],
 ) -> Ints:
     """Where each member begins in the buffer, once it is filled; ABSENT for one that is not."""
-    view = buffer.data
-    read: list[int] = []
-    rows = zip(*(values.tolist() for values in reads[1:]), strict=True)
-    for shard, reads_of_shard in groupby(rows, lambda row: row[0]):
-        reader = _reader(shards, stamps, shard)
-        lengths = [
-            _read_into(reader, begin, view[start : start + length])
-            for _, begin, start, length in reads_of_shard
-        ]
-        if reader is None or not reader.is_unchanged:  # asked behind the reading, see there
-            lengths = [0] * len(lengths)
-        read += lengths
+    read = shards.read_ranges(list(_requests(shards.urls, stamps, reads, buffer.data)))
     within = members.offsets - np.repeat(reads.begins, reads.counts)
     starts = within + np.repeat(reads.buffer_starts, reads.counts)
     is_read = within + members.sizes <= np.repeat(np.array(read), reads.counts)
@@ -330,15 +311,16 @@ def _fill(
     return starts
 
 
-def _reader(shards: OpenShards, stamps: Stamps, shard: int) -> ShardReader | None:
-    """The open shard; None if it was opened again since the lookup, and is another one."""
-    reader = shards.reader(shard)
-    return reader if reader.stamp == stamps[shard] else None
-
-
-def _read_into(reader: ShardReader | None, begin: int, into: memoryview) -> int:
-    """Bytes that were read."""
-    if reader is not None:
-        with suppress(OSError, MemoryError):
-            return reader.read_into(begin, into)
-    return 0
+def _requests(
+    urls: Sequence[str], stamps: Stamps, reads: _Reads, into: memoryview
+) -> Iterator[tuple[int, ShardReads]]:
+    """What is read of each shard."""
+    starts, stops = reads.begins.tolist(), (reads.begins + reads.lengths).tolist()
+    buffer_stops = np.cumsum(reads.lengths).tolist()
+    cuts = np.flatnonzero(reads.shards[1:] != reads.shards[:-1]) + 1
+    begin = 0
+    for first, last in pairwise([0, *cuts.tolist(), len(starts)]):
+        shard, end = int(reads.shards[first]), buffer_stops[last - 1]
+        ranges = starts[first:last], stops[first:last]
+        yield shard, ShardReads(urls[shard], *ranges, stamps[shard], into[begin:end])
+        begin = end

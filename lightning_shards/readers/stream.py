@@ -51,11 +51,12 @@ from lightning_shards.samples.fields import (
 )
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.shards.fetching import fetch_problem, opened
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.storage.fetching import fetch_problem, opened
+from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
-from lightning_shards.shards.urls import is_local, redact, require_hosts
+from lightning_shards.shards.urls import redact, require_hosts
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """A webdataset-style stage: from an iterator of samples to an iterator of samples."""
@@ -72,16 +73,16 @@ class StreamSource:
     """Streams whole shards through webdataset; restarts from any cursor, with fresh draws.
 
     Attributes:
-        index: the shards and, where known, how many samples each holds.
-        epochs: how the stream is cut into epochs.
+        index: The shards and, where known, how many samples each holds.
+        epochs: How the stream is cut into epochs.
         sampling: `resampled` draws shards with replacement; the others serve each sample once.
-        seed: keys every draw, shuffle and transform.
-        fields: what is taken from each sample.
-        transforms: one callable per field that has one.
-        stages: the user's stages, after the fields are decoded and before the transforms.
-        shuffle_buffer: samples held by webdataset's shuffle; 0 for none, as `sequential` has.
-        batch_format: a dict, or the fields in order as a tuple.
-        max_bad: bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+        seed: Keys every draw, shuffle and transform.
+        fields: What is taken from each sample.
+        transforms: One callable per field that has one.
+        stages: The user's stages, after the fields are decoded and before the transforms.
+        shuffle_buffer: Samples held by webdataset's shuffle; 0 for none, as `sequential` has.
+        batch_format: A dict, or the fields in order as a tuple.
+        max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
     """
 
     index: ShardIndex
@@ -125,9 +126,9 @@ class StreamSource:
         """The batches of one worker from the cursor on, over the ends of epochs, without end.
 
         Raises:
-            StateError: the cursor is inside an epoch that serves each sample once. Ranks and
+            StateError: The cursor is inside an epoch that serves each sample once. Ranks and
                 workers read stretches of their own, not the epoch's first samples.
-            ShardError: a shard, a sample or a stage cannot give what was planned.
+            ShardError: A shard, a sample or a stage cannot give what was planned.
         """
         if cursor.samples and self.sampling != "resampled":
             raise StateError(
@@ -152,7 +153,7 @@ class StreamSource:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
 
         Raises:
-            ShardError: they do not.
+            ShardError: They do not.
         """
         require_hosts(self.index.urls)
         alone = replace(
@@ -236,7 +237,7 @@ class StreamSource:
     def _samples(
         self, worker_epoch: WorkerEpoch, ledger: BadSampleLedger, clock: StageClock
     ) -> Iterator[Sample]:
-        """The samples of one turn; repeats (weight 0) come last, by a pipeline of their own."""
+        """The samples of one epoch; repeats (weight 0) come last, by a pipeline of their own."""
         if self.sampling == "resampled":
             parts = resampled_slices(self.index, self.seed, worker_epoch)
             yield from self._pipeline(worker_epoch, parts, ledger, clock)
@@ -320,7 +321,7 @@ class _Expand:
         except DamagedShardError as error:
             if stop is not None and number >= stop:
                 raise  # nothing is lost: there is more than there was
-            if number == part.skip and not is_local(url):
+            if number == part.skip and not has_ranges(url):
                 _require_any(url)
             if self.is_planned:
                 assert stop is not None  # exact sampling has counts
@@ -332,19 +333,19 @@ class _Expand:
 def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sample]:
     """The samples of one shard in file order, each a dict of suffix to bytes.
 
-    Local shards are read by our own strict walk, several times as fast as `tarfile`.
+    Shards with ranges are read by our own strict walk, several times as fast as `tarfile`.
 
     Args:
-        url: a local path or a URL that webdataset can open.
-        expected: how many samples the index says it holds, None when nobody knows.
-        skip: samples to pass over; those of a local shard are not read.
+        url: A local path or a URL that webdataset can open.
+        expected: How many samples the index says it holds, None when unknown.
+        skip: Samples to pass over; where there are ranges they are not read.
 
     Raises:
-        ShardNotFoundError: there is no such file.
-        DamagedShardError: it cannot be fetched or read to its end, or holds another number.
+        ShardNotFoundError: There is no such file.
+        DamagedShardError: It cannot be fetched or read to its end, or holds another number.
     """
     number = skip
-    whole = read_samples(url, skip) if is_local(url) else islice(fetch_samples(url), skip, None)
+    whole = read_samples(url, skip) if has_ranges(url) else islice(fetch_samples(url), skip, None)
     for sample in whole:
         _require_count(number != expected, url, f"more than {number}", expected)
         yield sample
@@ -356,7 +357,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
     """The samples of a remote shard, by webdataset's openers and tar expansion.
 
     Raises:
-        DamagedShardError: it cannot be fetched or read to its end.
+        DamagedShardError: It cannot be fetched or read to its end.
     """
     number, problem = 0, ""
     try:

@@ -84,7 +84,7 @@ def require_safetensors() -> None:
     """Check that the library is installed.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: It is not installed.
     """
     if find_spec("safetensors") is None:
         raise ConfigError(

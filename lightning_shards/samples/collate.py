@@ -33,10 +33,10 @@ class BadSample(NamedTuple):
     """A sample that could not be made and was replaced by another one.
 
     Attributes:
-        shard: number of its shard.
-        sample: its number in the shard.
-        reason: name of the error's class.
-        message: message of the error, cut if it is long.
+        shard: Number of its shard.
+        sample: Its number in the shard.
+        reason: Name of the error's class.
+        message: Message of the error, cut if it is long.
     """
 
     shard: int
@@ -49,11 +49,11 @@ class LoadedBatch(NamedTuple):
     """A batch with the facts that travel with it: digest, bad samples and times.
 
     Attributes:
-        batch: the batch that the user gets.
-        digest: digest of the ids of its samples (`plan.digest`), without repeats and substitutes.
-        bad: the samples that were planned and could not be read.
-        stages: seconds that its worker spent in each stage (`stage_clock.STAGES`).
-        seconds: seconds that its worker spent on it in total.
+        batch: The batch that the user gets.
+        digest: Digest of the ids of its samples (`plan.digest`), without repeats and substitutes.
+        bad: The samples that were planned and could not be read.
+        stages: Seconds that its worker spent in each stage (`stage_clock.STAGES`).
+        seconds: Seconds that its worker spent on it in total.
     """
 
     batch: Batch
@@ -75,13 +75,13 @@ def collate(
     in torch's `default_collate`), and everything else stays a list.
 
     Args:
-        samples: the samples, each with all of `fields`, `__key__` and `__id__`.
-        fields: the names of the fields, in order.
+        samples: The samples, each with all of `fields`, `__key__` and `__id__`.
+        fields: The names of the fields, in order.
         weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
-        arena: where the tensors are made, as far as they fit.
+        arena: Where the tensors are made, as far as they fit.
 
     Raises:
-        SampleError: a stage dropped a key, or the shapes of a field differ.
+        SampleError: A stage dropped a key, or the shapes of a field differ.
     """
     columns = {field: column_of(samples, field, arena) for field in fields}
     ids = _ids_of(samples)
@@ -156,7 +156,7 @@ def column_of(samples: Sequence[Sample], field: str, arena: Arena | None = None)
     """One field of a batch, as `collate` makes it.
 
     Raises:
-        SampleError: a sample has no such field, or the shapes differ.
+        SampleError: A sample has no such field, or the shapes differ.
     """
     values = _values(samples, field)
     is_tensors = all(isinstance(value, torch.Tensor) for value in values)
@@ -190,8 +190,8 @@ class GrowingColumn:
     the copy.
 
     Args:
-        count: number of samples of the batch.
-        arena: where the column is made, if it fits.
+        count: Number of samples of the batch.
+        arena: Where the column is made, if it fits.
     """
 
     def __init__(self, count: int, arena: Arena | None = None) -> None:

@@ -24,10 +24,10 @@ class _Crop:
     """The settings that all crops share.
 
     Attributes:
-        size: height and width of the result, in pixels.
+        size: Height and width of the result, in pixels.
         backend: `pillow`, or the faster `turbo`, whose pixels differ (see `samples.images`).
-        gray: whether one channel is wanted instead of three.
-        orient: whether images are turned as their EXIF orientation says.
+        gray: Whether one channel is wanted instead of three.
+        orient: Whether images are turned as their EXIF orientation says.
     """
 
     size: int
@@ -67,9 +67,9 @@ class DecodeRandomResizedCrop(_Crop):
     (2014), section 6; the details are those of torchvision's `RandomResizedCrop`.
 
     Attributes:
-        scale: least and greatest share of the area.
-        ratio: least and greatest ratio of width to height.
-        flip: probability of flipping it left to right.
+        scale: Least and greatest share of the area.
+        ratio: Least and greatest ratio of width to height.
+        flip: Probability of flipping it left to right.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -111,7 +111,7 @@ class DecodeCenterCrop(_Crop):
     """The central square of an image whose shorter side was resized to `resize`, for evaluation.
 
     Attributes:
-        resize: pixels of the shorter side, at least `size`; if equal, the whole side is kept.
+        resize: Pixels of the shorter side, at least `size`; if equal, the whole side is kept.
     """
 
     resize: int

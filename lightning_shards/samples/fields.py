@@ -104,9 +104,9 @@ class Field:
     """One entry of a batch and the members that its values come from.
 
     Attributes:
-        name: its key in the batch.
-        suffixes: member suffixes, of which the first that a sample has is taken.
-        decoder: name of the decoder; None for the default decoder of each suffix.
+        name: Its key in the batch.
+        suffixes: Member suffixes, of which the first that a sample has is taken.
+        decoder: Name of the decoder; None for the default decoder of each suffix.
     """
 
     name: str
@@ -122,8 +122,8 @@ class Field:
         """The value of this field in a sample.
 
         Raises:
-            MissingFieldError: the sample has none of the suffixes.
-            SampleError: its bytes cannot be decoded.
+            MissingFieldError: The sample has none of the suffixes.
+            SampleError: Its bytes cannot be decoded.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
@@ -151,13 +151,13 @@ def make_fields(
     """The fields of a split, checked.
 
     Args:
-        fields: batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
-        decode: batch key to the name of a decoder.
-        allow_unsafe: decoders that can run code and are wanted all the same.
+        fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
+        decode: Batch key to the name of a decoder.
+        allow_unsafe: Decoders that can run code and are wanted all the same.
 
     Raises:
-        ConfigError: no fields, an unknown decoder, or a decoder whose library is missing.
-        UnsafeError: a field needs a decoder of pickles that is not switched on.
+        ConfigError: No fields, an unknown decoder, or a decoder whose library is missing.
+        UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
@@ -253,7 +253,7 @@ class SampleTransforms:
         """Transform the fields of one sample in place.
 
         Raises:
-            SampleError: a transform failed, or its field is missing.
+            SampleError: A transform failed, or its field is missing.
         """
         if not self._transforms:
             return sample
@@ -325,7 +325,7 @@ def counted(
     """The samples of one batch, with the pixels of images counted that no transform crops.
 
     Raises:
-        SampleError: the images have too many pixels together.
+        SampleError: The images have too many pixels together.
     """
     counts = {
         field.name: images.PixelCount(field.name)

@@ -62,7 +62,7 @@ def require_backend(backend: str) -> None:
     """Check that the libraries of a backend are installed.
 
     Raises:
-        ConfigError: a library is not installed, or there is no such backend.
+        ConfigError: A library is not installed, or there is no such backend.
     """
     if backend not in _LIBRARIES:
         raise ConfigError(f"backend must be one of {sorted(_LIBRARIES)}, got {backend!r}")
@@ -78,7 +78,7 @@ class PixelCount:
     """Counts the pixels of one field in a batch, as its images are decoded.
 
     Args:
-        field: name of the field.
+        field: Name of the field.
     """
 
     def __init__(self, field: str) -> None:
@@ -88,7 +88,7 @@ class PixelCount:
         """Count one more image; a value that a stage turned into something else counts as 0.
 
         Raises:
-            SampleError: the pixels are too many.
+            SampleError: The pixels are too many.
         """
         sides = image.size if hasattr(image, "getbands") else getattr(image, "shape", ())[-2:]
         self._pixels += prod(sides)
@@ -104,7 +104,7 @@ def decode_pil(data: bytes) -> Any:
     """The image as a loaded `PIL.Image.Image` in its own mode.
 
     Raises:
-        ValueError: the image has more than `MAX_PIXELS` pixels.
+        ValueError: The image has more than `MAX_PIXELS` pixels.
         OSError: Pillow cannot read it.
     """
     image = _open(data)
@@ -139,19 +139,19 @@ def decode_crop(
     by 1.3 of 255 on average.
 
     Args:
-        data: the bytes of an image file.
-        choose: chooses the part.
-        size: height and width of the result in pixels.
-        backend: see the top of this module.
-        is_gray: whether one channel is wanted.
-        is_oriented: whether the image is turned as its EXIF orientation says.
+        data: The bytes of an image file.
+        choose: Chooses the part.
+        size: Height and width of the result in pixels.
+        backend: See the top of this module.
+        is_gray: Whether one channel is wanted.
+        is_oriented: Whether the image is turned as its EXIF orientation says.
 
     Returns:
         uint8, shape (3, size, size), or (1, size, size) in gray.
 
     Raises:
-        ValueError: the image has more than `MAX_PIXELS` pixels.
-        OSError: it cannot be read.
+        ValueError: The image has more than `MAX_PIXELS` pixels.
+        OSError: It cannot be read.
     """
     mode = "L" if is_gray else "RGB"
     if backend == "turbo" and not (is_oriented and _is_turned(data)):

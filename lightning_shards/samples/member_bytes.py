@@ -28,10 +28,10 @@ class MemberBytes:
 
     Args:
         buffer: uint8, contiguous.
-        starts: where each member begins in the buffer, int64; `ABSENT` for a missing member.
+        starts: Where each member begins in the buffer, int64; `ABSENT` for a missing member.
         sizes: bytes of each member, int64.
-        checksums: crc32 of each member, int64; `ABSENT` where it is unknown.
-        joined: crc32 of all members, concatenated; None if it is unknown.
+        checksums: Crc32 of each member, int64; `ABSENT` where it is unknown.
+        joined: Crc32 of all members, concatenated; None if it is unknown.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MemberBytes:
         """The bytes of each member.
 
         Raises:
-            ColumnError: a member is damaged.
+            ColumnError: A member is damaged.
         """
         size = self._common_size()
         if size:
@@ -76,7 +76,7 @@ class MemberBytes:
             uint8 of shape (members, size), contiguous, writable.
 
         Raises:
-            ColumnError: a member is damaged.
+            ColumnError: A member is damaged.
         """
         size = self._common_size()
         if not size:

@@ -87,8 +87,8 @@ class RepeatedTransform:
     The caller restores the global generators.
 
     Args:
-        name: name of the field.
-        transform: has no parameter `rng`, and does not say that it is deterministic.
+        name: Name of the field.
+        transform: Has no parameter `rng`, and does not say that it is deterministic.
     """
 
     def __init__(self, name: str, transform: Callable[[Any], Any]) -> None:

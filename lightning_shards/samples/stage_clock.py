@@ -46,7 +46,7 @@ class StageClock:
     """Adds up the seconds of one worker.
 
     Attributes:
-        seconds: seconds by stage since the last `take`.
+        seconds: Seconds by stage since the last `take`.
     """
 
     def __init__(self) -> None:

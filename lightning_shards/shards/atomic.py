@@ -43,8 +43,8 @@ def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, No
     """A file to write, put at `path` when the block ends; after an error `path` is as before.
 
     Args:
-        path: where the file goes. A link there is replaced; the file it points to is not touched.
-        mode: permissions of the file.
+        path: Where the file goes. A link there is replaced; the file it points to is not touched.
+        mode: Permissions of the file.
 
     Raises:
         FileAccessError: `path` is a folder, a fifo or the like, or cannot be written.

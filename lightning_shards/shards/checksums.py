@@ -30,8 +30,8 @@ def joined_crc32(checksums: _Sums, counts: NDArray[np.int64], size: int) -> _Sum
     It shows damage in any member and a wrong order of members, as a crc32 of all bytes would.
 
     Args:
-        checksums: crc32 of each member, shape (counts.sum(),).
-        counts: members of each group, at least one.
+        checksums: Crc32 of each member, shape (counts.sum(),).
+        counts: Members of each group, at least one.
         size: bytes of each member.
 
     Returns:

@@ -41,9 +41,9 @@ class ShardIndex:
     """The shards of a data set, in order, and how many samples they hold.
 
     Attributes:
-        urls: shards as `expand_urls` gives them; one may appear several times.
-        counts: samples of each shard, int64, shape (num_shards,), read-only; None when unknown.
-        total: samples of the folder that the shards are in, as a file in it says. It serves for
+        urls: Shards as `expand_urls` gives them; one may appear several times.
+        counts: Samples of each shard, int64, shape (num_shards,), read-only; None when unknown.
+        total: Samples of the folder that the shards are in, as a file in it says. It serves for
             nominal epochs only, and is looked up only where there are no counts.
     """
 

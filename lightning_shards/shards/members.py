@@ -9,7 +9,6 @@ read is an error that names the shard.
 import os
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import (
     DamagedShardError,
-    FileAccessError,
     IndexMismatchError,
     MissingFieldError,
 )
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.regular_files import absent, open_regular, stamp_of
+from lightning_shards.shards.storage.local import LocalStorage
+from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.tar.plain_runs import scan_samples
-from lightning_shards.shards.tar.tar_bytes import open_tar, read_at
+from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import damaged
 from lightning_shards.shards.urls import redact
 
@@ -58,16 +57,16 @@ class MemberTable:
                                             suffix_ids     0 1 0      suffixes  ("cls", "jpg")
 
     Attributes:
-        keys: all keys, concatenated, uint8.
+        keys: All keys, concatenated, uint8.
         key_starts: int64, shape (num_samples + 1,).
         sample_starts: int64, shape (num_samples + 1,).
-        offsets: offset in the tar of the data of each member, int64, ascending.
+        offsets: Offset in the tar of the data of each member, int64, ascending.
         sizes: bytes of data of each member, int64.
         crc32: CRC-32 of the data of each member, uint32; None when the data was not read.
-        suffix_ids: position of each member's suffix in `suffixes`, uint32.
-        suffixes: the different suffixes, in lower case.
-        file_size: size of the tar when the table was made, in bytes.
-        mtime_ns: its time of change then, in ns.
+        suffix_ids: Position of each member's suffix in `suffixes`, uint32.
+        suffixes: The different suffixes, in lower case.
+        file_size: Size of the tar when the table was made, in bytes.
+        mtime_ns: Its time of change then, in ns.
     """
 
     keys: NDArray[np.uint8]
@@ -188,22 +187,29 @@ class MemberTable:
             raise IndexError(f"sample {sample} of a shard that holds {self.num_samples}")
 
 
-def scan_members(path: str | os.PathLike[str], *, with_crc32: bool = False) -> MemberTable:
-    """The table of a local tar, from its headers; for crc32s every byte of its members is read.
+def scan_members(
+    path: str | os.PathLike[str], *, with_crc32: bool = False, storage: Storage | None = None
+) -> MemberTable:
+    """The table of a tar, from its headers; for crc32s every byte of its members is read.
+
+    Args:
+        path: Path of a local tar, or a URL of the storage.
+        with_crc32: Whether the table has crc32s.
+        storage: What reads the tar and does not hold it open already; None for local files.
 
     Raises:
         ShardNotFoundError: There is no such file.
         DamagedShardError: It is not one whole tar archive, or changed while it was read.
     """
-    url = os.fspath(path)
-    stamp = shard_stamp(url)  # by path, so that a file which replaced this one is noticed too
+    url, storage = os.fspath(path), storage or LocalStorage()
+    stamp = shard_stat(url, storage)  # before, so that a file which replaced this one is noticed
     crcs = array("I")
-    with open_tar(url) as data:
+    with open_tar(url, storage) as data:
         run = scan_samples(data, url)
         if with_crc32:
             data.rewind()
             crcs.extend(map(data.crc32, run.offsets.data, run.sizes.data))
-    if shard_stamp(url) != stamp:
+    if shard_stat(url, storage) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
     return MemberTable(
         keys=np.frombuffer(run.keys, np.uint8),
@@ -224,111 +230,102 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def shard_stamp(url: str) -> tuple[int, int]:
-    """Size and time of change of a local shard.
+def shard_stat(url: str, storage: Storage) -> ShardStat:
+    """Size and version of what is at this URL now; it is not held open.
 
     Raises:
-        ShardNotFoundError: There is no such file.
-        FileAccessError: This process may not or cannot look at it.
+        ShardNotFoundError: There is no such shard.
+        FileAccessError: This process may not or cannot read it.
     """
     try:
-        return stamp_of(url)
-    except FileNotFoundError as error:
-        raise absent(url) from error
-    except OSError as error:
-        raise FileAccessError(
-            f"{url} cannot be looked at: {error.strerror}; check the path, and who may read it"
-        ) from error
+        return storage.stat(url)
+    finally:
+        storage.close(url)
 
 
 class ShardReader:
     """An open tar: the bytes of any member, by sample and suffix.
 
-    Threads may share a reader and processes may inherit one. It holds one file descriptor until it
-    is closed, and goes on reading the file that it opened if another file takes its name.
+    Threads may share a reader and processes may inherit one. Of a local tar it holds one file
+    descriptor until it is closed, and goes on reading the file that it opened if another file takes
+    its name.
+
+    Args:
+        path: Path of a local tar, or a URL of the storage.
+        table: What the shard holds.
+        storage: What reads the tar; None for local files.
 
     Attributes:
-        table: what the shard holds.
-        stamp: size and time of change of the tar by its table.
+        url: The tar.
+        table: What it holds.
+        storage: What reads it.
+        stamp: Size and version of the tar by its table.
+        is_closed: Whether no member can be read any more.
 
     Raises:
-        ShardNotFoundError: There is no such file.
+        ShardNotFoundError: There is no such shard.
         FileAccessError: It is not a regular file, or cannot be opened.
-        IndexMismatchError: The file is not the one that the table was made from.
+        IndexMismatchError: It is not the one that the table was made from.
     """
 
-    def __init__(self, path: str | os.PathLike[str], table: MemberTable) -> None:
-        self._url = os.fspath(path)
-        self.table, self.stamp = table, table.stamp
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: MemberTable,
+        storage: Storage | None = None,
+    ) -> None:
+        self.url, self.storage = os.fspath(path), storage or LocalStorage()
+        self.table, self.stamp, self.is_closed = table, table.stamp, False
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
-        self._file = os.fdopen(open_regular(self._url), "rb", buffering=0)
-        size = os.fstat(self._file.fileno()).st_size
-        if size != table.file_size or not self.is_unchanged:
+        stat = self.storage.stat(self.url)
+        if stat != self.stamp and (table.crc32 is None or stat.size != table.file_size):
             self.close()
-            raise self._changed(size)
+            raise self._changed(stat.size)
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether all bytes read so far are of the file that the table was made from.
+    def expected(self, stamp: tuple[int, int] | None) -> tuple[int, int] | None:
+        """What the tar must be when it is read by a table of this stamp, for `ShardReads.stat`.
 
-        It is checked after reading, because a write changes the time of a file before its bytes.
-        Where the table has crc32s, this is always true: the caller compares these instead.
+        None where the table is this one and has crc32s: the caller compares these instead.
         """
-        has_crc32 = self.table.crc32 is not None
-        return has_crc32 or stamp_of(self._file.fileno()) == self.stamp
+        return None if self.table.crc32 is not None and stamp == self.stamp else stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.
 
         Raises:
+            ValueError: The reader was closed.
             IndexError: There is no such sample.
             MissingFieldError: The sample has no such suffix.
             DamagedShardError: The data is missing, or differs from when the table was made.
             IndexMismatchError: The file was written to since then, and the table has no crc32s.
         """
+        if self.is_closed:
+            raise ValueError(f"read of a closed file: {redact(self.url)}")
         extent = self.table.find(sample, suffix)
         if extent is None:
             raise MissingFieldError(
-                f"sample {self.table.key(sample)!r} of {redact(self._url)} has no {suffix!r}; it "
+                f"sample {self.table.key(sample)!r} of {redact(self.url)} has no {suffix!r}; it "
                 f"has {', '.join(self.table.suffixes_of(sample)[:50])}"
             )
         offset, size, checksum = extent
+        stat = self.expected(self.stamp)
         try:
-            data = self.read_span(offset, size)
+            data = self.storage.read(self.url, offset, offset + size, stat)
         except (OSError, MemoryError) as error:
             what = f"could not be read: {getattr(error, 'strerror', None) or 'no memory for it'}"
             raise self._damaged(what, sample, suffix, offset) from error
-        if len(data) < size:
-            what = f"was cut short: {len(data)} of {size} bytes are there"
-            raise self._damaged(what, sample, suffix, offset)
+        if len(data) < size or not size:  # of an empty member nothing else shows a change
+            now = self.storage.stat(self.url)
+            there = max(0, min(now.size - offset, size))
+            if there == size and stat not in (None, now):
+                raise self._changed(now.size)
+            if len(data) < size:
+                what = f"was cut short: {there} of {size} bytes are there"
+                raise self._damaged(what, sample, suffix, offset)
         if checksum is not None and crc32(data) != checksum:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
             raise self._damaged(what, sample, suffix, offset)
-        if not self.is_unchanged:
-            raise self._changed(os.fstat(self._file.fileno()).st_size)
         return data
-
-    def read_span(self, offset: int, size: int) -> bytes:
-        """The bytes of the tar at this offset, fewer if the file ends; nothing is checked.
-
-        Raises:
-            OSError: They could not be read.
-        """
-        return read_at(self._file.fileno(), offset, size)
-
-    def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes of the tar at this offset, and return how many there were.
-
-        Raises:
-            OSError: They could not be read.
-        """
-        file, read = self._file.fileno(), 0
-        while read < len(into):
-            more = os.preadv(file, [into[read:]], offset + read)
-            if not more:
-                break
-            read += more
-        return read
 
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
         """The result of `MemberTable.members_with`, which is kept while the shard is open."""
@@ -336,16 +333,10 @@ class ShardReader:
             self._members_with[suffixes] = self.table.members_with(suffixes)
         return self._members_with[suffixes]
 
-    def will_need(self, start_sample: int, stop_sample: int) -> None:
-        """Ask the system to fetch these samples in the background; it may ignore this."""
-        offset, length = self.table.extent_of(start_sample, stop_sample)
-        if length and hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
-
     def close(self) -> None:
-        """Close the file descriptor; no other thread may be reading."""
-        self._file.close()
+        """Let the storage close the tar; no other thread may be reading."""
+        self.is_closed = True
+        self.storage.close(self.url)
 
     def __enter__(self) -> Self:
         return self
@@ -359,14 +350,14 @@ class ShardReader:
         if size == self.table.file_size:
             what = "it was written to after its members were listed"
         return IndexMismatchError(
-            f"{redact(self._url)} changed since it was indexed: {what}; start the run anew, or "
+            f"{redact(self.url)} changed since it was indexed: {what}; start the run anew, or "
             "fetch the shard again"
         )
 
     def _damaged(self, what: str, sample: int, suffix: str, offset: int) -> DamagedShardError:
         """The error for a damaged member, with its name and offset."""
         member = f"{self.table.key(sample)}.{suffix}"
-        return damaged(f"(member {member!r}, sample {sample}) {what}", self._url, offset)
+        return damaged(f"(member {member!r}, sample {sample}) {what}", self.url, offset)
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from typing import Final
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.urls import is_local, split_url
 
 _DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
@@ -31,7 +32,7 @@ class CacheFolder:
     has no default one: nothing is found in it, and writing fails.
 
     Attributes:
-        given: the folder, which may be a link of this user and may begin with `~`. Default:
+        given: The folder, which may be a link of this user and may begin with `~`. Default:
             `~/.cache/lightning_shards`.
     """
 
@@ -51,15 +52,19 @@ class CacheFolder:
         return self.root / f"counts-{_digest(Path(folder).absolute())}.json"
 
     def sidecar_of(self, shard: str | os.PathLike[str]) -> Path:
-        """The path of a shard's table of members; its folder is named by a hash."""
-        folder, name = os.path.split(Path(shard).absolute())
+        """The path of a shard's table of members; its folder is named by a hash.
+
+        Of a URL neither user, password nor query count.
+        """
+        url = os.fspath(shard)
+        folder, name = os.path.split(Path(url).absolute()) if is_local(url) else split_url(url)
         return self.root / "members" / _digest(folder) / f"{name}.members"
 
     def open(self, path: Path) -> int | None:
         """A file of the cache, open for reading, which the caller closes; None if there is none.
 
         Args:
-            path: below the folder; no part of it below the folder may be a link.
+            path: Below the folder; no part of it below the folder may be a link.
 
         Raises:
             FileAccessError: The file, or a folder that it is in, is another user's or could have

@@ -33,8 +33,8 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A file descriptor of a regular file, which the caller closes.
 
     Args:
-        path: path of the file; links are followed unless `flags` has `O_NOFOLLOW`.
-        flags: flags of `os.open`.
+        path: Path of the file; links are followed unless `flags` has `O_NOFOLLOW`.
+        flags: Flags of `os.open`.
 
     Raises:
         ShardNotFoundError: There is no such file.

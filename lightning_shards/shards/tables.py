@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stamp
+from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stat
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.storage.protocol import ShardStat
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import redact
 
 _MAGIC: Final = b"LSmember"
@@ -41,22 +43,29 @@ _log = logging.getLogger(__name__)
 
 
 class TableStore:
-    """The member tables of local shards, made on first use.
+    """The member tables of shards that can be read by ranges, made on first use.
 
     The store holds no file open: callers keep the tables that they use, each with one memory map
     (and its file descriptor). It is picklable, with the tables that could not be written.
 
     Args:
-        cache: the sidecars lie in its folder `members`.
-        with_crc32: whether scans read every byte. A table without crc32s is then made again, and
+        cache: The sidecars lie in its folder `members`.
+        with_crc32: Whether scans read every byte. A table without crc32s is then made again, and
             the crc32s of a shard that was written again are replaced. Only the tools that index
             or write shards set it: a run checks a shard against the existing checksums.
+        storages: What reads the shards; None for the package's own.
     """
 
-    def __init__(self, cache: CacheFolder, *, with_crc32: bool = False) -> None:
+    def __init__(
+        self,
+        cache: CacheFolder,
+        *,
+        with_crc32: bool = False,
+        storages: Storages | None = None,
+    ) -> None:
         self._cache = cache
-        self._with_crc32 = with_crc32
-        self._unwritten: dict[str, MemberTable] = {}
+        self._with_crc32, self._storages = with_crc32, storages or Storages()
+        self._unwritten: dict[Path, MemberTable] = {}
 
     def table_of(
         self, path: str | os.PathLike[str], *, expected_samples: int | None = None
@@ -96,20 +105,24 @@ class TableStore:
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
-        kept = self._unwritten.get(str(Path(path).absolute()))
-        if kept is not None:
-            return kept
-        return open_table(self._cache.sidecar_of(path), self._cache)
+        sidecar = self._cache.sidecar_of(path)
+        kept = self._unwritten.get(sidecar)
+        return open_table(sidecar, self._cache) if kept is None else kept
 
     def _is_current(self, table: MemberTable, url: str) -> bool:
         """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
         lacks_crc32 = self._with_crc32 and table.crc32 is None
         # An empty table is never believed: scanning such a shard takes no time.
-        return table.num_samples > 0 and table.stamp == shard_stamp(url) and not lacks_crc32
+        return table.num_samples > 0 and table.stamp == self._stat(url) and not lacks_crc32
+
+    def _stat(self, url: str) -> ShardStat:
+        return shard_stat(url, self._storages.of(url))
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
         had_crc32 = old is not None and old.crc32 is not None
-        table = scan_members(url, with_crc32=self._with_crc32 or had_crc32)
+        table = scan_members(
+            url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)
+        )
         if old is not None and not old.has_same_members(table):
             if not self._with_crc32:
                 _require_same_bytes(url, old, table)
@@ -127,10 +140,10 @@ class TableStore:
 
     def _keep(self, url: str, table: MemberTable) -> None:
         """Write the sidecar; if that fails, keep the table in memory."""
-        name = str(Path(url).absolute())
+        sidecar = self._cache.sidecar_of(url)
         try:
-            write_table(self._cache.sidecar_of(url), table, self._cache)
-            self._unwritten.pop(name, None)
+            write_table(sidecar, table, self._cache)
+            self._unwritten.pop(sidecar, None)
         except OSError as error:
             if not self._unwritten:
                 _log.warning(
@@ -138,7 +151,7 @@ class TableStore:
                     "another cache_dir",
                     error,
                 )
-            self._unwritten[name] = table
+            self._unwritten[sidecar] = table
 
 
 def build_tables(

@@ -68,9 +68,15 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
     return expanded
 
 
+def scheme_of(url: str) -> str:
+    """The scheme in lower case; empty for a plain path."""
+    match = _SCHEME.match(url.lstrip())
+    return match[1].lower() if match else ""
+
+
 def is_local(url: str) -> bool:
     """Whether the shard is a file of this machine (a plain path or a `file:` URL)."""
-    return _scheme(url) in ("", "file")
+    return scheme_of(url) in ("", "file")
 
 
 def redact(url: str) -> str:
@@ -82,7 +88,7 @@ def redact(url: str) -> str:
     'pipe:curl ...'
     """
     if is_local(url):
-        return url if _scheme(url) else _without_inner(url)
+        return url if scheme_of(url) else _without_inner(url)
     scheme, _, rest = url.strip().partition(":")
     if scheme.lower() == "pipe":
         # Stop at a "=", too: the first word may set a variable, as in TOKEN=secret curl ...
@@ -112,7 +118,7 @@ def split_url(url: str) -> tuple[str, str]:
     The folder of `000.tar` is the empty string. A `pipe:` URL has the folder `pipe:` and the whole
     command as its name, which is only compared and hashed.
     """
-    if _scheme(url) == "pipe":
+    if scheme_of(url) == "pipe":
         return "pipe:", url
     if is_local(url):
         return os.path.split(url)
@@ -159,12 +165,6 @@ def require_local_shards(urls: Sequence[str]) -> None:
     )
 
 
-def _scheme(url: str) -> str:
-    """The scheme in lower case, empty for a plain path."""
-    match = _SCHEME.match(url.lstrip())
-    return match[1].lower() if match else ""
-
-
 def _require_countable(parts: Sequence[str]) -> None:
     """Refuse braces that stand for too many shards before any are expanded."""
     total = 0
@@ -198,7 +198,7 @@ def _braces(pattern: str) -> Iterator[str]:
 
 def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
     """The shards of one URL without braces: the URL itself, or the files its wildcards match."""
-    scheme = _scheme(url)
+    scheme = scheme_of(url)
     if scheme == "pipe":
         return [_checked_pipe(url, allow_pipe=allow_pipe)]
     if not url:

@@ -78,14 +78,14 @@ def configured_fit(
     """The fit that `fit` would run with these files and options; models may be of this folder.
 
     Args:
-        configs: configuration files of LightningCLI; later ones override earlier ones.
-        options: options of LightningCLI.
-        folder: root folder of the trainer, for files that the model writes.
-        model_class: import path of the model's class, if the configuration does not name it.
-        data_class: import path of the data module's class, if the configuration does not name it.
+        configs: Configuration files of LightningCLI; later ones override earlier ones.
+        options: Options of LightningCLI.
+        folder: Root folder of the trainer, for files that the model writes.
+        model_class: Import path of the model's class, if the configuration does not name it.
+        data_class: Import path of the data module's class, if the configuration does not name it.
 
     Raises:
-        ConfigError: it is not a fit of one rank.
+        ConfigError: It is not a fit of one rank.
     """
     sys.path.insert(0, str(Path.cwd()))
     data = data_class and _load_class(data_class, "--data-class")
@@ -132,7 +132,7 @@ def module_of_shards(options: Namespace) -> ShardDataModule:
     """A data module of the shards that `--urls` names, with the fields of the first sample.
 
     Raises:
-        ShardError: there are no such shards, or no such fields.
+        ShardError: There are no such shards, or no such fields.
     """
     urls = expand_urls(options.urls)
     if options.fields:

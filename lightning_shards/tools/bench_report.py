@@ -38,11 +38,11 @@ class Runs:
     """The runs with one setting.
 
     Attributes:
-        setting: where batches were made.
-        is_configured: whether this is the setting of the configuration.
-        loader: runs of the loader alone.
-        both: runs of the fit.
-        refused: reason why the setting cannot be used; None if it can.
+        setting: Where batches were made.
+        is_configured: Whether this is the setting of the configuration.
+        loader: Runs of the loader alone.
+        both: Runs of the fit.
+        refused: Reason why the setting cannot be used; None if it can.
     """
 
     setting: "Setting"
@@ -99,11 +99,11 @@ def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> A
     """The cheapest setting within 5 % of the best, and what limits it.
 
     Args:
-        rows: the runs of all settings.
-        trainer: runs of the trainer alone; empty if there is none.
+        rows: The runs of all settings.
+        trainer: Runs of the trainer alone; empty if there is none.
 
     Raises:
-        ConfigError: none of the settings can be used.
+        ConfigError: None of the settings can be used.
     """
     allowed = [runs for runs in rows if runs.refused is None]
     if not allowed:

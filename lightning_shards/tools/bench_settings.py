@@ -20,10 +20,10 @@ class Setting:
     """The workers that make batches.
 
     Attributes:
-        pool: kind of workers; `inline` if and only if there are no workers; `own` for the workers
+        pool: Kind of workers; `inline` if and only if there are no workers; `own` for the workers
             of a data module that is not ours.
-        num_workers: workers of the rank.
-        threads_per_worker: threads in each worker process.
+        num_workers: Workers of the rank.
+        threads_per_worker: Threads in each worker process.
     """
 
     pool: PoolName
@@ -80,10 +80,10 @@ def list_settings(
     """The settings to try, each once.
 
     Args:
-        now: the configured setting.
-        num_workers: numbers of workers to try.
+        now: The configured setting.
+        num_workers: Numbers of workers to try.
         pools: `processes`, `threads`; ignored for a data module that is not ours.
-        threads_per_worker: threads of each process to try; empty: as configured.
+        threads_per_worker: Threads of each process to try; empty: as configured.
     """
     if now.num_workers == _UNKNOWN:
         return [now]

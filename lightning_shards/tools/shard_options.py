@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from lightning_shards.shards.fetching import require_shards
+from lightning_shards.shards.storage.fetching import require_shards
 from lightning_shards.shards.urls import expand_urls
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.fetching import require_local
 from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.storage.fetching import require_local
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import run_tool, shard_parser

@@ -10,8 +10,8 @@ MUTANTS = [
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "readers.read_ahead:_reader",
-        "if reader.stamp == stamps[shard] else None",
+        "shards.members:ShardReader.expected",
+        " and stamp == self.stamp",
         "",
         "readers/test_changed_shards.py",
     ),
@@ -142,15 +142,15 @@ MUTANTS = [
         "samples/test_images.py samples/test_crops.py",
     ),
     Mutant(
-        "readers.read_ahead:_fill",
-        "if reader is None or not reader.is_unchanged:",
-        "if reader is None:",
+        "readers.read_ahead:_requests",
+        "*ranges, stamps[shard], into",
+        "*ranges, None, into",
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "readers.read_ahead:LargeMembers.__iter__",
-        "if not reader.is_unchanged:",
-        "if False:",
+        "readers.open_shards:OpenShards.read",
+        "reader.expected(stamp)",
+        "None",
         "readers/test_changed_shards.py",
     ),
     Mutant(

@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tables:TableStore._is_current",
-        "table.stamp == shard_stamp(url)",
+        "table.stamp == self._stat(url)",
         "True",
         "shards/tables/test_tables.py",
     ),
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tar.tar_bytes:TarBytes.require_unchanged",
-        "if stamp != self._stamp:",
+        "if stat != self._stat:",
         "if False:",
         "shards/tar/test_tar_bytes.py readers/test_changed_shards.py",
     ),
@@ -191,9 +191,27 @@ MUTANTS = [
     ),
     Mutant(
         "shards.members:ShardReader.read",
-        "if not self.is_unchanged:",
-        "if False:",
+        "stat = self.expected(self.stamp)",
+        "stat = None",
         "readers/test_changed_shards.py",
+    ),
+    Mutant(
+        "shards.storage.local:LocalStorage._read_ranges",
+        "if _is_unchanged(file, reads.stat)",
+        "if True",
+        "readers/test_changed_shards.py seams/test_storage.py",
+    ),
+    Mutant(
+        "shards.storage.local:LocalStorage.read",
+        "if _is_unchanged(file, stat)",
+        "if True",
+        "readers/test_changed_shards.py seams/test_storage.py",
+    ),
+    Mutant(
+        "readers.open_shards:OpenShards.read_ranges",
+        "if len(reads) > 1 and not all(",
+        "if False and not all(",
+        "readers/test_open_shards.py",
     ),
     Mutant(
         "shards.tar.walk:group_members",

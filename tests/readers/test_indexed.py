@@ -202,8 +202,8 @@ def test_few_shards_are_open_at_a_time(urls, tmp_path):
     with OpenShards(index, CacheFolder(tmp_path / "cache"), limit=2) as shards:
         readers = [shards.reader(shard) for shard in (0, 2, 3)]
         assert shards.reader(3) is readers[2]
-        assert [reader._file.closed for reader in readers] == [True, False, False]
-    assert all(reader._file.closed for reader in readers)
+        assert [reader.is_closed for reader in readers] == [True, False, False]
+    assert all(reader.is_closed for reader in readers)
 
 
 def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ from lightning_shards.errors import FileAccessError
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.local import LocalStorage
+from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.tables import TableStore, build_tables
 
 SHARDS = 30
@@ -34,6 +36,14 @@ def files_left(number):
         for file in taken[number:]:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def counting(opened_again, plain=LocalStorage.read_ranges):
+    def read_ranges(self, reads):
+        opened_again.extend(each.url for each in reads if each.url not in self._files)
+        return plain(self, reads)
+
+    return read_ranges
 
 
 @pytest.fixture
@@ -66,6 +76,22 @@ def test_files_that_others_open_later_hinder_no_shard(shards, caplog):
         finally:
             for file in taken:
                 os.close(file)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("number", [9, 40])
+def test_ranges_of_more_shards_than_can_be_open_are_read(shards, number, caplog, monkeypatch):
+    """In more than one call: none is opened behind the back of who counts the open ones."""
+    opened_again = []
+    with files_left(number), shards() as opened:
+        monkeypatch.setattr(LocalStorage, "read_ranges", counting(opened_again))
+        reads = [
+            (shard, ShardReads(opened.urls[shard], [0], [2], None, memoryview(bytearray(2))))
+            for shard in range(SHARDS)
+        ]
+        assert opened.read_ranges(reads) == [2] * SHARDS
+    assert all(bytes(each.into) != bytes(2) for _, each in reads)  # they begin with a name
+    assert opened_again == []
     assert not caplog.records
 
 

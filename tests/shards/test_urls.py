@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
 from lightning_shards.shards import braces
 from lightning_shards.shards import urls as urls_module
-from lightning_shards.shards.fetching import local_copy
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.fetching import local_copy
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.urls import (
     expand_urls,

@@ -15,9 +15,9 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.dataprep.indexes.index_files import index_from_file
 from lightning_shards.dataprep.inspection.check import check_shards
 from lightning_shards.dataprep.inspection.survey import survey
-from lightning_shards.shards import fetching
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage import fetching
 from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples

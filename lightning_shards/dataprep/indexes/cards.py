@@ -22,9 +22,9 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
     """Write the card into the data set's folder.
 
     Args:
-        root: the folder that will be uploaded.
-        splits: shards of each split by its name, as paths below root.
-        counts: samples of each shard.
+        root: The folder that will be uploaded.
+        splits: Shards of each split by its name, as paths below root.
+        counts: Samples of each shard.
 
     Raises:
         ConfigError: There is a README that this package did not write.

@@ -48,10 +48,10 @@ def write_energon(
     """Write `.nv-meta` into `root`; the module `idx_files` writes the shards' own `.tar.idx`.
 
     Args:
-        root: the data set's folder.
-        counts: samples of each shard by its path below root, in the order of the shards.
-        splits: shards of each split by its name, as paths below root.
-        store: gives the member table of each shard.
+        root: The data set's folder.
+        counts: Samples of each shard by its path below root, in the order of the shards.
+        splits: Shards of each split by its name, as paths below root.
+        store: Gives the member table of each shard.
 
     Raises:
         ConfigError: A key is in two shards, which energon does not accept.

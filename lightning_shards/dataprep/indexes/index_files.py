@@ -21,7 +21,7 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
     No shard is opened, and none needs to be on this machine.
 
     Args:
-        path: path of the file.
+        path: Path of the file.
         folder: URL of the folder that the shards are in; empty if they are local.
 
     Raises:

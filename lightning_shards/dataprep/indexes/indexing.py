@@ -55,11 +55,11 @@ class IndexFiles:
     """The index files to write.
 
     Attributes:
-        cache: where member tables are kept.
-        formats: their formats.
-        wids_name: file name of the wids JSON, in each folder that holds shards.
-        processes: number of processes that write the files of single shards.
-        output: the folder to write for remote shards; None for local ones.
+        cache: Where member tables are kept.
+        formats: Their formats.
+        wids_name: File name of the wids JSON, in each folder that holds shards.
+        processes: Number of processes that write the files of single shards.
+        output: The folder to write for remote shards; None for local ones.
     """
 
     cache: CacheFolder
@@ -72,7 +72,7 @@ class IndexFiles:
         """Refuse names that lead out of the folder of the shards, and unknown formats.
 
         Raises:
-            ConfigError: the message names the value.
+            ConfigError: The message names the value.
         """
         if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
             raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")

@@ -43,9 +43,9 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.beside import json_files, read_json
 from lightning_shards.shards.counts.count_files import http_claims
-from lightning_shards.shards.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.fetching import LocalShard, file_name, local_copy
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
@@ -69,9 +69,9 @@ class Checked:
     """The result of a check of all shards.
 
     Attributes:
-        samples: samples in the shards that could be read.
-        findings: faults, and other facts that are worth knowing.
-        repairs: repairs by path or redacted URL of the bad shard; empty without repair.
+        samples: Samples in the shards that could be read.
+        findings: Faults, and other facts that are worth knowing.
+        repairs: Repairs by path or redacted URL of the bad shard; empty without repair.
     """
 
     samples: int
@@ -97,11 +97,11 @@ def check_shards(
 
     Args:
         urls: URLs of the shards, each once.
-        cache: where earlier indexes kept the member tables.
-        decoder_of: gives the decoder of a suffix, or None if its members are not to be decoded.
-        repair_to: a folder for repaired copies of bad shards; None for no repair.
-        processes: number of processes.
-        show_progress: whether to draw a line on stderr; None does so on a terminal.
+        cache: Where earlier indexes kept the member tables.
+        decoder_of: Gives the decoder of a suffix, or None if its members are not to be decoded.
+        repair_to: A folder for repaired copies of bad shards; None for no repair.
+        processes: Number of processes.
+        show_progress: Whether to draw a line on stderr; None does so on a terminal.
 
     Raises:
         ConfigError: Two shards to repair have the same name.

@@ -17,10 +17,10 @@ def contact_sheet(
     """The images in rows, never enlarged; an image that cannot be decoded is shown in red.
 
     Args:
-        images: the bytes of image files.
-        labels: a line for each image, cut to the width of the image.
-        columns: images in a row.
-        size: largest height and width of an image in pixels.
+        images: The bytes of image files.
+        labels: A line for each image, cut to the width of the image.
+        columns: Images in a row.
+        size: Largest height and width of an image in pixels.
 
     Returns:
         The bytes of a PNG.

@@ -11,9 +11,9 @@ from zlib import compress
 import numpy as np
 
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.shards.fetching import local_copy
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.fetching import local_copy
 from lightning_shards.shards.tables import TableStore
 
 _KINDS: Final = (
@@ -43,9 +43,9 @@ class Content:
     """The contents of the first members of a field.
 
     Attributes:
-        kind: kind of file by the first bytes; `text` or `bytes` if these are of no known kind.
-        is_compressed: whether files of this kind are compressed.
-        ratio: size of the members after zlib, each by itself, divided by their size before.
+        kind: Kind of file by the first bytes; `text` or `bytes` if these are of no known kind.
+        is_compressed: Whether files of this kind are compressed.
+        ratio: Size of the members after zlib, each by itself, divided by their size before.
     """
 
     kind: str

@@ -50,12 +50,12 @@ class Finding:
     """One fact about a shard, or about all shards together.
 
     Attributes:
-        rule: kind of the finding.
-        message: the fact and the remedy.
-        shard: path of the shard; None for the whole data set.
-        sample: key of the (first) sample.
-        byte: offset in the shard, if there is one.
-        count: number of samples or members that it is about.
+        rule: Kind of the finding.
+        message: The fact and the remedy.
+        shard: Path of the shard; None for the whole data set.
+        sample: Key of the (first) sample.
+        byte: Offset in the shard, if there is one.
+        count: Number of samples or members that it is about.
     """
 
     rule: Rule
@@ -134,8 +134,8 @@ def find_repeats_between(
 
     Args:
         hashes: `key_hashes` of each shard.
-        shards: paths of the shards.
-        key_of: gives the key of a sample, by the number of its shard and its number in it.
+        shards: Paths of the shards.
+        key_of: Gives the key of a sample, by the number of its shard and its number in it.
     """
     # numbers: the shard of each key of `every`; order: positions in `every` by hash.
     # pairs: positions of keys with equal hashes; between: those pairs whose shards differ.

@@ -34,8 +34,8 @@ class PassedOver:
     """A member of a tar that is in no sample.
 
     Attributes:
-        name: its name in the tar.
-        offset: offset of its first header, in bytes from the start of the tar.
+        name: Its name in the tar.
+        offset: Offset of its first header, in bytes from the start of the tar.
         kind: `folder`, `link`, `special file`, `name without a field`, `reserved name` or `left out
             by __bad__`.
     """
@@ -50,9 +50,9 @@ class TarLayout:
     """The offsets of the headers of a tar.
 
     Attributes:
-        headers: offset of the first header of each member, int64, shape (num_members,).
-        end: offset of the end marker of the archive.
-        passed_over: the members that are in no sample, in file order.
+        headers: Offset of the first header of each member, int64, shape (num_members,).
+        end: Offset of the end marker of the archive.
+        passed_over: The members that are in no sample, in file order.
     """
 
     headers: NDArray[np.int64]

@@ -50,9 +50,9 @@ class Salvage:
     """The result of the salvage of one shard.
 
     Attributes:
-        path: path of the new shard; None if no sample could be saved.
-        saved: samples in the new shard.
-        lost: reasons for the samples left out, by key (`KEY (again)` for the second of a key).
+        path: Path of the new shard; None if no sample could be saved.
+        saved: Samples in the new shard.
+        lost: Reasons for the samples left out, by key (`KEY (again)` for the second of a key).
     """
 
     path: str | None
@@ -83,10 +83,10 @@ def salvage(
     """Write the samples of a shard that can be saved to a shard of the same name in `folder`.
 
     Args:
-        shard: path of a local tar.
-        folder: folder of the new shard.
-        known: the members that the shard had when it was indexed.
-        decoder_of: gives the decoder of a suffix; a sample that it refuses is left out.
+        shard: Path of a local tar.
+        folder: Folder of the new shard.
+        known: The members that the shard had when it was indexed.
+        decoder_of: Gives the decoder of a suffix; a sample that it refuses is left out.
 
     Raises:
         ConfigError: `folder` is the folder of the shard itself.

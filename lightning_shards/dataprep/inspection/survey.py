@@ -29,11 +29,11 @@ from lightning_shards.dataprep.inspection.findings import (
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
-from lightning_shards.shards.fetching import LocalShard, local_copy
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.storage.fetching import LocalShard, local_copy
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url
 
@@ -53,11 +53,11 @@ class FieldSizes:
     """The sizes of the members of one suffix.
 
     Attributes:
-        samples: samples that have such a member.
+        samples: Samples that have such a member.
         total: bytes of all members together.
-        smallest: size of the smallest member in bytes.
-        largest: size of the largest member in bytes.
-        bins: number of members by the number of bits of their size, int64, shape (NUM_BINS,).
+        smallest: Size of the smallest member in bytes.
+        largest: Size of the largest member in bytes.
+        bins: Number of members by the number of bits of their size, int64, shape (NUM_BINS,).
     """
 
     samples: int = 0
@@ -80,15 +80,15 @@ class ShardSurvey:
     """The survey of one shard.
 
     Attributes:
-        path: path of the shard, or its redacted URL.
-        samples: number of samples.
-        size_bytes: size of the file.
+        path: Path of the shard, or its redacted URL.
+        samples: Number of samples.
+        size_bytes: Size of the file.
         md5: MD5 of the file, if checksums were wanted.
-        fields: sizes of members by suffix.
-        lacking: key of the first sample without a suffix, by suffix.
-        example_keys: keys of the first and the last sample.
+        fields: Sizes of members by suffix.
+        lacking: Key of the first sample without a suffix, by suffix.
+        example_keys: Keys of the first and the last sample.
         hashes: `key_hashes` of all samples.
-        findings: findings about the shard; a damaged shard has nothing else.
+        findings: Findings about the shard; a damaged shard has nothing else.
     """
 
     path: str
@@ -112,9 +112,9 @@ class Survey:
     """The survey of a data set.
 
     Attributes:
-        shards: surveys of the shards in the user's order, each once.
-        fields: sizes of members by suffix, over all shards.
-        findings: findings about single shards, and about all shards together.
+        shards: Surveys of the shards in the user's order, each once.
+        fields: Sizes of members by suffix, over all shards.
+        findings: Findings about single shards, and about all shards together.
     """
 
     shards: list[ShardSurvey]

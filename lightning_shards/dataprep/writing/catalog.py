@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lightning_shards.dataprep.writing.keys import check_field, check_key
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
 from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
-from lightning_shards.shards.tar.tar_bytes import read_at
+from lightning_shards.shards.storage.local import read_at
 
 INLINE: Final = 0
 """The number of the blob among the sources."""
@@ -53,18 +53,18 @@ class Catalog:
     """Samples in the order in which they were listed.
 
     Attributes:
-        sources: the files; source number i of a member is `sources[i - 1]`, number 0 is the blob.
-        blob: contents of the members that are in no file.
-        keys: all keys, concatenated.
-        key_starts: start of each key in `keys`, and the end, int64, shape (num_samples + 1,).
-        sample_starts: the members of sample i are `sample_starts[i]` to `sample_starts[i + 1]`.
-        member_sources: number of the source of each member, int64, shape (num_members,).
-        offsets: offset of each member's bytes in the source, int64, shape (num_members,).
-        sizes: size of each member in bytes, int64, shape (num_members,).
-        field_ids: position of each member's field in `fields`, int64, shape (num_members,).
-        fields: the different fields.
-        split_ids: position of each sample's split in `splits`, int64; -1 if it has none.
-        splits: the different splits that the input names.
+        sources: The files; source number i of a member is `sources[i - 1]`, number 0 is the blob.
+        blob: Contents of the members that are in no file.
+        keys: All keys, concatenated.
+        key_starts: Start of each key in `keys`, and the end, int64, shape (num_samples + 1,).
+        sample_starts: The members of sample i are `sample_starts[i]` to `sample_starts[i + 1]`.
+        member_sources: Number of the source of each member, int64, shape (num_members,).
+        offsets: Offset of each member's bytes in the source, int64, shape (num_members,).
+        sizes: Size of each member in bytes, int64, shape (num_members,).
+        field_ids: Position of each member's field in `fields`, int64, shape (num_members,).
+        fields: The different fields.
+        split_ids: Position of each sample's split in `splits`, int64; -1 if it has none.
+        splits: The different splits that the input names.
     """
 
     sources: list[InputFile]

@@ -55,9 +55,9 @@ class Journal:
     """The journal of one output folder, open and locked until it is closed.
 
     Args:
-        folder: the folder in which, or in folders below which, shards are written.
-        settings: plain values by name; equal settings must mean equal bytes.
-        prefixes: prefix of the shards in each folder below `folder` ("" for `folder` itself).
+        folder: The folder in which, or in folders below which, shards are written.
+        settings: Plain values by name; equal settings must mean equal bytes.
+        prefixes: Prefix of the shards in each folder below `folder` ("" for `folder` itself).
 
     Raises:
         ConfigError: Another run is writing here, or a run with other settings has written here, or

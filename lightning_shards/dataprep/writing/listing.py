@@ -28,10 +28,10 @@ class Listing:
     """The samples of an input, and counts of everything else in it.
 
     Attributes:
-        catalog: the samples.
-        ignored: number of files or members that are in no sample, by reason.
-        classes: names of the classes in the order of their numbers; empty if there are none.
-        joined: number of runs of members that were apart from the rest of their sample in a tar.
+        catalog: The samples.
+        ignored: Number of files or members that are in no sample, by reason.
+        classes: Names of the classes in the order of their numbers; empty if there are none.
+        joined: Number of runs of members that were apart from the rest of their sample in a tar.
     """
 
     catalog: Catalog

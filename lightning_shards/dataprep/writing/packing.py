@@ -33,14 +33,14 @@ class Packing:
     """How samples are laid out in shards.
 
     Attributes:
-        order: the order of the samples.
+        order: The order of the samples.
         seed: 0 <= seed < 2**64.
-        max_samples: most samples of a shard.
-        max_bytes: most bytes of a shard, before any edit; a larger sample gets a shard of its own.
-        num_shards: number of shards of all splits together, in proportion to their samples; it
+        max_samples: Most samples of a shard.
+        max_bytes: Most bytes of a shard, before any edit; a larger sample gets a shard of its own.
+        num_shards: Number of shards of all splits together, in proportion to their samples; it
             replaces the two limits. The shards of a split differ by at most one sample.
-        keep: share of the samples that is kept, each by its own draw.
-        val_fraction: share of the samples that goes to the split `val`; the others go to `train`.
+        keep: Share of the samples that is kept, each by its own draw.
+        val_fraction: Share of the samples that goes to the split `val`; the others go to `train`.
     """
 
     order: PackOrder = "source"
@@ -75,8 +75,8 @@ def assign(
     """The numbers of the samples of each shard, in order, by split ("" if there are no splits).
 
     Args:
-        catalog: the samples. If it names splits, these are used, and `val_fraction` must be 0.
-        packing: how samples are laid out.
+        catalog: The samples. If it names splits, these are used, and `val_fraction` must be 0.
+        packing: How samples are laid out.
         is_kept: bool, shape (num_samples,): the samples that pass a filter; None: all.
 
     Raises:

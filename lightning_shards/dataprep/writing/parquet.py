@@ -13,7 +13,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file as plain values, a few thousand in memory at a time.
 
     Raises:
-        ConfigError: pyarrow is not installed, or cannot read the file.
+        ConfigError: Pyarrow is not installed, or cannot read the file.
     """
     try:
         parquet: Any = import_module("pyarrow.parquet")

@@ -26,8 +26,8 @@ class Reencode:
     one of JPEG, PNG or WebP are not touched.
 
     Attributes:
-        resize: most pixels of the shorter side; None keeps the size.
-        quality: quality of JPEG and WebP, 1 to 100; None: 90 if an image is resized.
+        resize: Most pixels of the shorter side; None keeps the size.
+        quality: Quality of JPEG and WebP, 1 to 100; None: 90 if an image is resized.
     """
 
     resize: int | None = None

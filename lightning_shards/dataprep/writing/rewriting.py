@@ -47,11 +47,11 @@ class Edit:
     """The changes made to each sample. Functions must be picklable and deterministic.
 
     Attributes:
-        rename: new field names by old ones.
-        only: the fields (by new name) that are kept; empty: all.
-        transform: a function of a sample that returns the sample to write, with the same key.
-        keeps: a function that decides whether an unchanged sample is kept.
-        settings: plain values by name that identify this edit.
+        rename: New field names by old ones.
+        only: The fields (by new name) that are kept; empty: all.
+        transform: A function of a sample that returns the sample to write, with the same key.
+        keeps: A function that decides whether an unchanged sample is kept.
+        settings: Plain values by name that identify this edit.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -90,11 +90,11 @@ class Output:
     """Where and how shards are written; no setting here but the prefix changes a byte.
 
     Attributes:
-        folder: folder of the data set, or of the folders of its splits.
-        cache: where member tables are kept, for the first run that trains on the shards.
-        prefix: prefix of the names of shards; with splits, their names are used instead.
-        processes: number of processes that write at the same time.
-        show_progress: whether a line counts shards on stderr; None does so on a terminal.
+        folder: Folder of the data set, or of the folders of its splits.
+        cache: Where member tables are kept, for the first run that trains on the shards.
+        prefix: Prefix of the names of shards; with splits, their names are used instead.
+        processes: Number of processes that write at the same time.
+        show_progress: Whether a line counts shards on stderr; None does so on a terminal.
     """
 
     folder: Path
@@ -118,8 +118,8 @@ class Rewritten:
     """The data sets that a run has written.
 
     Attributes:
-        data_sets: data sets by split ("" if there are no splits).
-        kept_shards: number of shards that an earlier run had written already.
+        data_sets: Data sets by split ("" if there are no splits).
+        kept_shards: Number of shards that an earlier run had written already.
     """
 
     data_sets: dict[str, DataSet]

@@ -25,13 +25,13 @@ class Columns:
     """The meaning of the columns of a table.
 
     Attributes:
-        files: fields by columns that name files, below `root` unless the path is absolute. An empty
+        files: Fields by columns that name files, below `root` unless the path is absolute. An empty
             field stands for the file's own suffix.
-        values: fields by columns with contents: text is stored as it is, other values as JSON.
-        key: the column of the keys, which are escaped; None: the path of the first file.
-        class_name: a column with names of classes, which are numbered by name as field `cls`.
-        split: the column with the split of each sample.
-        root: the folder of the files.
+        values: Fields by columns with contents: text is stored as it is, other values as JSON.
+        key: The column of the keys, which are escaped; None: the path of the first file.
+        class_name: A column with names of classes, which are numbered by name as field `cls`.
+        split: The column with the split of each sample.
+        root: The folder of the files.
     """
 
     files: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -40,9 +40,9 @@ class WrittenShard:
     """One shard that was written.
 
     Attributes:
-        name: file name.
-        samples: number of samples.
-        size_bytes: size of the file.
+        name: File name.
+        samples: Number of samples.
+        size_bytes: Size of the file.
         md5: MD5 of the file, as in the wids JSON; it protects against accidents only.
     """
 
@@ -56,7 +56,7 @@ class TarWriter:
     """Writes samples to one open tar file, which the caller closes.
 
     Attributes:
-        samples: samples written so far.
+        samples: Samples written so far.
         position: bytes written so far.
     """
 

@@ -46,12 +46,12 @@ class ShardWriter:
     Keys must be unique; they are held in memory, 100 bytes each.
 
     Args:
-        folder: the folder of one split, because an index is of a folder; made if it is missing.
-        prefix: prefix of the names of shards.
-        max_samples: most samples of a shard.
-        max_bytes: most bytes of a shard; a larger sample gets a shard of its own. Default: 1 GB if
+        folder: The folder of one split, because an index is of a folder; made if it is missing.
+        prefix: Prefix of the names of shards.
+        max_samples: Most samples of a shard.
+        max_bytes: Most bytes of a shard; a larger sample gets a shard of its own. Default: 1 GB if
             `max_samples` is not given.
-        cache_dir: where member tables are kept, for the first run that trains on the shards.
+        cache_dir: Where member tables are kept, for the first run that trains on the shards.
 
     Raises:
         ConfigError: The folder has shards of this prefix that are not left from an unfinished run.

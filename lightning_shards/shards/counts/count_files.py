@@ -50,9 +50,9 @@ class CountClaim:
     """The count that one file gives for one shard.
 
     Attributes:
-        samples: samples in the shard.
-        source: path or URL of the file that says so.
-        size_bytes: size of the shard when it was counted, if the file has it.
+        samples: Samples in the shard.
+        source: Path or URL of the file that says so.
+        size_bytes: Size of the shard when it was counted, if the file has it.
     """
 
     samples: int

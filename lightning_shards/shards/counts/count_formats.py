@@ -83,8 +83,8 @@ def counts_in(content: object, below: str = "") -> dict[str, int]:
     """The counts in timm's `_info.json`, or in energon's `.info.json`, by file name.
 
     Args:
-        content: content of the file.
-        below: folder of the shards within the folder of an energon data set; otherwise empty.
+        content: Content of the file.
+        below: Folder of the shards within the folder of an energon data set; otherwise empty.
     """
     fields = json_object(content)
     counted: dict[str, Any] = {}

@@ -32,8 +32,8 @@ def compared_bytes(name: bytes, repeated: bytes) -> int | None:
     """How many bytes of a long name its header repeats; 0 if that has a name of another kind.
 
     Args:
-        name: the name in the extended header.
-        repeated: the name in the header that follows, with its prefix.
+        name: The name in the extended header.
+        repeated: The name in the header that follows, with its prefix.
 
     Returns:
         None if the two names contradict each other, so that the long name is damaged.

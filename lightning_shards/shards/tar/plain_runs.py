@@ -50,14 +50,14 @@ class SampleRun(NamedTuple):
     """Whole samples that follow each other in a tar.
 
     Attributes:
-        stop: offset of the first byte behind these samples.
-        keys: all keys, concatenated.
-        key_lengths: length of each key, int64.
-        num_members: number of members of each sample, int64.
-        offsets: offset of the data of each member, int64.
+        stop: Offset of the first byte behind these samples.
+        keys: All keys, concatenated.
+        key_lengths: Length of each key, int64.
+        num_members: Number of members of each sample, int64.
+        offsets: Offset of the data of each member, int64.
         sizes: bytes of data of each member, int64.
-        suffixes: the different suffixes in lower case, in order of appearance.
-        suffix_ids: position of each member's suffix in `suffixes`, int64.
+        suffixes: The different suffixes in lower case, in order of appearance.
+        suffix_ids: Position of each member's suffix in `suffixes`, int64.
     """
 
     stop: int

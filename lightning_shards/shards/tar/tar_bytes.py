@@ -1,11 +1,10 @@
-"""The bytes of a local tar, read on demand and never through a memory map.
+"""The bytes of a tar, read on demand and never through a memory map.
 
 A mapped file that is cut short ends the process (SIGBUS). Here the read comes back short, which is
 an error that names the shard. Small parts that follow each other are cut out of a buffered window,
 which grows as long as the reading is sequential; large parts are read by themselves.
 """
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import islice
@@ -14,7 +13,8 @@ from typing import Final
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.regular_files import open_regular, stamp_of
+from lightning_shards.shards.storage.local import LocalStorage
+from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.tar.walk import damaged, group_members, walk_members
 
 _DIRECT: Final = 16_384
@@ -33,17 +33,19 @@ class TarBytes:
     """The bytes of an open tar as they were when it was opened; anything else is an error.
 
     Args:
-        file: the file descriptor, which the caller closes.
-        url: serves the messages only.
+        storage: What reads them; the caller closes the tar there.
+        url: The tar.
 
     Raises:
-        DamagedShardError: The tar is empty.
+        ShardNotFoundError: There is no such tar.
+        FileAccessError: It cannot be opened.
+        DamagedShardError: It is empty.
     """
 
-    def __init__(self, file: int, url: str) -> None:
-        self._file, self._url = file, url
-        self._stamp = stamp_of(file)
-        self._size = self._stamp[0]
+    def __init__(self, storage: Storage, url: str) -> None:
+        self._storage, self._url = storage, url
+        self._stat = storage.stat(url)
+        self._size = self._stat.size
         self.rewind()
         self._window_bytes = _LEAST_WINDOW
         self._is_checked = True
@@ -97,10 +99,10 @@ class TarBytes:
         """
         if self._is_checked:
             return
-        stamp = stamp_of(self._file)
-        if stamp[0] < self._size:
-            raise self._cut_short(stamp[0])
-        if stamp != self._stamp:
+        stat = self._storage.stat(self._url)
+        if stat.size < self._size:
+            raise self._cut_short(stat.size)
+        if stat != self._stat:
             what = "changed while it was read: a program still writes it"
             raise damaged(what, self._url, 0)
         self._is_checked = True
@@ -119,7 +121,7 @@ class TarBytes:
     def _read(self, start: int, size: int) -> bytes:
         self._is_checked = False
         try:
-            data = read_at(self._file, start, size)
+            data = self._storage.read(self._url, start, start + size)
         except (OSError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or f"no memory for {size} bytes"
             raise damaged(f"could not be read: {reason}", self._url, start) from error
@@ -132,33 +134,22 @@ class TarBytes:
         return damaged(what, self._url, size)
 
 
-def read_at(file: int, offset: int, size: int) -> bytes:
-    """The bytes of an open file at this offset, fewer if the file ends.
-
-    Raises:
-        OSError: They could not be read.
-    """
-    data = os.pread(file, size, offset)
-    while len(data) < size:  # one call gives at most 2 GiB
-        more = os.pread(file, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 @contextmanager
-def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
-    """The bytes of a local tar, for as long as the block lasts.
+def open_tar(path: str | PathLike[str], storage: Storage | None = None) -> Generator[TarBytes]:
+    """The bytes of a tar, for as long as the block lasts.
+
+    Args:
+        path: Path of a local tar, or a URL of the storage.
+        storage: What reads it and does not hold it open already; None for local files.
 
     Raises:
         ShardNotFoundError: There is no such file.
         FileAccessError: It is not a regular file, or cannot be opened.
         DamagedShardError: It is empty, or was written to before the block ended.
     """
-    file = open_regular(path)
+    url, storage = fspath(path), storage or LocalStorage()
     try:
-        data = TarBytes(file, fspath(path))
+        data = TarBytes(storage, url)
         try:
             yield data
         except DamagedShardError:
@@ -166,11 +157,13 @@ def open_tar(path: str | PathLike[str]) -> Generator[TarBytes]:
             raise
         data.require_unchanged()
     finally:
-        os.close(file)
+        storage.close(url)
 
 
-def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
-    """The samples of a local tar in file order from number `skip` on.
+def read_samples(
+    url: str, skip: int = 0, storage: Storage | None = None
+) -> Generator[dict[str, bytes | str]]:
+    """The samples of a tar in file order from number `skip` on; arguments as of `open_tar`.
 
     Only the headers of skipped samples are read. A sample is a dict as webdataset makes it: bytes
     by suffix, and `__key__` and `__url__`.
@@ -181,7 +174,7 @@ def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
         DamagedShardError: The file is not one whole tar archive, or was written to while it was
             read.
     """
-    with open_tar(url) as data:
+    with open_tar(url, storage) as data:
         for key, members in islice(group_members(walk_members(data, url), url), skip, None):
             sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
             for suffix, member in members.items():

@@ -60,8 +60,8 @@ class Member(NamedTuple):
     """One regular file in the tar.
 
     Attributes:
-        name: full name; bytes that are not UTF-8 are kept as surrogates.
-        offset: where its data begins, in bytes from the start of the tar.
+        name: Full name; bytes that are not UTF-8 are kept as surrogates.
+        offset: Where its data begins, in bytes from the start of the tar.
         size: bytes of data.
         unprotected: bytes of the name that no checksum covers, not even that of the header that
             repeats the name or its beginning.

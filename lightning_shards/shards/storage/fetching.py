@@ -6,7 +6,7 @@ here. It is imported with the first remote shard, because it imports torch.
 
 import re
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from typing import IO, Any, Final, NamedTuple, cast
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.urls import (
     is_local,
     redact,
@@ -31,12 +32,38 @@ _EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
 """The text by which webdataset's `Pipe` says that its program failed; the command is before it."""
 
 
+class CommandStorage(Storage):
+    """Remote shards that webdataset's openers can only stream."""
+
+    has_ranges = False
+
+    def stat(self, url: str) -> ShardStat:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise _only_streamed(url)
+
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise _only_streamed(reads[0].url)
+
+    def open_stream(self, url: str) -> AbstractContextManager[Any]:
+        """What `opened` gives."""
+        return opened(url)
+
+
 class LocalShard(NamedTuple):
     """A shard that can be read as a file.
 
     Attributes:
-        path: path of the shard, or of the copy of a remote one.
-        cache: where its member table is kept; the table of a copy is removed with the copy.
+        path: Path of the shard, or of the copy of a remote one.
+        cache: Where its member table is kept; the table of a copy is removed with the copy.
     """
 
     path: str
@@ -123,6 +150,13 @@ def opened(url: str) -> Generator[Any, None, None]:
     while stream.read(1 << 16):
         pass  # bytes after the archive are read too, so that the program can end by itself
     stream.close()  # a Pipe raises here when its program failed
+
+
+def _only_streamed(url: str) -> ConfigError:
+    return ConfigError(
+        f"{redact(url)} can only be read from its start to its end; take reader='stream', copy it "
+        "here, or mount the bucket"
+    )
 
 
 def plain_url(url: str) -> str:

@@ -1,0 +1,124 @@
+"""The storage of local files."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import BinaryIO
+
+from lightning_shards.shards.regular_files import open_regular, stamp_of
+from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
+
+
+class LocalStorage(Storage):
+    """Reads local files, and keeps those open that it was asked for.
+
+    A file is opened when it is first asked for. Until `close` it is the one that is read, even if
+    another file takes its name. Processes may inherit the open files.
+    """
+
+    coalesced_gap: int = 16_384
+    largest_ahead: int = 8192  # larger members are in the processor's caches when they are decoded
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+
+    def stat(self, url: str) -> ShardStat:
+        """Size of the file and its time of change in ns.
+
+        Raises:
+            ShardNotFoundError: There is no such file.
+            FileAccessError: It is not a regular file, or cannot be opened.
+        """
+        return ShardStat(*stamp_of(self._file(url)))
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """One range; fewer bytes if the file ends, none if it is not what `stat` says.
+
+        Raises:
+            OSError: The bytes cannot be read.
+        """
+        file = self._file(url)
+        data = read_at(file, start, stop - start)
+        return data if _is_unchanged(file, stat) else b""
+
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges, and return how many bytes of each were read."""
+        return [self._read_ranges(each) for each in reads]
+
+    def announce(self, reads: Sequence[ShardReads]) -> None:
+        """Ask the system to fetch these ranges of open files; it may ignore this."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for url, starts, stops, *_ in reads:
+            file = self._files.get(url)
+            if file is not None:
+                with suppress(OSError):
+                    for start, stop in zip(starts, stops, strict=True):
+                        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_WILLNEED)
+
+    def open_stream(self, url: str) -> BinaryIO:
+        """The file, open for reading; errors as of `stat`."""
+        return os.fdopen(open_regular(url), "rb")
+
+    def close(self, url: str) -> None:
+        """Close the file."""
+        file = self._files.pop(url, None)
+        if file is not None:
+            os.close(file)
+
+    def __reduce__(self) -> tuple[type["LocalStorage"], tuple[()]]:
+        """Pickle no open file."""
+        return LocalStorage, ()
+
+    def __del__(self) -> None:
+        for url in list(self._files):
+            self.close(url)
+
+    def _file(self, url: str) -> int:
+        file = self._files.get(url)
+        if file is None:
+            file = self._files[url] = open_regular(url)
+        return file
+
+    def _read_ranges(self, reads: ShardReads) -> list[int]:
+        file, begin, sizes = self._file(reads.url), 0, list[int]()
+        for start, stop in zip(reads.starts, reads.stops, strict=True):
+            end = begin + stop - start
+            sizes.append(_read_into(file, start, reads.into[begin:end]))
+            begin = end
+        return sizes if _is_unchanged(file, reads.stat) else [-1] * len(sizes)
+
+
+def _is_unchanged(file: int, stat: tuple[int, int] | None) -> bool:
+    """Whether the file is what it should be.
+
+    This is asked after reading, because a write changes the time of a file before its bytes.
+    """
+    return stat is None or stamp_of(file) == stat
+
+
+def _read_into(file: int, offset: int, into: memoryview) -> int:
+    """Fill `into` with the bytes at this offset, and return how many could be read."""
+    read = 0
+    with suppress(OSError):
+        while read < len(into):
+            more = os.preadv(file, [into[read:]], offset + read)
+            if not more:
+                break
+            read += more
+    return read
+
+
+def read_at(file: int, offset: int, size: int) -> bytes:
+    """The bytes of an open file at this offset, fewer if the file ends.
+
+    Raises:
+        OSError: They could not be read.
+    """
+    data = os.pread(file, size, offset)
+    while len(data) < size:  # one call gives at most 2 GiB
+        more = os.pread(file, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data

@@ -1,0 +1,109 @@
+"""The protocol of storage: where the bytes of shards are, and how they are read.
+
+`schemes` says which storage reads the URLs of which scheme; readers ask this protocol and nothing
+else, so they do not know where a shard lies.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+_NO_MEMORY = memoryview(b"")
+
+
+class ShardStat(NamedTuple):
+    """By what an unchanged shard is recognised.
+
+    Attributes:
+        size: Bytes of the shard.
+        version: An int of at most 63 bits that is another one when the bytes are others: the time
+            of change of a file, or a hash of what a store says of its object.
+    """
+
+    size: int
+    version: int
+
+
+class ShardReads(NamedTuple):
+    """Ranges of bytes of one shard.
+
+    Attributes:
+        url: The shard.
+        starts: Offset of the first byte of each range, ascending.
+        stops: Offset behind its last byte.
+        stat: What the shard must be; None if the caller checks the bytes by their crc32.
+        into: Writable memory for the ranges, one after the other; of no use to `announce`.
+    """
+
+    url: str
+    starts: Sequence[int]
+    stops: Sequence[int]
+    stat: tuple[int, int] | None = None
+    into: memoryview = _NO_MEMORY
+
+
+class Storage(Protocol):
+    """Reads shards. One object serves one reader, and so one thread.
+
+    A source makes its storage in the process that reads, by a callable that it has pickled.
+
+    Attributes:
+        has_ranges: Whether any range of bytes can be read. If not, there is `open_stream` alone.
+        coalesced_gap: Bytes between two ranges that cost less to read with them than a read of its
+            own: latency times bandwidth.
+        largest_ahead: Mean bytes of a field's members up to which they are read ahead, those of a
+            whole batch in one call. Larger ones are read one by one, when they are decoded, which
+            a storage should want only if a read costs next to nothing.
+    """
+
+    has_ranges: bool = True
+    coalesced_gap: int = 1 << 20
+    largest_ahead: int = 1 << 62
+
+    @abstractmethod
+    def stat(self, url: str) -> ShardStat:
+        """What the shard is; from here to `close`, the same bytes are read or none.
+
+        Raises:
+            ShardNotFoundError: There is no such shard.
+            FileAccessError: This process may not or cannot read it.
+        """
+        ...
+
+    @abstractmethod
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges of one batch or more, over any number of shards.
+
+        Returns:
+            For each shard and each of its ranges, how many bytes were read: fewer than asked for
+            where the shard ends or cannot be read (`read` tells why), and -1 if it is not what
+            `stat` of its reads says.
+        """
+        ...
+
+    @abstractmethod
+    def open_stream(self, url: str) -> AbstractContextManager[Any]:
+        """The whole shard as a file that is open for reading from its start.
+
+        Raises:
+            ShardNotFoundError: There is no such shard.
+            FileAccessError: This process may not or cannot read it.
+        """
+        ...
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """One range; fewer bytes if the shard ends, none if it is not what `stat` says.
+
+        Raises:
+            OSError: The bytes cannot be read.
+        """
+        data = bytearray(stop - start)
+        ((size,),) = self.read_ranges([ShardReads(url, [start], [stop], stat, memoryview(data))])
+        return bytes(data[: max(size, 0)])
+
+    def announce(self, reads: Sequence[ShardReads]) -> None:
+        """Learn what will be read soon, in the order of first use; nothing here is urgent."""
+
+    def close(self, url: str) -> None:
+        """Let go of what is held for this shard; it may be asked for again."""
