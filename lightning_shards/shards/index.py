@@ -27,6 +27,7 @@ from lightning_shards.shards.counts.count_files import (
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import stamp_of
+from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.shards.urls import is_local, redact, require_local_shards, split_url
@@ -135,7 +136,7 @@ def load_index(
         claims = _believed_claims(folder, names, url_of)
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
-    if any(names and not is_local(folder) for folder, names in unknown.items()):
+    if any(names and not has_ranges(folder) for folder, names in unknown.items()):
         total = _total(list(unknown)) if wants_total else None
         return ShardIndex(tuple(urls), None, total)
     for folder, names in unknown.items():
@@ -180,9 +181,9 @@ def _total(folders: Sequence[str]) -> int | None:
 def _is_empty(url: str, claim: CountClaim) -> bool:
     """Whether a shard that is said to hold no sample really holds none, by its own headers.
 
-    Of a remote shard only the first header is read, which must be the end marker.
+    Of a shard without ranges only the first header is read, which must be the end marker.
     """
-    if is_local(url):
+    if has_ranges(url):
         is_empty, reason = not holds_samples(url), "it holds some"
     else:
         is_empty, reason = http_start(url, BLOCK) == bytes(BLOCK), "it does not begin with its end"

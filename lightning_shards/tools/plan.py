@@ -104,7 +104,7 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 def _find(module: "ShardDataModule", options: Namespace) -> Found:
     """The split's source, and the sizes of its shards and batches."""
     from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
-    from lightning_shards.shards.urls import is_local
+    from lightning_shards.shards.storage.schemes import has_ranges
 
     config = module.splits.get(options.split)
     if config is None:
@@ -117,7 +117,7 @@ def _find(module: "ShardDataModule", options: Namespace) -> Found:
     else:
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
         source = module.source(options.split, index)
-    is_remote = not all(map(is_local, index.urls))
+    is_remote = not all(map(has_ranges, index.urls))
     batch_bytes, note = None, "no shard was looked at, so that memory is not known"
     if options.index is None and not is_remote:
         batch_bytes, note = _batch_bytes(source)

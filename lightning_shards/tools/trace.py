@@ -80,7 +80,7 @@ def _parser() -> ArgumentParser:
 def _trace(options: Namespace) -> int:
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.replay import batch_keys
-    from lightning_shards.shards.urls import is_local
+    from lightning_shards.shards.storage.schemes import has_ranges
 
     steps = _parse_steps(options.steps)
     module = _data_module(options.config)
@@ -88,7 +88,7 @@ def _trace(options: Namespace) -> int:
     world_size = _world_size(options.config) if given is None else given
     loader = module.loader(options.split, rank=0, world_size=world_size)
     index = loader.source.describe().index
-    is_readable = index is not None and all(map(is_local, index.urls))
+    is_readable = index is not None and all(map(has_ranges, index.urls))
     if options.samples is not None and not is_readable:
         raise ConfigError("--samples takes samples from local shards only, and some are remote")
     ranks = [
