@@ -106,7 +106,7 @@ def _options(name: str) -> str:
 def list_tools() -> dict[str, str]:
     """What each tool says to `--help`, by its name."""
     tools = import_module("lightning_shards.__main__")._TOOLS  # noqa: SLF001 the list of commands
-    return {name: _help_of(tools[name]) for name in sorted(tools)}
+    return {name: _help_of(f"lightning_shards.tools.{name}") for name in sorted(tools)}
 
 
 def _tools(_: str) -> str:

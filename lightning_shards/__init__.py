@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from lightning_shards.shards.urls import expand_urls
     from lightning_shards.workers.pool import BatchStream, Pool, PoolDescription
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "BatchStream": "workers.pool",
     "ConfigError": "errors",

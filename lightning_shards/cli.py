@@ -19,27 +19,19 @@ from lightning_shards.callbacks.throughput import DataThroughputMonitor
 from lightning_shards.config_files import omegaconf_message, placed_message
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
-    ConfigError,
+    DamagedShardError,
+    DigestError,
+    IndexMismatchError,
     MissingFieldError,
-    PlanError,
-    RankError,
+    SampleError,
     ShardError,
-    ShardNotFoundError,
-    StateError,
-    UrlError,
 )
 from lightning_shards.parsing import cause_of, plain_message
 
-_USERS_TO_MEND = (
-    ConfigError,
-    MissingFieldError,
-    PlanError,
-    RankError,
-    ShardNotFoundError,
-    StateError,
-    UrlError,
-)
-"""Errors of a run that the user can fix by an option: a traceback would only hide the message."""
+_OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
+"""Errors of a run that no option mends; a field that no sample has is one of an option."""
+
+_FAILED, _REFUSED = 1, 2
 
 
 class ShardArgumentParser(LightningArgumentParser):
@@ -66,8 +58,11 @@ class ShardCLI(LightningCLI):
     configuration has it already.
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
-    ``--data.batch`` as ``--data.batch_size``). Settings that cannot work give an error of one line
-    and exit status 2. omegaconf resolves interpolations like ``${trainer.devices}`` in a YAML.
+    ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
+    ``${trainer.devices}`` in a YAML.
+
+    An error of this package ends the command with one line, and with exit status 1 if the data are
+    wrong, else 2. With ``--traceback`` it is raised.
     """
 
     def __init__(
@@ -83,6 +78,15 @@ class ShardCLI(LightningCLI):
         """A parser that takes no abbreviations and resolves interpolations."""
         ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": "omegaconf+"}
         return super().init_parser(**{**ours, **kwargs})
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `--traceback` to Lightning's own options."""
+        super().add_default_arguments_to_parser(parser)
+        cast("Any", parser).add_argument(
+            "--traceback",
+            action="store_true",
+            help="Whether to raise an error of the data with its whole traceback.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read options and files; an interpolation that cannot be resolved is an option error."""
@@ -110,8 +114,10 @@ class ShardCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except _USERS_TO_MEND as error:
-            self._parser(subcommand).error(str(error))
+        except ShardError as error:
+            if self._get(self.config, "traceback", default=False):
+                raise
+            self._parser(subcommand).exit(_status(error), f"error: {_one_line(error)}\n")
 
     @contextmanager
     def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:
@@ -129,6 +135,18 @@ class ShardCLI(LightningCLI):
         data = self._get(self.config, "data")
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)
+
+
+def _status(error: ShardError) -> int:
+    is_of_data = isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
+    return _FAILED if is_of_data else _REFUSED
+
+
+def _one_line(error: ShardError) -> str:
+    """The message, what was added to it in one line, and how to see the rest."""
+    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
+    whole = " ".join("; ".join([str(error), *notes]).split())
+    return f"{whole} (--traceback shows where)" if _status(error) == _FAILED else whole
 
 
 def main() -> None:

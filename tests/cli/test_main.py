@@ -1,0 +1,71 @@
+"""The command without Lightning: its help, its version, and a name that it does not know."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_shards
+from lightning_shards import __main__ as command
+from lightning_shards.__main__ import main
+
+COMMANDS = ["fit", "validate", "test", "predict", "pack", "reshard", "index", "info", "show",
+            "verify", "plan", "bench", "trace", "schema"]  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["lightning-shards", *options])
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else -1
+    return 0
+
+
+@pytest.mark.parametrize("options", [[], ["-h"], ["--help"]], ids=str)
+def test_help_shows_all_commands(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *options) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert [row[0] for row in rows] == COMMANDS
+    assert all(len(row) > 2 for row in rows)
+
+
+def test_the_tools_that_are_shown_are_those_that_exist() -> None:
+    folder = Path(command.__file__).parent / "tools"
+    modules = {path.stem for path in folder.glob("*.py") if "def main(" in path.read_text()}
+    assert set(COMMANDS[4:]) == modules
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("veryfy", "; did you mean 'verify'?"), ("fti", "; did you mean 'fit'?"), ("xyz", "")],
+)
+def test_an_unknown_command_names_the_nearest_and_all(
+    name: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, name) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == f"lightning-shards: error: there is no command {name!r}{meant}"
+    assert shown[1].startswith(f"commands are {', '.join(COMMANDS)}; ")
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"lightning-shards {lightning_shards.__version__}\n"
+
+
+def test_help_needs_neither_torch_nor_lightning() -> None:
+    code = (
+        "import sys; sys.argv = ['lightning-shards', '--help']\n"
+        "from lightning_shards.__main__ import main; main()\n"
+        "print(sorted({'torch', 'lightning', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.endswith("\n[]\n")
