@@ -263,7 +263,7 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
     for start, stop in _pieces(shard_numbers[1:] != shard_numbers[:-1]):
         shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
         reader = shards.reader(shard)
-        stamps[shard] = reader.stamp
+        stamps[shard] = reader.expected
         _announce(reader, samples_of_shard)
         keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
         keys.append(keys_of_shard)

@@ -15,7 +15,7 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 
@@ -100,7 +100,9 @@ class OpenShards:
         self.urls, self._counts = index.urls, index.counts
         self._storages = Storages(storages)
         self._store = TableStore(cache, storages=self._storages)
-        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._readers: OrderedDict[str, ShardReader] = (
+            OrderedDict()
+        )  # one if a shard is there twice
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -109,33 +111,35 @@ class OpenShards:
             ShardNotFoundError: It does not exist.
             IndexMismatchError: It changed since it was counted.
         """
-        reader = self._readers.get(shard)
+        url = self.urls[shard]
+        reader = self._readers.get(url)
         if reader is None:
-            reader = self._readers[shard] = self._open(shard)
+            reader = self._readers[url] = self._open(shard)
             if len(self._readers) > self._limit:
                 self._readers.popitem(last=False)[1].close()
         else:
-            self._readers.move_to_end(shard)
+            self._readers.move_to_end(url)
         return reader
 
-    def read(self, shard: int, start: int, stop: int, stamp: tuple[int, int]) -> bytes:
-        """One range of a shard that had this stamp when it was looked up.
+    def storage(self, shard: int) -> Storage:
+        """What reads the shard with this number."""
+        return self._storages.of(self.urls[shard])
 
-        Returns:
-            Fewer bytes than asked for if the shard is another one by now, or ends before.
+    def read(self, shard: int, start: int, stop: int, stat: tuple[int, int] | None) -> bytes:
+        """One range of a shard, as `Storage.read` gives it.
 
         Raises:
             ShardError: As of `reader`.
             OSError: The bytes cannot be read.
         """
         reader = self.reader(shard)
-        return reader.storage.read(reader.url, start, stop, reader.expected(stamp))
+        return reader.storage.read(reader.url, start, stop, stat)
 
     def read_ranges(self, reads: Sequence[tuple[int, ShardReads]]) -> list[int]:
         """Read ranges of any number of shards, in one call as far as all of these may be open.
 
         Args:
-            reads: Shard number, and what is read of it, with the stamp of the table that says so.
+            reads: Shard number, and what is read of this shard.
 
         Returns:
             How many bytes of each range were read, as `Storage.read_ranges` counts them.
@@ -143,16 +147,15 @@ class OpenShards:
         Raises:
             ShardError: As of `reader`.
         """
-        for shard, _ in reads:
-            self.reader(shard)  # not kept, as each holds a table: they may be too many
-        if len(reads) > 1 and not all(shard in self._readers for shard, _ in reads):
-            half = len(reads) // 2  # some were closed again
+        if len(reads) <= self._limit:
+            for shard, _ in reads:
+                self.reader(shard)  # not kept, as each holds a table: they may be too many
+        if not all(self.urls[shard] in self._readers for shard, _ in reads):
+            half = len(reads) // 2  # of one, `reader` has opened it or raised
             return self.read_ranges(reads[:half]) + self.read_ranges(reads[half:])
-        requests = [(self._readers[shard], each) for shard, each in reads]
         sizes: list[int] = []
-        for storage, same in groupby(requests, lambda request: request[0].storage):
-            checked = [each._replace(stat=reader.expected(each.stat)) for reader, each in same]
-            for sizes_of_shard in storage.read_ranges(checked):
+        for storage, group in groupby(reads, lambda request: self.storage(request[0])):
+            for sizes_of_shard in storage.read_ranges([shard_reads for _, shard_reads in group]):
                 sizes += sizes_of_shard
         return sizes
 

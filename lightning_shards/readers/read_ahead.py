@@ -22,10 +22,7 @@ from lightning_shards.samples.member_bytes import (
     MemberBytes,
 )
 from lightning_shards.shards.checksums import crc32, joined_crc32
-from lightning_shards.shards.storage.protocol import ShardReads
-
-_PIECE = 2**20
-"""Bytes that are read in one call at most: small members may lie among many others."""
+from lightning_shards.shards.storage.protocol import ShardReads, Storage
 
 MOST_BYTES = 64 * 2**20
 """Bytes of small members that are read ahead together. A default block of token sequences: what
@@ -34,8 +31,8 @@ neighbours in it share is then read once."""
 _FIRST_BYTES = 4 * 2**20
 _GROWTH = 4
 
-Stamps = dict[int, tuple[int, int]]
-"""Size and time of change of shards when their members were looked up."""
+Stamps = dict[int, tuple[int, int] | None]
+"""What shards must be when members are read that were looked up; None if they have crc32s."""
 
 
 class Extents(NamedTuple):
@@ -181,7 +178,7 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stamps = shards, buffer, stamps
-        self._storage = shards.reader(int(extents.shards[0])).storage  # of all, as a rule
+        self._storage = shards.storage(int(extents.shards[0]))  # that of all, as a rule
         self._stops, is_large = stops, extents.large(self._storage.largest_ahead)
         self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
         self._small = extents.of([field for field, large in enumerate(is_large) if not large])
@@ -235,7 +232,7 @@ class ReadAhead:
         end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
         while True:
             members = _sorted(extents.part(start, end))
-            reads = _coalesced(members, self._storage.coalesced_gap)
+            reads = _coalesced(members, self._storage)
             is_one_batch = end <= self._end_of_batch(start, 0)
             if is_one_batch or reads.lengths.sum() <= 2 * limit:
                 return end, members, reads
@@ -279,14 +276,14 @@ def _sorted(extents: Extents) -> _SortedMembers:
     return _SortedMembers(order, shards[order], offsets[order], sizes[order])
 
 
-def _coalesced(members: _SortedMembers, gap: int) -> _Reads:
+def _coalesced(members: _SortedMembers, storage: Storage) -> _Reads:
     """The reads that give these members, and the gaps between neighbours with them."""
     shards, offsets = members.shards, members.offsets
     stops = offsets + np.maximum(members.sizes, 0)
     cuts = (
         (shards[1:] != shards[:-1])
-        | (offsets[1:] > stops[:-1] + gap)
-        | (stops[1:] // _PIECE != stops[:-1] // _PIECE)
+        | (offsets[1:] > stops[:-1] + storage.coalesced_gap)
+        | (stops[1:] // storage.largest_read != stops[:-1] // storage.largest_read)
     )
     firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
     lengths = np.maximum.reduceat(stops, firsts) - offsets[firsts]

@@ -19,6 +19,7 @@ from lightning_shards.errors import (
     DamagedShardError,
     IndexMismatchError,
     MissingFieldError,
+    ShardError,
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
@@ -201,7 +202,7 @@ def scan_members(
         ShardNotFoundError: There is no such file.
         DamagedShardError: It is not one whole tar archive, or changed while it was read.
     """
-    url, storage = os.fspath(path), storage or LocalStorage()
+    url, storage = os.fspath(path), LocalStorage() if storage is None else storage
     stamp = shard_stat(url, storage)  # before, so that a file which replaced this one is noticed
     crcs = array("I")
     with open_tar(url, storage) as data:
@@ -274,20 +275,19 @@ class ShardReader:
         table: MemberTable,
         storage: Storage | None = None,
     ) -> None:
-        self.url, self.storage = os.fspath(path), storage or LocalStorage()
+        self.url = os.fspath(path)
+        self.storage = LocalStorage() if storage is None else storage
         self.table, self.stamp, self.is_closed = table, table.stamp, False
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
         stat = self.storage.stat(self.url)
-        if stat != self.stamp and (table.crc32 is None or stat.size != table.file_size):
+        if stat.size != table.file_size or self.expected not in (None, stat):
             self.close()
             raise self._changed(stat.size)
 
-    def expected(self, stamp: tuple[int, int] | None) -> tuple[int, int] | None:
-        """What the tar must be when it is read by a table of this stamp, for `ShardReads.stat`.
-
-        None where the table is this one and has crc32s: the caller compares these instead.
-        """
-        return None if self.table.crc32 is not None and stamp == self.stamp else stamp
+    @property
+    def expected(self) -> tuple[int, int] | None:
+        """What the tar must be when it is read; None if the table has crc32s to compare instead."""
+        return None if self.table.crc32 is not None else self.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.
@@ -308,24 +308,32 @@ class ShardReader:
                 f"has {', '.join(self.table.suffixes_of(sample)[:50])}"
             )
         offset, size, checksum = extent
-        stat = self.expected(self.stamp)
+        stat = self.expected
         try:
             data = self.storage.read(self.url, offset, offset + size, stat)
+        except ShardError:
+            raise
         except (OSError, MemoryError) as error:
             what = f"could not be read: {getattr(error, 'strerror', None) or 'no memory for it'}"
             raise self._damaged(what, sample, suffix, offset) from error
-        if len(data) < size or not size:  # of an empty member nothing else shows a change
-            now = self.storage.stat(self.url)
-            there = max(0, min(now.size - offset, size))
-            if there == size and stat not in (None, now):
-                raise self._changed(now.size)
-            if len(data) < size:
-                what = f"was cut short: {there} of {size} bytes are there"
-                raise self._damaged(what, sample, suffix, offset)
+        if len(data) < size or (stat and not size):  # nothing else shows a change if it is empty
+            self._require_there(sample, suffix, (offset, size, len(data)), stat)
         if checksum is not None and crc32(data) != checksum:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
             raise self._damaged(what, sample, suffix, offset)
         return data
+
+    def _require_there(
+        self, sample: int, suffix: str, read: tuple[int, int, int], stat: tuple[int, int] | None
+    ) -> None:
+        """Say why fewer bytes than wanted were read, or that the shard changed."""
+        (offset, size, num_read), now = read, self.storage.stat(self.url)
+        there = max(0, min(now.size - offset, size))
+        if there == size and stat not in (None, now):
+            raise self._changed(now.size)
+        if num_read < size:
+            what = f"was cut short: {there} of {size} bytes are there"
+            raise self._damaged(what, sample, suffix, offset)
 
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
         """The result of `MemberTable.members_with`, which is kept while the shard is open."""

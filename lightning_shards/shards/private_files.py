@@ -8,6 +8,7 @@ above the cache folder are the system's business and are not checked.
 
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning_shards.shards.urls import is_local, split_url
 _DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
+_USER: Final = re.compile(r"//[^/@]*@")
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -54,10 +56,13 @@ class CacheFolder:
     def sidecar_of(self, shard: str | os.PathLike[str]) -> Path:
         """The path of a shard's table of members; its folder is named by a hash.
 
-        Of a URL neither user, password nor query count.
+        Of a URL all but user and password count: what differs in its query may be another shard.
         """
         url = os.fspath(shard)
-        folder, name = os.path.split(Path(url).absolute()) if is_local(url) else split_url(url)
+        if is_local(url):
+            folder, name = os.path.split(Path(url).absolute())
+        else:
+            folder, name = _USER.sub("//", url, 1), split_url(url)[1]
         return self.root / "members" / _digest(folder) / f"{name}.members"
 
     def open(self, path: Path) -> int | None:

@@ -31,7 +31,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import redact
+from lightning_shards.shards.urls import plain_path, redact
 
 _MAGIC: Final = b"LSmember"
 _VERSION: Final = 1
@@ -81,7 +81,7 @@ class TableStore:
                 the same members as before and other bytes in them.
             IndexMismatchError: The shard holds another number of samples than expected.
         """
-        url = os.fspath(path)
+        url = _url_of(path)
         table = self.kept_table(url)
         if table is None or not self._is_current(table, url):
             table = self._renew(url, table)
@@ -95,7 +95,7 @@ class TableStore:
 
     def has_current(self, path: str | os.PathLike[str]) -> bool:
         """Whether there is a current table of this shard, so that it need not be scanned."""
-        url = os.fspath(path)
+        url = _url_of(path)
         table = self.kept_table(url)
         return table is not None and self._is_current(table, url)
 
@@ -105,7 +105,7 @@ class TableStore:
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
-        sidecar = self._cache.sidecar_of(path)
+        sidecar = self._cache.sidecar_of(_url_of(path))
         kept = self._unwritten.get(sidecar)
         return open_table(sidecar, self._cache) if kept is None else kept
 
@@ -152,6 +152,10 @@ class TableStore:
                     error,
                 )
             self._unwritten[sidecar] = table
+
+
+def _url_of(path: str | os.PathLike[str]) -> str:
+    return plain_path(os.fspath(path)) if isinstance(path, os.PathLike) else path
 
 
 def build_tables(

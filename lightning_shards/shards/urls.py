@@ -281,18 +281,18 @@ def _resolve_local(path: str) -> list[str]:
     if os.path.isdir(path):
         raise UrlError(f"{path} is a folder; name its shards: {os.path.join(path, '*.tar')}")
     if not _WILDCARDS.search(path) or os.path.exists(path):
-        return [_plain(path)]
+        return [plain_path(path)]
     matches = sorted(match for match in glob.glob(path) if not os.path.isdir(match))
     if not matches:
         raise ShardNotFoundError(
             f"no file matches {path}; check the folder and the pattern, and that this machine "
             "sees the folder"
         )
-    return [_plain(match) for match in matches]
+    return [plain_path(match) for match in matches]
 
 
-def _plain(path: str) -> str:
-    """The path, written so that webdataset can only take it for a file (`-` is its stdin)."""
+def plain_path(path: str) -> str:
+    """The path, written so that it can only be taken for a file (`-` is webdataset's stdin)."""
     looks_special = ":" in path or path == "-"
     return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path
 

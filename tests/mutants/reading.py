@@ -10,9 +10,9 @@ MUTANTS = [
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "shards.members:ShardReader.expected",
-        " and stamp == self.stamp",
-        "",
+        "readers.batch_reader:_find",
+        "stamps[shard] = reader.expected",
+        "stamps[shard] = None",
         "readers/test_changed_shards.py",
     ),
     Mutant(
@@ -149,8 +149,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.open_shards:OpenShards.read",
-        "reader.expected(stamp)",
-        "None",
+        "start, stop, stat)",
+        "start, stop)",
         "readers/test_changed_shards.py",
     ),
     Mutant(

@@ -1,9 +1,14 @@
 """What every storage owes to a reader, checked on all of them."""
 
+import errno
+import gc
 import io
+import os
 import tarfile
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,20 +19,25 @@ from hypothesis import strategies as st
 from lightning_shards import (
     Cursor,
     EpochSchedule,
+    FileAccessError,
     IndexMismatchError,
     Place,
+    SampleError,
     SampleOrder,
     ShardIndex,
     ShardNotFoundError,
 )
 from lightning_shards.errors import ConfigError
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tables import TableStore
 
 DictStorage = example("dict_storage").DictStorage
@@ -55,10 +65,18 @@ class Store:
 
 @pytest.fixture(params=["local", "example"])
 def store(request, tmp_path):
-    made = Store(request.param, tmp_path)
+    with store_of(request.param, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def store_of(kind, folder):
+    made = Store(kind, folder)
     for name, data in CONTENT.items():
         made.put(name, data)
-    return made
+    yield made
+    for name in CONTENT:
+        made.storage.close(made.url(name))
 
 
 def request(store, name, ranges, **given):
@@ -142,6 +160,37 @@ def test_a_scheme_without_a_storage_is_refused():
     assert isinstance(found, DictStorage)
 
 
+def test_a_scheme_that_nobody_knows_has_no_ranges():
+    assert [has_ranges(url) for url in ("a.tar", "s3://b/0.tar", "shard:0.tar")] == [True, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "asked"),
+    [([(512, 1000), (1024, 1024), (2048, 2049)], [(512, 488), (2048, 1)]), ([(7, 7)], [])],
+)
+def test_the_system_is_told_of_the_ranges_of_an_open_file(tmp_path, monkeypatch, ranges, asked):
+    found = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *what: found.append(what[1:3]))
+    with store_of("local", tmp_path) as local:
+        reads, _ = request(local, "a", ranges)
+        local.storage.announce([reads])
+        assert found == []  # it is not open
+        local.storage.stat(reads.url)
+        local.storage.announce([reads])
+    assert found == asked
+
+
+def test_a_system_that_takes_no_advice_is_no_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    with store_of("local", tmp_path) as local:
+        reads, _ = request(local, "a", [(0, 9)])
+        local.storage.stat(reads.url)
+        local.storage.announce([reads])
+
+
 def tar_of(number):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
@@ -199,6 +248,62 @@ def test_a_shard_that_changes_in_a_store_ends_the_run(tmp_path):
         list(islice(batches, 9))
 
 
+@pytest.mark.parametrize("max_bad", [None, 9], ids=["raise", "substitute"])
+@pytest.mark.parametrize("error", [FileAccessError, ShardNotFoundError])
+def test_an_error_of_the_store_ends_the_run_and_is_no_bad_sample(tmp_path, error, max_bad):
+    files = {"mem://x/0.tar": tar_of(0)}
+    storages = {"mem": partial(Failing, files, error)}
+    source = source_of(files, tmp_path, storages=storages, max_bad=max_bad)
+    source.prepare()
+    files["mem://x/0.tar fails"] = b""
+    with pytest.raises(error, match="403, the token has expired"):
+        next(source.batches(Place(), Cursor()))
+
+
+class Failing(DictStorage):
+    """Reads fail as soon as the dict says so."""
+
+    largest_ahead = 0  # so that members are read one by one
+
+    def __init__(self, files, error):
+        super().__init__(files)
+        self._error = error
+
+    def read(self, url, start, stop, stat=None):
+        if f"{url} fails" in self._files:
+            raise self._error("403, the token has expired")
+        return super().read(url, start, stop, stat)
+
+
+def test_a_shard_that_is_listed_twice_is_open_once(tmp_path):
+    path = tmp_path / "0.tar"
+    path.write_bytes(tar_of(0))
+    index = ShardIndex((str(path), str(path)), np.array([5, 5]))
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with OpenShards(index, CacheFolder(tmp_path), limit=1) as shards:
+        assert shards.reader(0) is shards.reader(1)
+        assert shards.members(1, 4)["cls"] == b"4"
+    gc.collect()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tmp_path):
+    path, cache = tmp_path / "0.tar", CacheFolder(tmp_path / "cache")
+    path.write_bytes(tar_of(0))
+    index, fields = ShardIndex((str(path),), np.array([5])), (Field("data", ("bin",), "raw"),)
+    with OpenShards(index, cache) as shards:
+        reader = BatchReader(shards, fields, "dict", StageClock())
+        transforms = SampleTransforms({}, SampleSeeds(0, 0))
+        reader.look_up(np.array([(0, 1)]), [(0, 1)], transforms)
+        TableStore(cache, with_crc32=True).table_of(path)
+        shards.reader(0).close()
+        shards._readers.clear()
+        assert shards.reader(0).table.crc32 is not None
+        path.write_bytes(tar_of(0).replace(b"\0\1" * 9000, b"\0\7" * 9000))
+        with pytest.raises(SampleError):
+            reader.batch(0, [])
+
+
 def test_all_ranges_of_some_batches_are_one_call(tmp_path, monkeypatch):
     files = {f"mem://x/{number}.tar": tar_of(number) for number in range(3)}
     calls = []
@@ -219,6 +324,10 @@ def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
     storages = Storages({"mem": partial(DictStorage, files)})
     store = TableStore(CacheFolder(tmp_path), storages=storages)
     assert [store.table_of(url).key(0) for url in files] == ["00", "10"]
+    cache = CacheFolder(tmp_path)
+    queries = [cache.sidecar_of(f"mem://{user}x/0.tar?part={part}") for part in (0, 1)
+               for user in ("", "me:secret@")]  # fmt: skip
+    assert queries[0] == queries[1] != queries[2] == queries[3]
     assert all(map(store.has_current, files))
     index = ShardIndex(tuple(files), np.array([5, 5]))
     makers = {"mem": partial(DictStorage, files)}

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
+from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.urls import (
     is_local,
     redact,
@@ -45,13 +45,13 @@ class CommandStorage(Storage):
         """
         raise _only_streamed(url)
 
-    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
         """Refuse.
 
         Raises:
             ConfigError: Always.
         """
-        raise _only_streamed(reads[0].url)
+        raise _only_streamed(url)
 
     def open_stream(self, url: str) -> AbstractContextManager[Any]:
         """What `opened` gives."""

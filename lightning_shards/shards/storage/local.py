@@ -1,5 +1,6 @@
 """The storage of local files."""
 
+import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,14 +14,16 @@ class LocalStorage(Storage):
     """Reads local files, and keeps those open that it was asked for.
 
     A file is opened when it is first asked for. Until `close` it is the one that is read, even if
-    another file takes its name. Processes may inherit the open files.
+    another file takes its name. Processes may inherit the open files, and threads may read files
+    that are open.
     """
 
     coalesced_gap: int = 16_384
+    largest_read: int = 1 << 20  # small members may lie among many others
     largest_ahead: int = 8192  # larger members are in the processor's caches when they are decoded
 
     def __init__(self) -> None:
-        self._files: dict[str, int] = {}
+        self._files: dict[str, io.FileIO] = {}
 
     def stat(self, url: str) -> ShardStat:
         """Size of the file and its time of change in ns.
@@ -43,7 +46,7 @@ class LocalStorage(Storage):
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges, and return how many bytes of each were read."""
-        return [self._read_ranges(each) for each in reads]
+        return [self._read_ranges(shard_reads) for shard_reads in reads]
 
     def announce(self, reads: Sequence[ShardReads]) -> None:
         """Ask the system to fetch these ranges of open files; it may ignore this."""
@@ -54,7 +57,9 @@ class LocalStorage(Storage):
             if file is not None:
                 with suppress(OSError):
                     for start, stop in zip(starts, stops, strict=True):
-                        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_WILLNEED)
+                        if stop > start:  # a length of 0 would mean all that follows
+                            length = stop - start
+                            os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
 
     def open_stream(self, url: str) -> BinaryIO:
         """The file, open for reading; errors as of `stat`."""
@@ -64,21 +69,17 @@ class LocalStorage(Storage):
         """Close the file."""
         file = self._files.pop(url, None)
         if file is not None:
-            os.close(file)
+            file.close()
 
     def __reduce__(self) -> tuple[type["LocalStorage"], tuple[()]]:
         """Pickle no open file."""
         return LocalStorage, ()
 
-    def __del__(self) -> None:
-        for url in list(self._files):
-            self.close(url)
-
     def _file(self, url: str) -> int:
         file = self._files.get(url)
         if file is None:
-            file = self._files[url] = open_regular(url)
-        return file
+            file = self._files[url] = io.FileIO(open_regular(url))
+        return file.fileno()
 
     def _read_ranges(self, reads: ShardReads) -> list[int]:
         file, begin, sizes = self._file(reads.url), 0, list[int]()

@@ -44,7 +44,7 @@ class ShardReads(NamedTuple):
 
 
 class Storage(Protocol):
-    """Reads shards. One object serves one reader, and so one thread.
+    """Reads shards. One object serves one reader.
 
     A source makes its storage in the process that reads, by a callable that it has pickled.
 
@@ -52,6 +52,7 @@ class Storage(Protocol):
         has_ranges: Whether any range of bytes can be read. If not, there is `open_stream` alone.
         coalesced_gap: Bytes between two ranges that cost less to read with them than a read of its
             own: latency times bandwidth.
+        largest_read: Bytes of a coalesced range at most, unless one member has more.
         largest_ahead: Mean bytes of a field's members up to which they are read ahead, those of a
             whole batch in one call. Larger ones are read one by one, when they are decoded, which
             a storage should want only if a read costs next to nothing.
@@ -59,11 +60,12 @@ class Storage(Protocol):
 
     has_ranges: bool = True
     coalesced_gap: int = 1 << 20
+    largest_read: int = 8 << 20
     largest_ahead: int = 1 << 62
 
     @abstractmethod
     def stat(self, url: str) -> ShardStat:
-        """What the shard is; from here to `close`, the same bytes are read or none.
+        """What the shard is, asked anew at each call.
 
         Raises:
             ShardNotFoundError: There is no such shard.
@@ -72,38 +74,51 @@ class Storage(Protocol):
         ...
 
     @abstractmethod
-    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
-        """Read all ranges of one batch or more, over any number of shards.
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """One range, which may be empty.
 
         Returns:
-            For each shard and each of its ranges, how many bytes were read: fewer than asked for
-            where the shard ends or cannot be read (`read` tells why), and -1 if it is not what
-            `stat` of its reads says.
+            Fewer bytes than asked for if the shard ends before, and none if it is not what `stat`
+            says. Without `stat` the caller checks the bytes by their crc32.
+
+        Raises:
+            ShardError: As of `stat`.
+            OSError: The bytes cannot be read.
         """
         ...
 
     @abstractmethod
     def open_stream(self, url: str) -> AbstractContextManager[Any]:
-        """The whole shard as a file that is open for reading from its start.
-
-        Raises:
-            ShardNotFoundError: There is no such shard.
-            FileAccessError: This process may not or cannot read it.
-        """
+        """The whole shard as a file, open for reading from its start; errors as of `stat`."""
         ...
 
-    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
-        """One range; fewer bytes if the shard ends, none if it is not what `stat` says.
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges of one batch or more, over any number of shards; they may overlap.
+
+        Nothing is written to their memory after the call.
+
+        Returns:
+            For each shard and each of its ranges, how many bytes were read: fewer than asked for
+            where the shard ends or cannot be read (`read` tells why), and -1 if it is not what
+            `stat` of its reads says.
 
         Raises:
-            OSError: The bytes cannot be read.
+            ShardError: As of `stat`.
         """
-        data = bytearray(stop - start)
-        ((size,),) = self.read_ranges([ShardReads(url, [start], [stop], stat, memoryview(data))])
-        return bytes(data[: max(size, 0)])
+        return [self._read_ranges(shard_reads) for shard_reads in reads]
 
     def announce(self, reads: Sequence[ShardReads]) -> None:
-        """Learn what will be read soon, in the order of first use; nothing here is urgent."""
+        """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
 
     def close(self, url: str) -> None:
         """Let go of what is held for this shard; it may be asked for again."""
+
+    def _read_ranges(self, reads: ShardReads) -> list[int]:
+        begin, sizes = 0, list[int]()
+        for start, stop in zip(reads.starts, reads.stops, strict=True):
+            data = self.read(reads.url, start, stop)
+            reads.into[begin : begin + len(data)] = data
+            begin += stop - start
+            sizes.append(len(data))
+        is_unchanged = reads.stat is None or self.stat(reads.url) == reads.stat
+        return sizes if is_unchanged else [-1] * len(sizes)

@@ -23,12 +23,12 @@ class Storages:
     """The storages of one reader, each made with the first URL of its scheme.
 
     Args:
-        own: Storages of schemes that the package does not know or that are read in another way:
+        given: Storages of schemes that the package does not know or that are read in another way:
             scheme, without a colon, to a picklable callable that makes one.
     """
 
-    def __init__(self, own: Mapping[str, MakeStorage] | None = None) -> None:
-        self._makers: dict[str, MakeStorage] = {**STORAGES, **(own or {})}
+    def __init__(self, given: Mapping[str, MakeStorage] | None = None) -> None:
+        self._makers: dict[str, MakeStorage] = {**STORAGES, **(given or {})}
         self._made: dict[str, Storage] = {}
 
     def of(self, url: str) -> Storage:
@@ -50,4 +50,5 @@ class Storages:
 
 def has_ranges(url: str) -> bool:
     """Whether any sample of this shard can be read; if not, it can only be streamed."""
-    return STORAGES[scheme_of(url)].has_ranges
+    scheme = scheme_of(url)
+    return scheme in STORAGES and STORAGES[scheme].has_ranges

@@ -11,7 +11,7 @@ from itertools import islice
 from os import PathLike, fspath
 from typing import Final
 
-from lightning_shards.errors import DamagedShardError
+from lightning_shards.errors import DamagedShardError, ShardError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import Storage
@@ -122,6 +122,8 @@ class TarBytes:
         self._is_checked = False
         try:
             data = self._storage.read(self._url, start, start + size)
+        except ShardError:
+            raise
         except (OSError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or f"no memory for {size} bytes"
             raise damaged(f"could not be read: {reason}", self._url, start) from error
@@ -147,7 +149,7 @@ def open_tar(path: str | PathLike[str], storage: Storage | None = None) -> Gener
         FileAccessError: It is not a regular file, or cannot be opened.
         DamagedShardError: It is empty, or was written to before the block ended.
     """
-    url, storage = fspath(path), storage or LocalStorage()
+    url, storage = fspath(path), LocalStorage() if storage is None else storage
     try:
         data = TarBytes(storage, url)
         try:

@@ -328,3 +328,11 @@ def test_names_that_readers_pass_over_become_keys(name):
 def test_two_members_for_one_field_are_refused(tmp_path):
     with pytest.raises(SampleError, match="two members for the field 'cls'"):
         write_shard(tmp_path / "0.tar", [("0", [("cls", b"1"), ("cls", b"2")])])
+
+
+def test_a_folder_with_a_colon_is_no_scheme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("exp:1", cache_dir=tmp_path / "cache") as writer:
+        writer.write({"__key__": "a", "txt": "b"})
+    store = TableStore(CacheFolder(tmp_path / "cache"))
+    assert store.has_current("./exp:1/shard-000000.tar")
