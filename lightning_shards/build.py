@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_shards.config import LoaderConfig, Split, SplitConfig
+from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.loader import Progress, ShardLoader
 from lightning_shards.plan.order import SampleOrder
@@ -314,14 +315,17 @@ def drop_remark(dropped: int, samples: int) -> str:
     )
 
 
-def describe(split: str, source: Source, world_size: int) -> str:
+def describe(split: str, source: Source, world_size: int, num_workers: int) -> str:
     """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
     plan, told = source.epochs.plan(world_size), source.describe()
-    shards = "" if told.index is None else f" from {told.index.num_shards:,} shards"
+    num_shards = 0 if told.index is None else told.index.num_shards
+    shards = f" from {num_shards:,} shard{'s'[: num_shards != 1]}" if num_shards else ""
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if told.sampling == "resampled" else rest
     dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
+    if num_workers > num_cpus():
+        remark += f"; {num_workers} workers of each rank on {num_cpus()} cores: they start slowly"
     bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
     return (
         f"{split}: {plan.samples:,} samples{shards}, "

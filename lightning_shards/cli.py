@@ -72,6 +72,8 @@ class ShardCLI(LightningCLI):
         **options: Any,
     ) -> None:
         options.setdefault("parser_class", ShardArgumentParser)
+        # without a logger all runs keep their configuration at one path
+        options.setdefault("save_config_kwargs", {"overwrite": True})
         cast("Any", super()).__init__(model_class, datamodule_class, **options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:

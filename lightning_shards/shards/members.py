@@ -67,7 +67,7 @@ class MemberTable:
         suffix_ids: Position of each member's suffix in `suffixes`, uint32.
         suffixes: The different suffixes, in lower case.
         file_size: Size of the tar when the table was made, in bytes.
-        mtime_ns: Its time of change then, in ns.
+        mtime_ns: Its time of change then, in ns; of a shard that is no file, its version.
     """
 
     keys: NDArray[np.uint8]
