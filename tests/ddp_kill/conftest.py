@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from forked_programs import ForkedPrograms
+from forked_programs import Ended, ForkedPrograms
 
 HERE = Path(__file__).parent
 WITHIN_S = 240.0  # four ranks on two busy cores import torch and Lightning
@@ -54,22 +54,16 @@ class Programs:
 
     def run(self, name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run to the end on forked ranks; what each rank told."""
-        folder = Path(job["folder"])
-        command = [HERE / name, _written(job)]
-        output, statuses = self._forked.run(command, folder, ranks=job["ranks"], timeout_s=WITHIN_S)
-        paths = [folder / f"end-{rank}.json" for rank in range(job["ranks"])]
+        output, statuses = self.run_until_exit(name, job)
+        paths = [Path(job["folder"]) / f"end-{rank}.json" for rank in range(job["ranks"])]
         if any(statuses) or not all(path.exists() for path in paths):
             pytest.fail(f"ended with {statuses}:\n{output[-4000:]}", pytrace=False)
         return [json.loads(path.read_text()) for path in paths]
 
-    def run_until_exit(self, name: str, job: dict[str, Any]) -> tuple[str, int]:
-        """Run until the program and all that hold its output have ended."""
-        with self._started(name, job) as process:
-            try:
-                output, _ = process.communicate(timeout=WITHIN_S)
-            except subprocess.TimeoutExpired as error:
-                pytest.fail(f"no end after {WITHIN_S} s; said {error.output!r}")
-        return output, process.returncode
+    def run_until_exit(self, name: str, job: dict[str, Any]) -> Ended:
+        """Run forked ranks until they, and all that hold their output, have ended."""
+        command, folder = [HERE / name, _written(job)], Path(job["folder"])
+        return self._forked.run(command, folder, ranks=job["ranks"], timeout_s=WITHIN_S)
 
     def run_until_killed(self, name: str, job: dict[str, Any]) -> tuple[int, list[str]]:
         """Kill the rank that blocks; how many processes there were, and those that outlived it."""
