@@ -32,6 +32,8 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+torch.set_num_threads(1)  # networks of tests are small; several threads would wait for a core
+
 TESTS = Path(__file__).parent
 LONGEST_FIRST = [  # by `pytest --durations=40`: no worker is left alone with one of them at the end
     TESTS / name
@@ -39,9 +41,23 @@ LONGEST_FIRST = [  # by `pytest --durations=40`: no worker is left alone with on
         "ddp_kill/test_chains.py",
         "options/test_matrix.py",
         "ddp/test_ends.py",
+        "ddp/test_fit.py",
+        "test_configs.py",
+        "options/test_ends.py",
+        "test_guard.py",
+        "test_examples.py",
+        "ddp_kill/test_evaluation.py",
+        "test_examples_classifier.py",
+        "test_examples_fabric_loop.py",
+        "workers/test_processes.py",
+        "workers/test_same_bytes.py",
         "loader/test_worlds.py",
+        "seams/test_pool.py",
+        "resume/test_elastic.py",
+        "resume/test_same_ranks.py",
     )
 ]
+assert all(path.is_file() for path in LONGEST_FIRST)
 
 PackShards = Callable[..., list[str]]
 MakeSource = Callable[..., StreamSource]
@@ -52,15 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take long begin first; `--no-loadscope-reorder` keeps xdist to this order."""
     places = {path: place for place, path in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Small networks on a machine that others use too: several threads would wait for a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str]:

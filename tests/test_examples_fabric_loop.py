@@ -12,8 +12,6 @@ import torch
 from forked_programs import ForkedPrograms
 from lightning.fabric import Fabric
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -102,11 +102,6 @@ def recorder() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_networks(one_thread: None) -> None:
-    """All tests here train such."""
-
-
 def is_running(pid: int) -> bool:
     """Whether a process has not ended."""
     try:
