@@ -83,7 +83,8 @@ def run_forked(forked_programs: ForkedPrograms) -> Callable[..., Records]:
     """Runs a program of this folder to its end on two ranks that have imported Lightning."""
 
     def run(folder: Path, program: str) -> Records:
-        output, statuses = forked_programs.run([HERE / program, folder], folder, ranks=2)
+        command = [HERE / program, folder]
+        output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=280)
         if any(statuses):
             fail_with_errors(folder, output)
         return Records(folder, output)

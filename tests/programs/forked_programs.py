@@ -59,7 +59,7 @@ class ForkedPrograms:
         folder: Path,
         *,
         ranks: int = 1,
-        timeout_s: float = 200.0,
+        timeout_s: float = 240.0,
         environment: dict[str, str] | None = None,
     ) -> Ended:
         """Run `[SCRIPT, *ARGUMENTS]` in a folder until all that hold its output have ended."""
