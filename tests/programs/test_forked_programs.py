@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -142,8 +143,9 @@ if __name__ == "__main__":
 def is_gone(pid):
     """Whether it has ended, or does within five seconds of the signal that ends it."""
     end = time.perf_counter() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.perf_counter() > end:
-            return False
-        time.sleep(0.01)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.perf_counter() > end:
+                return False
+            time.sleep(0.01)
     return True
