@@ -16,6 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from forked_programs import ForkedPrograms
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
@@ -35,18 +36,42 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+torch.set_num_threads(1)  # networks of tests are small; several threads would wait for a core
+
+TESTS = Path(__file__).parent
+LONGEST_FIRST = [  # by `pytest --durations=40`: no worker is left alone with one of them at the end
+    TESTS / name
+    for name in (
+        "ddp_kill/test_chains.py",
+        "options/test_matrix.py",
+        "ddp/test_ends.py",
+        "ddp/test_fit.py",
+        "test_configs.py",
+        "options/test_ends.py",
+        "test_guard.py",
+        "test_examples.py",
+        "ddp_kill/test_evaluation.py",
+        "test_examples_classifier.py",
+        "test_examples_fabric_loop.py",
+        "workers/test_processes.py",
+        "workers/test_same_bytes.py",
+        "loader/test_worlds.py",
+        "seams/test_pool.py",
+        "resume/test_elastic.py",
+        "resume/test_same_ranks.py",
+    )
+]
+assert all(path.is_file() for path in LONGEST_FIRST)
+
 PackShards = Callable[..., list[str]]
 MakeSource = Callable[..., StreamSource]
 StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Small networks on a machine that others use too: several threads would wait for a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take long begin first; `--no-loadscope-reorder` keeps xdist to this order."""
+    places = {path: place for place, path in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str]:
@@ -144,6 +169,14 @@ def start_program() -> StartProgram:
     It is in a session of its own; nothing of it, nor of what it started, is left afterwards.
     """
     return _started
+
+
+@pytest.fixture(scope="session")
+def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPrograms]:
+    """Runs programs that need not import Lightning: `forked_programs.run([SCRIPT], folder)`."""
+    programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
+    yield programs
+    assert programs.close() == ""
 
 
 def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):

@@ -1,8 +1,6 @@
 """Ranks agree or fail together: three real processes, one script, several scenes in turn."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,7 +13,7 @@ WORLD_SIZE = 3
 
 SCRIPT = """
 import json
-import sys
+import os
 import threading
 
 import torch.distributed
@@ -46,44 +44,34 @@ SCENES = {  # what each rank brings along
 }
 
 def main():
-    rank, world_size, store = sys.argv[1:]
+    rank, world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size)
+        "gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=world_size
     )
     outcomes = {}
     for name, scene in SCENES.items():
         try:
-            agree(*scene[int(rank)])
+            agree(*scene[rank])
             outcomes[name] = None
         except Exception as error:
             outcomes[name] = [type(error).__name__, str(error)]
     torch.distributed.destroy_process_group()
-    print(json.dumps(outcomes))
+    with open(f"{rank}.json", "w") as told:
+        json.dump(outcomes, told)
 
 main()
 """
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(tmp_path_factory, forked_programs):
     """For each scene: what each rank raised, as [type, message], or None."""
     folder = tmp_path_factory.mktemp("agreement")
     script = folder / "ranks.py"
     script.write_text(SCRIPT)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(WORLD_SIZE), folder / "store"],
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        printed = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    by_rank = [json.loads(text) for text in printed]
+    output, statuses = forked_programs.run([script], folder, ranks=WORLD_SIZE, timeout_s=60)
+    assert statuses == [0] * WORLD_SIZE, output
+    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     return {scene: [rank[scene] for rank in by_rank] for scene in by_rank[0]}
 
 

@@ -3,12 +3,11 @@
 import ast
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
+from forked_programs import ForkedPrograms
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp, pytest.mark.timeout(700)]
 
@@ -45,13 +44,12 @@ class Told(NamedTuple):
     never_validated: int
 
 
-def run_example(name: str, folder: Path, start_program: Callable[..., Any]) -> Told:
+def run_example(name: str, folder: Path, forked_programs: ForkedPrograms) -> Told:
     """Run it on two ranks, which make their batches themselves: a fork of a rank may deadlock."""
     shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, f"examples/{name}.py", "--num-workers", "0"]
-    with start_program(command, folder) as process:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+    command = [f"examples/{name}.py", "--num-workers", "0"]
+    output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=LIMIT_S)
+    assert statuses == [0, 0], output
     pattern = rf"^epoch (\d): steps of each rank \[(.*)\], (.*); train {COUNTS}; val {COUNTS}$"
     found = re.findall(pattern, output, flags=re.MULTILINE)
     assert [number for number, *_ in found] == ["0", "1", "2"], output
@@ -65,15 +63,15 @@ def run_example(name: str, folder: Path, start_program: Callable[..., Any]) -> T
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]) -> Told:
+def before(tmp_path_factory: pytest.TempPathFactory, forked_programs: ForkedPrograms) -> Told:
     """The hand-written pipeline, stopped in the middle of epoch 1 and resumed."""
-    return run_example("classifier_before", tmp_path_factory.mktemp("before"), start_program)
+    return run_example("classifier_before", tmp_path_factory.mktemp("before"), forked_programs)
 
 
 @pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]) -> Told:
+def after(tmp_path_factory: pytest.TempPathFactory, forked_programs: ForkedPrograms) -> Told:
     """The same training on this package, stopped and resumed likewise."""
-    return run_example("classifier_after", tmp_path_factory.mktemp("after"), start_program)
+    return run_example("classifier_after", tmp_path_factory.mktemp("after"), forked_programs)
 
 
 def test_the_package_validates_every_sample_once_in_every_epoch(after: Told) -> None:

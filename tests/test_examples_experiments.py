@@ -2,12 +2,12 @@
 
 import importlib
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import ForkedPrograms
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -17,15 +17,14 @@ SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "data.num_work
 
 @pytest.mark.slow
 def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(
-    tmp_path: Path, start_program: Callable[..., Any]
+    tmp_path: Path, forked_programs: ForkedPrograms
 ) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "examples/experiments.py", *arguments]
-        with start_program(command, tmp_path) as process:
-            output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output
+        command = ["examples/experiments.py", *arguments]
+        output, statuses = forked_programs.run(command, tmp_path)
+        assert statuses == [0], output
         assert "val accuracy: " in output
         return output
 

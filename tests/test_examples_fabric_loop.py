@@ -2,17 +2,15 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_programs import ForkedPrograms
 from lightning.fabric import Fabric
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,7 +97,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
-    digits: Path, tmp_path: Path, start_program: Callable[..., Any]
+    digits: Path, tmp_path: Path, forked_programs: ForkedPrograms
 ) -> None:
     whole = train_by_fabric(digits, tmp_path / "whole.ckpt")
     assert len(whole.train) == 2 * 14  # 460 samples in steps of 32
@@ -115,10 +113,10 @@ def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
     (tmp_path / "program.py").write_text(PROGRAM.format(examples=str(ROOT / "examples")))
-    command = [sys.executable, "program.py", "--folder", str(digits), "--checkpoint", "two.ckpt"]
-    with start_program([*command, "--devices", "2", "--epochs", "2"], tmp_path) as process:
-        output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+    command = ["program.py", "--folder", digits, "--checkpoint", "two.ckpt"]
+    command += ["--devices", "2", "--epochs", "2"]
+    output, statuses = forked_programs.run(command, tmp_path, ranks=2)
+    assert statuses == [0, 0], output
     assert "val: 17 samples" in output
     seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     train = [[keys for keys, weights in each if weights is None] for each in seen]

@@ -1,12 +1,11 @@
 """The hydra example: a choice of data, options, and one that does not fit."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from forked_programs import ForkedPrograms
 from omegaconf import OmegaConf
 
 pytest.importorskip("hydra", reason="hydra-core is not installed; it comes with the extra `test`")
@@ -15,15 +14,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
-def run(tmp_path: Path, start_program: Callable[..., Any]) -> Callable[..., tuple[int, str]]:
+def run(tmp_path: Path, forked_programs: ForkedPrograms) -> Callable[..., tuple[int, str]]:
     """Runs the example with these arguments: its exit status and what it says."""
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
 
     def ended(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "examples/hydra_train.py", *arguments]
-        with start_program(command, tmp_path) as process:
-            output, _ = process.communicate(timeout=240)
-        return process.returncode, output
+        command = ["examples/hydra_train.py", *arguments]
+        output, [status] = forked_programs.run(command, tmp_path)
+        return status, output
 
     return ended
 

@@ -1,8 +1,6 @@
 """The examples of the seams run, are short, and show what they are for."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,10 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_of_a_seam_runs(name):
-    done = subprocess.run(
-        [sys.executable, FOLDER / f"{name}.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(PRINTED[name], done.stdout)
+def test_an_example_of_a_seam_runs(name, tmp_path, forked_programs):
+    output, statuses = forked_programs.run([FOLDER / f"{name}.py"], tmp_path)
+    assert statuses == [0], output
+    assert re.fullmatch(PRINTED[name], output)
 
 
 @pytest.mark.parametrize("name", PRINTED)

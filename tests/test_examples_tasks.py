@@ -18,7 +18,6 @@ from PIL import Image
 from lightning_shards import ShardWriter
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # Lightning 2.6's own use of jsonargparse 4.53
     pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"),
     # CSVLogger is good enough here

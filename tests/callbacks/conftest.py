@@ -1,4 +1,4 @@
-"""Small networks on a machine that others use too, and fits of a monitor that need no network."""
+"""Fits of a monitor that need no network."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,11 +11,6 @@ from lightning_shards import DataThroughputMonitor, Place, ShardLoader
 from lightning_shards.callbacks import throughput
 from lightning_shards.profiling import starvation
 from lightning_shards.workers.inline import InlinePool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_networks(one_thread: None) -> None:
-    """All tests here train such."""
 
 
 class Clock:

@@ -1,13 +1,12 @@
 """Three real ranks: the one that holds the others is found, by its loader or by its model."""
 
 import csv
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from forked_programs import ForkedPrograms
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
@@ -27,13 +26,12 @@ class Ran:
 def ran(
     tmp_path_factory: pytest.TempPathFactory,
     pack_into: Callable[..., list[str]],
-    start_program: Callable[..., Any],
+    forked_programs: ForkedPrograms,
 ) -> Ran:
     folder = tmp_path_factory.mktemp("ranks")
     pack_into(folder / "shards", [20, 28])
-    with start_program([sys.executable, str(SCRIPT), str(folder)], folder) as process:
-        output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+    output, statuses = forked_programs.run([SCRIPT, folder], folder, ranks=3)
+    assert statuses == [0, 0, 0], output
     said = output.split("data throughput: ")[1:]
     logged = {}
     for part in ("loader", "model"):

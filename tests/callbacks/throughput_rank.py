@@ -1,4 +1,4 @@
-"""python throughput_rank.py FOLDER: one of three ranks, which starts the others.
+"""python throughput_rank.py FOLDER: one of three ranks.
 
 A fit for each slow part: in `loader` the samples of rank 1 are slow, in `model` the forward pass of
 rank 2. What was said goes to stdout, what was logged to FOLDER/PART.

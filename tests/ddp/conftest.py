@@ -1,7 +1,6 @@
 """Runs `rank.py` on two real ranks and gives the tests its records."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import ForkedPrograms
 
 RANK_SCRIPT = Path(__file__).with_name("rank.py")
 
@@ -43,17 +43,14 @@ def start_ranks(start_program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(start_ranks: Callable[..., Any]) -> Callable[..., Finished]:
+def run_ranks(forked_programs: ForkedPrograms) -> Callable[..., Finished]:
     """Runs two ranks on some cases to their end."""
 
     def run(folder: Path, cases: list[dict[str, Any]], timeout_s: float) -> Finished:
-        with start_ranks(folder, cases) as process:
-            try:
-                output, _ = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired as error:
-                ends = sorted(path.name for path in folder.glob("*.jsonl"))
-                pytest.fail(f"no end after {timeout_s} s; began {ends}; said {error.output!r}")
-        if process.returncode:
+        (folder / "cases.json").write_text(json.dumps(cases))
+        command = [RANK_SCRIPT, folder]
+        output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=timeout_s)
+        if any(statuses):
             records = [path.read_text().splitlines()[-1:] for path in folder.glob("*.jsonl")]
             errors = [line for lines in records for line in lines if '"error"' in line]
             pytest.fail("\n".join([*errors, output[-3000:]]), pytrace=False)

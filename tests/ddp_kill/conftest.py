@@ -1,4 +1,4 @@
-"""Runs programs that Lightning turns into ranks: to their end, or until a rank is killed."""
+"""Runs programs on ranks: forked ones to their end, or Lightning's own until a rank is killed."""
 
 import json
 import subprocess
@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_programs import Ended, ForkedPrograms
 
 HERE = Path(__file__).parent
 WITHIN_S = 240.0  # four ranks on two busy cores import torch and Lightning
@@ -33,36 +34,36 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def _written(job: dict[str, Any]) -> Path:
+    path = Path(job["folder"]) / "job.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
 class Programs:
     """Starts the programs of this folder, each with one JSON file as its argument."""
 
-    def __init__(self, start_program: Callable[..., Any]) -> None:
-        self._start_program = start_program
+    def __init__(self, start_program: Callable[..., Any], forked: ForkedPrograms) -> None:
+        self._start_program, self._forked = start_program, forked
 
     @contextmanager
     def _started(self, name: str, job: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-        folder = Path(job["folder"])
-        path = folder / "job.json"
-        path.write_text(json.dumps(job))
-        with self._start_program([sys.executable, str(HERE / name), str(path)], folder) as process:
+        command = [sys.executable, str(HERE / name), str(_written(job))]
+        with self._start_program(command, Path(job["folder"])) as process:
             yield process
 
     def run(self, name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run to the end; what each rank told."""
-        output, code = self.run_until_exit(name, job)
+        """Run to the end on forked ranks; what each rank told."""
+        output, statuses = self.run_until_exit(name, job)
         paths = [Path(job["folder"]) / f"end-{rank}.json" for rank in range(job["ranks"])]
-        if code or not all(path.exists() for path in paths):
-            pytest.fail(f"ended with {code}:\n{output[-4000:]}", pytrace=False)
+        if any(statuses) or not all(path.exists() for path in paths):
+            pytest.fail(f"ended with {statuses}:\n{output[-4000:]}", pytrace=False)
         return [json.loads(path.read_text()) for path in paths]
 
-    def run_until_exit(self, name: str, job: dict[str, Any]) -> tuple[str, int]:
-        """Run until the program and all that hold its output have ended."""
-        with self._started(name, job) as process:
-            try:
-                output, _ = process.communicate(timeout=WITHIN_S)
-            except subprocess.TimeoutExpired as error:
-                pytest.fail(f"no end after {WITHIN_S} s; said {error.output!r}")
-        return output, process.returncode
+    def run_until_exit(self, name: str, job: dict[str, Any]) -> Ended:
+        """Run forked ranks until they, and all that hold their output, have ended."""
+        command, folder = [HERE / name, _written(job)], Path(job["folder"])
+        return self._forked.run(command, folder, ranks=job["ranks"], timeout_s=WITHIN_S)
 
     def run_until_killed(self, name: str, job: dict[str, Any]) -> tuple[int, list[str]]:
         """Kill the rank that blocks; how many processes there were, and those that outlived it."""
@@ -86,6 +87,6 @@ class Programs:
 
 
 @pytest.fixture(scope="session")
-def programs(start_program: Callable[..., Any]) -> Programs:
+def programs(start_program: Callable[..., Any], forked_programs: ForkedPrograms) -> Programs:
     """Runs the programs of this folder."""
-    return Programs(start_program)
+    return Programs(start_program, forked_programs)

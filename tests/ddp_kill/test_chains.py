@@ -221,8 +221,9 @@ def run_chain(chain: Chain, folder: Path, programs: Any) -> Outcome:
             outcome.told = programs.run("run_fit.py", job)
             return outcome
         if fit.stop.rank is None:
-            output, _ = programs.run_until_exit("run_fit.py", job)
-            assert "StopHereError: training_step" in output, output[-4000:]
+            output, statuses = programs.run_until_exit("run_fit.py", job)
+            assert output.count("StopHereError: training_step") >= fit.ranks, output[-4000:]
+            assert 0 not in statuses
         else:
             there, left = programs.run_until_killed("run_fit.py", job)
             outcome.killed.append((number, there, left))

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_programs import ForkedPrograms
 
 collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
 
@@ -49,6 +50,13 @@ def option_shards(
     return packed
 
 
+def fail_with_errors(folder: Path, output: str) -> None:
+    """Fail with what the ranks wrote down of their errors."""
+    records = [json.loads(path.read_text()) for path in folder.glob("*-[01].json")]
+    errors = [record["error"] for record in records if "error" in record]
+    pytest.fail("\n".join([*errors, output[-3000:]]), pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def run_program(start_program: Callable[..., Any]) -> Callable[..., Records]:
     """Runs a program of this folder to its end; one that hangs is ended, with all it started."""
@@ -64,9 +72,21 @@ def run_program(start_program: Callable[..., Any]) -> Callable[..., Records]:
                 ended = sorted(path.name for path in folder.glob("*.json"))
                 pytest.fail(f"no end; ended {ended}; said {str(error.output)[-3000:]}")
         if process.returncode:
-            records = [json.loads(path.read_text()) for path in folder.glob("*-[01].json")]
-            errors = [record["error"] for record in records if "error" in record]
-            pytest.fail("\n".join([*errors, output[-3000:]]), pytrace=False)
+            fail_with_errors(folder, output)
+        return Records(folder, output)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_forked(forked_programs: ForkedPrograms) -> Callable[..., Records]:
+    """Runs a program of this folder to its end on two ranks that have imported Lightning."""
+
+    def run(folder: Path, program: str) -> Records:
+        command = [HERE / program, folder]
+        output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=280)
+        if any(statuses):
+            fail_with_errors(folder, output)
         return Records(folder, output)
 
     return run
@@ -81,11 +101,6 @@ def recorder() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_networks(one_thread: None) -> None:
-    """All tests here train such."""
 
 
 def is_running(pid: int) -> bool:

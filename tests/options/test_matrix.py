@@ -108,7 +108,7 @@ each_reader = pytest.mark.parametrize("reader", READERS)
 
 
 @pytest.fixture(scope="module")
-def ran(option_shards: Callable[..., Any], run_program: Callable[..., Any]) -> Any:
+def ran(option_shards: Callable[..., Any], run_forked: Callable[..., Any]) -> Any:
     """All options under both readers, by one pair of ranks."""
     folder = option_shards("matrix")
     cases = [
@@ -123,7 +123,7 @@ def ran(option_shards: Callable[..., Any], run_program: Callable[..., Any]) -> A
         for option in OPTIONS
     ]
     (folder / "cases.json").write_text(json.dumps(cases))
-    return run_program(folder, "run_matrix.py")
+    return run_forked(folder, "run_matrix.py")
 
 
 def test_no_process_says_a_warning(ran: Any) -> None:

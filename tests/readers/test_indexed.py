@@ -6,6 +6,7 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 import torch
+from jitter import jitter, jitter_globally
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
@@ -16,14 +17,6 @@ from lightning_shards.shards.private_files import CacheFolder
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2
-
-
-def jitter(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return image + torch.from_numpy(rng.random(tuple(image.shape)))
-
-
-def jitter_globally(image: torch.Tensor) -> torch.Tensor:
-    return image + torch.rand(image.shape) + float(np.random.random())  # noqa: NPY002
 
 
 def make(urls, tmp_path, *, transform=jitter, num_workers=0, context="forkserver", **split):

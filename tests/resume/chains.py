@@ -1,21 +1,19 @@
 """Chains of fits that change batch size and number of ranks, and what they must be trained on."""
 
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rank import ANSWER
+from forked_programs import ForkedPrograms
 from toy import SAMPLES, Ledger, Snapshots, StopHereError, ToyData, make_trainer, positions_of
 
 from lightning_shards.plan.schedule import EpochSchedule
 
 EPOCHS = 3
+RANK_SCRIPT = Path(__file__).with_name("rank.py")
 
 
 @dataclass(frozen=True)
@@ -58,29 +56,16 @@ def fit_here(
 
 
 class Ranks:
-    """Four processes, of which groups of any size up to that are made."""
+    """Fits on groups of ranks of any size."""
 
-    def __init__(self, folder: Path, number: int = 4) -> None:
-        script = Path(__file__).with_name("rank.py")
-        self._errors = (folder / "stderr.txt").open("w+")
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, str(script), str(rank)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-            )
-            for rank in range(number)
-        ]
+    def __init__(self, programs: ForkedPrograms) -> None:
+        self._programs = programs
 
     def fit(
         self, folder: Path, variant: Variant, segment: Segment, checkpoint: str | None
     ) -> dict[str, Any]:
         """A fit of as many ranks as the segment has; all of them say the same."""
         job = {
-            "folder": str(folder),
-            "port": free_port(),
             "checkpoint": checkpoint,
             "batch_size": segment.batch_size,
             "world_size": segment.world_size,
@@ -89,34 +74,14 @@ class Ranks:
             "data": variant.data,
             "model": variant.model,
         }
-        ranks = self._processes[: segment.world_size]
-        for process in ranks:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-        answers = [self._answer(process) for process in ranks]
-        assert all(answer == answers[0] for answer in answers), answers
-        assert "error" not in answers[0], answers[0]["error"]
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps(job))
+        ranks = segment.world_size
+        output, statuses = self._programs.run([RANK_SCRIPT, folder], folder, ranks=ranks)
+        assert not any(statuses), output[-4000:]
+        answers = [json.loads(path.read_text()) for path in folder.glob("told-*.json")]
+        assert answers == [answers[0]] * ranks
         return answers[0]
-
-    def _answer(self, process: Any) -> dict[str, Any]:
-        for line in process.stdout:
-            if line.startswith(ANSWER):
-                return json.loads(line.removeprefix(ANSWER))
-        self._errors.seek(0)
-        raise AssertionError(f"a rank ended:\n{self._errors.read()[-4000:]}")
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
-        self._errors.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Expectation:

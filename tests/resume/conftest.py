@@ -1,14 +1,11 @@
-"""Ranks that live as long as the tests that use them."""
-
-from collections.abc import Iterator
+"""Ranks for chains of fits."""
 
 import pytest
 from chains import Ranks
+from forked_programs import ForkedPrograms
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes that fit together, in groups of any size up to four."""
-    started = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield started
-    started.close()
+def ranks(forked_programs: ForkedPrograms) -> Ranks:
+    """Fits on groups of ranks of any size."""
+    return Ranks(forked_programs)

@@ -20,11 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_networks(one_thread: None) -> None:
-    """All tests here train such."""
-
-
 @pytest.fixture(scope="session")
 def make_data(
     pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory

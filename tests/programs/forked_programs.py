@@ -1,0 +1,193 @@
+"""Programs that begin with Lightning imported: forks of a process that imported it once.
+
+python tests/programs/forked_programs.py DESCRIPTOR: such a process, which is asked for programs at
+this socket. It runs no thread, so what it forks is what `python SCRIPT ARGUMENTS` would be after
+its imports: in a session of its own, with an environment, folder, output and draws of its own.
+
+Tests of starts, imports, signals and launchers start real interpreters instead.
+"""
+
+import gc
+import importlib
+import json
+import multiprocessing.process
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+IMPORTED = (
+    "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.profiling",
+    "psutil", "torchmetrics",
+)  # fmt: skip
+LONGEST = 1 << 17  # bytes of a request; most of them are the environment
+
+
+class Ended(NamedTuple):
+    """What all ranks of a program said, and their exit statuses; negative ones are signals."""
+
+    output: str
+    statuses: list[int]
+
+
+class ForkedPrograms:
+    """Runs programs to their end, on ranks as Lightning would start them.
+
+    Rank 0 is forked from one process and all others from a second one, so that ranks differ, as
+    interpreters do, in how strings are hashed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: list[_Server] = []
+
+    def run(
+        self,
+        command: Sequence[Any],
+        folder: Path,
+        *,
+        ranks: int = 1,
+        timeout_s: float = 240.0,
+        environment: dict[str, str] | None = None,
+    ) -> Ended:
+        """Run `[SCRIPT, *ARGUMENTS]` in a folder until all that hold its output have ended."""
+        for number in range(len(self._servers), min(ranks, 2)):
+            self._servers.append(_Server(self._folder / f"server-{number}.txt"))
+        shared = {"command": list(map(str, command)), "folder": str(folder)}
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
+        port = free_port()
+        reading, writing = os.pipe()
+        started: list[tuple[_Server, int]] = []
+        with os.fdopen(reading, "rb") as output, os.fdopen(writing, "wb") as end:
+            try:
+                for rank in range(ranks):
+                    own = variables | (as_rank(rank, ranks, port) if ranks > 1 else {})
+                    server = self._servers[min(rank, 1)]
+                    pid = server.ask({**shared, "environment": own}, [end.fileno()])
+                    started.append((server, pid))
+                end.close()
+                said = _read_to_end(output.fileno(), timeout_s)
+            finally:
+                for _, pid in started:
+                    with suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+                statuses = [server.ask({"ended": pid}) for server, pid in started]
+        return Ended(said, statuses)
+
+    def close(self) -> str:
+        """End the processes that are forked; what they said themselves, which is to be nothing."""
+        return "".join(server.close() for server in self._servers)
+
+
+class _Server:
+    """A process that forks itself."""
+
+    def __init__(self, said: Path) -> None:
+        self._said = said
+        self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with remote, said.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(remote.fileno())],
+                pass_fds=[remote.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
+        answer = self._socket.recv(LONGEST)
+        assert answer, f"what is forked has ended: {self._said.read_text()}"
+        return int(answer)
+
+    def close(self) -> str:
+        self._socket.close()
+        self._process.wait()
+        return self._said.read_text()
+
+
+def as_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What Lightning tells a rank that it starts."""
+    numbers = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _read_to_end(descriptor: int, timeout_s: float) -> str:
+    said, end = b"", time.perf_counter() + timeout_s
+    while select.select([descriptor], [], [], max(end - time.perf_counter(), 0))[0]:
+        if not (more := os.read(descriptor, LONGEST)):
+            return said.decode(errors="replace")
+        said += more
+    raise TimeoutError(f"no end after {timeout_s} s; said {said.decode(errors='replace')[-3000:]}")
+
+
+def _serve(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
+    """Fork for each request: what was asked for and its output in a fork, None when all is done."""
+    while True:
+        data, descriptors, *_ = socket.recv_fds(requests, LONGEST, 1)
+        if not data:
+            return None
+        request = json.loads(data)
+        if "ended" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
+        elif (answer := os.fork()) == 0:
+            return request, descriptors[0]
+        else:
+            os.close(descriptors[0])
+        requests.send(str(answer).encode())
+
+
+def _become(request: dict[str, Any], output: int) -> None:
+    """Run a program as if Python had been started for it."""
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ |= request["environment"]
+    rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))  # which it takes when imported
+    np.random.seed()  # noqa: NPY002 the generators of processes; that of `random` does it itself
+    torch.seed()
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]
+    sys.argv = request["command"]
+    script = Path(sys.argv[0]).absolute()
+    sys.path[0] = str(script.parent)
+    program = sys.modules["__main__"] = ModuleType("__main__")
+    program.__file__ = str(script)
+    exec(compile(script.read_text(), script, "exec"), vars(program))
+
+
+def main() -> None:
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        asked = _serve(requests)
+    if asked is None:
+        os._exit(0)  # nothing is to be kept
+    _become(*asked)
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # a fork then copies fewer pages
+    main()
