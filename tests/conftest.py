@@ -70,8 +70,8 @@ StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take long begin first; `--no-loadscope-reorder` keeps xdist to this order."""
-    places = {path: place for place, path in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    numbers = {path: number for number, path in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: numbers.get(item.path, len(numbers)))
 
 
 def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str]:

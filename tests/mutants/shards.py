@@ -106,8 +106,8 @@ MUTANTS = [
         "shards/members/test_damaged_members.py",
     ),
     Mutant(
-        "shards.members:ShardReader.read",
-        "if len(data) < size:",
+        "shards.members:ShardReader._require_there",
+        "if num_read < size:",
         "if False:",
         "shards/members/test_damaged_members.py",
     ),
