@@ -154,7 +154,8 @@ class OpenShards:
             half = len(reads) // 2  # of one, `reader` has opened it or raised
             return self.read_ranges(reads[:half]) + self.read_ranges(reads[half:])
         sizes: list[int] = []
-        for storage, group in groupby(reads, lambda request: self.storage(request[0])):
+        readers = self._readers
+        for storage, group in groupby(reads, lambda read: readers[self.urls[read[0]]].storage):
             for sizes_of_shard in storage.read_ranges([shard_reads for _, shard_reads in group]):
                 sizes += sizes_of_shard
         return sizes
