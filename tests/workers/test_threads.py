@@ -83,22 +83,22 @@ def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shard
 
 
 def test_closing_ends_the_threads(pack_shards, make_source):
-    before = threads_left()
+    before = set(threads_left())
     stream = ThreadPool(3).start(make_source(pack_shards([9])), Place(), Cursor())
     next(stream)
     stream.close()
-    assert threads_left() == before
+    assert set(threads_left()) <= before  # those of other tests may end meanwhile
     with pytest.raises(StopIteration):
         next(stream)
 
 
 def test_a_stream_that_is_dropped_ends_its_threads(pack_shards, make_source):
-    before = threads_left()
+    before = set(threads_left())
     stream = ThreadPool(3).start(make_source(pack_shards([9])), Place(), Cursor())
     next(stream)
     del stream
     gc.collect()
-    assert threads_left() == before
+    assert set(threads_left()) <= before  # those of other tests may end meanwhile
 
 
 def test_threads_may_open_as_many_shards_as_processes(pack_shards, make_source):
