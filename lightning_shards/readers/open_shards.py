@@ -100,9 +100,8 @@ class OpenShards:
         self.urls, self._counts = index.urls, index.counts
         self._storages = Storages(storages)
         self._store = TableStore(cache, storages=self._storages)
-        self._readers: OrderedDict[str, ShardReader] = (
-            OrderedDict()
-        )  # one if a shard is there twice
+        # by URL: a shard that is listed twice is open once
+        self._readers: OrderedDict[str, ShardReader] = OrderedDict()
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.

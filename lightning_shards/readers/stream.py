@@ -52,8 +52,8 @@ from lightning_shards.samples.fields import (
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.storage.fetching import fetch_problem, opened
-from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.shards.storage.fetching import fetch_problem
+from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
 from lightning_shards.shards.urls import redact, require_hosts
@@ -322,7 +322,8 @@ class _Expand:
             if stop is not None and number >= stop:
                 raise  # nothing is lost: there is more than there was
             if number == part.skip and not has_ranges(url):
-                _require_any(url)
+                with closing(fetch_samples(url)) as samples:  # a missing one is not just damaged
+                    next(samples, None)
             if self.is_planned:
                 assert stop is not None  # exact sampling has counts
                 self.ledger.lose_planned(shard, range(number, stop), error)
@@ -344,9 +345,12 @@ def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sampl
         ShardNotFoundError: There is no such file.
         DamagedShardError: It cannot be fetched or read to its end, or holds another number.
     """
-    number = skip
-    whole = read_samples(url, skip) if has_ranges(url) else islice(fetch_samples(url), skip, None)
-    for sample in whole:
+    number, storage = skip, Storages().of(url)
+    if storage.has_ranges:
+        samples = read_samples(url, skip, storage)
+    else:
+        samples = islice(fetch_samples(url), skip, None)
+    for sample in samples:
         _require_count(number != expected, url, f"more than {number}", expected)
         yield sample
         number += 1
@@ -361,7 +365,7 @@ def fetch_samples(url: str) -> Generator[Sample]:
     """
     number, problem = 0, ""
     try:
-        with opened(url) as stream:
+        with Storages().of(url).open_stream(url) as stream:
             files = tar_file_expander(iter([{"url": url, "stream": stream}]))
             for sample in group_by_keys(_require_unreserved(files)):
                 yield sample
@@ -382,12 +386,6 @@ def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
         if parts is not None and parts[1] in RESERVED_SUFFIXES:
             raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
         yield file
-
-
-def _require_any(url: str) -> None:
-    """Check that a remote shard gives a sample at all: one that is missing is not just damaged."""
-    with closing(fetch_samples(url)) as samples:
-        next(samples, None)
 
 
 def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:

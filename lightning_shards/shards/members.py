@@ -260,7 +260,6 @@ class ShardReader:
         url: The tar.
         table: What it holds.
         storage: What reads it.
-        stamp: Size and version of the tar by its table.
         is_closed: Whether no member can be read any more.
 
     Raises:
@@ -277,7 +276,7 @@ class ShardReader:
     ) -> None:
         self.url = os.fspath(path)
         self.storage = LocalStorage() if storage is None else storage
-        self.table, self.stamp, self.is_closed = table, table.stamp, False
+        self.table, self.is_closed = table, False
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
         stat = self.storage.stat(self.url)
         if stat.size != table.file_size or self.expected not in (None, stat):
@@ -287,7 +286,7 @@ class ShardReader:
     @property
     def expected(self) -> tuple[int, int] | None:
         """What the tar must be when it is read; None if the table has crc32s to compare instead."""
-        return None if self.table.crc32 is not None else self.stamp
+        return None if self.table.crc32 is not None else self.table.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.

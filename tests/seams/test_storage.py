@@ -130,6 +130,22 @@ def test_no_byte_of_another_version_is_given(store):
     assert store.storage.read(store.url("a"), 0, 10, old) == b""
 
 
+class Unreadable(DictStorage):
+    """Some bytes cannot be read."""
+
+    def read(self, url, start, stop, stat=None):
+        if start <= 10 < stop:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(url, start, stop, stat)
+
+
+def test_a_range_that_cannot_be_read_is_empty_and_the_others_are_read():
+    into = memoryview(bytearray(12))
+    reads = ShardReads("mem://a", [0, 8, 20], [4, 12, 24], None, into)
+    assert Unreadable({"mem://a": CONTENT["a"]}).read_ranges([reads]) == [[4, 0, 4]]
+    assert bytes(into) == bytes(range(4)) + bytes(4) + bytes(range(20, 24))
+
+
 def test_an_unknown_shard_is_named(store):
     ask = [
         store.storage.stat,
