@@ -20,7 +20,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
-from lightning_shards.workers.pool import Pool
+from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
 
@@ -315,17 +315,17 @@ def drop_remark(dropped: int, samples: int) -> str:
     )
 
 
-def describe(split: str, source: Source, world_size: int, num_workers: int) -> str:
+def describe(split: str, source: Source, world_size: int, pool: PoolDescription) -> str:
     """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
     plan, told = source.epochs.plan(world_size), source.describe()
     num_shards = 0 if told.index is None else told.index.num_shards
-    shards = f" from {num_shards:,} shard{'s'[: num_shards != 1]}" if num_shards else ""
+    shards = {0: "", 1: " from 1 shard"}.get(num_shards, f" from {num_shards:,} shards")
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if told.sampling == "resampled" else rest
     dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
-    if num_workers > num_cpus():
-        remark += f"; {num_workers} workers of each rank on {num_cpus()} cores: they start slowly"
+    if pool.num_workers > num_cpus():
+        remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
     bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
     return (
         f"{split}: {plan.samples:,} samples{shards}, "

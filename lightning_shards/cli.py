@@ -9,7 +9,8 @@ from typing import IO, Any, NoReturn, cast
 import lightning.pytorch as pl
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_shards.callbacks.digest import EpochDigest
@@ -31,7 +32,7 @@ from lightning_shards.parsing import cause_of, plain_message
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
 """Errors of a run that no option mends; a field that no sample has is one of an option."""
 
-_FAILED, _REFUSED = 1, 2
+_FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
 class ShardArgumentParser(LightningArgumentParser):
@@ -49,6 +50,26 @@ class ShardArgumentParser(LightningArgumentParser):
         """Print nothing: a page of options would push the line of the error off the screen."""
         if file is not sys.stderr:
             cast("Any", super()).print_usage(file)
+
+
+class KeepConfigCallback(SaveConfigCallback):
+    """Saves the configuration of a run, and never over a file that is there.
+
+    Without a logger all runs have one folder, by default that of the command. There the file may be
+    the user's own: it is kept, and Lightning's error is only a line in the log.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the configuration, if its file is not there."""
+        try:
+            super().setup(trainer, pl_module, stage)
+        except RuntimeError:  # on all ranks
+            if trainer.loggers:
+                raise
+            rank_zero_info(
+                f"{self.config_filename} exists in {trainer.default_root_dir} and is kept, so the "
+                "configuration of this run is not saved; name another trainer.default_root_dir"
+            )
 
 
 class ShardCLI(LightningCLI):
@@ -72,8 +93,7 @@ class ShardCLI(LightningCLI):
         **options: Any,
     ) -> None:
         options.setdefault("parser_class", ShardArgumentParser)
-        # without a logger all runs keep their configuration at one path
-        options.setdefault("save_config_kwargs", {"overwrite": True})
+        options.setdefault("save_config_callback", KeepConfigCallback)
         cast("Any", super()).__init__(model_class, datamodule_class, **options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -119,7 +139,12 @@ class ShardCLI(LightningCLI):
         except ShardError as error:
             if self._get(self.config, "traceback", default=False):
                 raise
-            self._parser(subcommand).exit(_status(error), f"error: {_one_line(error)}\n")
+            parser = self._parser(subcommand)
+            if not _is_of_the_data(error):
+                parser.error(_one_line(error))
+            if not parser.exit_on_error:
+                raise
+            parser.exit(_FAILED, f"error: {_one_line(error)} (--traceback shows where)\n")
 
     @contextmanager
     def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:
@@ -139,16 +164,14 @@ class ShardCLI(LightningCLI):
         return settings.get("init_args", settings)
 
 
-def _status(error: ShardError) -> int:
-    is_of_data = isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
-    return _FAILED if is_of_data else _REFUSED
+def _is_of_the_data(error: ShardError) -> bool:
+    return isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
 
 
 def _one_line(error: ShardError) -> str:
-    """The message, what was added to it in one line, and how to see the rest."""
+    """The message, with those notes on it that are no stack of a worker."""
     notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
-    whole = " ".join("; ".join([str(error), *notes]).split())
-    return f"{whole} (--traceback shows where)" if _status(error) == _FAILED else whole
+    return " ".join("; ".join([str(error), *notes]).split())
 
 
 def main() -> None:

@@ -321,7 +321,7 @@ class ShardDataModule(pl.LightningDataModule):
                 self._loaders[split].close()
             self._loaders[split] = loader
             self._settings[split] = settings
-            rank_zero_info(describe(split, source, place.world_size, self.num_workers))
+            rank_zero_info(describe(split, source, place.world_size, loader.pool.describe()))
         if split == "train":
             self._check_saved(self._loaders[split])
         return self._loaders[split]

@@ -4,12 +4,14 @@ import threading
 
 import pytest
 
-from lightning_shards.build import make_pool
+from lightning_shards import build
+from lightning_shards.build import describe, make_pool
 from lightning_shards.config import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import batch_bytes, tensor_bytes
+from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 
@@ -85,3 +87,16 @@ def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
 @pytest.mark.parametrize("config", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}])
 def test_the_timeout_reaches_the_pool(source, config):
     assert made(source, worker_timeout_s=7, **config).worker_timeout_s == 7
+
+
+@pytest.mark.parametrize(("shards", "words"), [([9], "from 1 shard,"), ([4, 5], "from 2 shards,")])
+def test_the_log_line_counts_shards(pack_shards, make_source, shards, words):
+    source = make_source(pack_shards(shards), batch_size=4)
+    assert words in describe("train", source, 1, PoolDescription("inline"))
+
+
+def test_the_log_line_says_when_workers_are_more_than_cores(source, monkeypatch):
+    monkeypatch.setattr(build, "num_cpus", lambda: 2)
+    few, many = (describe("train", source, 1, PoolDescription("processes", n)) for n in (2, 64))
+    assert "workers" not in few
+    assert many == f"{few}; 64 workers of each rank on 2 cores start slowly"

@@ -128,3 +128,22 @@ def test_a_run_saves_its_options_too(tmp_path: Path, run: Run) -> None:
     saved = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
     assert saved["data"]["train"]["batch_size"] == 4
     assert saved["data"]["val"]["urls"] == "shards/val-*.tar"
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = (tmp_path / "config.yaml").read_text()
+    for _ in range(2):
+        run("fit", "--config", "config.yaml", "--trainer.logger=false")
+    assert (tmp_path / "config.yaml").read_text() == written
+    assert f"config.yaml exists in {tmp_path} and is kept" in caplog.text
+
+
+def test_a_fit_without_a_logger_saves_its_config_where_there_is_none(
+    tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "config.yaml").rename(tmp_path / "mine.yaml")
+    run("fit", "--config", "mine.yaml", "--trainer.logger=false")
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["batch_size"] == 2
