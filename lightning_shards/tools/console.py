@@ -51,19 +51,23 @@ def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParse
     parser.add_argument(
         "urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::"
     )
-    parser.add_argument(
-        "--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors"
-    )
-    parser.add_argument(
+    add_run_options(parser, "where member tables are kept; default: ~/.cache/lightning_shards")
+    return parser
+
+
+def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
+    """Add the options of every tool that runs over shards in processes."""
+    add = parser.add_argument
+    add("--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors")
+    add(
         "--cache-dir",
         type=CacheFolder,
         default=CacheFolder(),
         dest="cache",
         metavar="DIR",
-        help="where member tables are kept; default: ~/.cache/lightning_shards",
+        help=cache_help,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
+    add("--json", action="store_true", help="print one JSON document")
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

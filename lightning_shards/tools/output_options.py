@@ -12,13 +12,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
-from lightning_shards.cpus import num_cpus
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.packing import Packing
 from lightning_shards.dataprep.writing.rewriting import Output, Rewritten
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.tools.console import human, printable
+from lightning_shards.tools.console import add_run_options, human, printable
 
 RESUMING: Final = """\
 Every shard appears whole, the index last. A run that was killed goes on when the same command is
@@ -47,16 +45,7 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
         choices=("refuse", "prefix"),
         help="prefix: put the name of its file before a key that others have too",
     )
-    add("--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors")
-    add(
-        "--cache-dir",
-        type=CacheFolder,
-        default=CacheFolder(),
-        dest="cache",
-        metavar="DIR",
-        help="of member tables; see `index`",
-    )
-    add("--json", action="store_true", help="print one JSON document")
+    add_run_options(parser, "of member tables; see `index`")
 
 
 def packing_of(options: Namespace) -> Packing:
