@@ -32,6 +32,8 @@ from lightning_shards.shards.tar.plain_runs import count_samples
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs of tests would inherit it
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # it cuts lines that several processes write to one pipe
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -14,12 +14,13 @@ import pytest
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
 OWNER = """
+import os
 import sys
 import time
 
 def stall(moment):
     if sys.argv[2] == moment:
-        print("stands at", moment, flush=True)
+        os.write(1, f"stands at {moment}\\n".encode())  # whole, as two workers say it at a time
         time.sleep(120)
 
 if __name__ == "__mp_main__":  # in a worker that imports this script
