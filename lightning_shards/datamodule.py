@@ -8,7 +8,7 @@ from types import MethodType
 from typing import Any, Literal, Self, cast
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf import DictConfig
 
@@ -39,21 +39,8 @@ from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.stages import STAGE_SPLITS, split_read_by, trainer_stage
 
-_STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
-_SPLIT_OF: dict[RunningStage | None, Split] = {
-    RunningStage.TRAINING: "train",
-    RunningStage.SANITY_CHECKING: "val",
-    RunningStage.VALIDATING: "val",
-    RunningStage.TESTING: "test",
-    RunningStage.PREDICTING: "predict",
-}
-"""The split that a trainer's running stage reads."""
 _ANSWERED = (
     "You have overridden `on_after_batch_transfer` in both",  # this one calls the other
     "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # see `__id__`
@@ -150,8 +137,7 @@ class ShardDataModule(pl.LightningDataModule):
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
         require_at_least("batch_size", batch_size, 1)
-        function = self.trainer.state.fn if self.trainer is not None else None
-        name = _STAGE_SPLITS[function.value if function else "fit"][0]
+        name = STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][0]
         split = self.splits[name]
         if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries
             raise ConfigError(
@@ -209,7 +195,7 @@ class ShardDataModule(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
-        config = self.splits[_SPLIT_OF[self.trainer.state.stage]]
+        config = self.splits[split_read_by(self.trainer)]
         for number, name in enumerate((config and config.fields) or self.fields):
             if name not in self.device_transforms:
                 continue
@@ -277,9 +263,8 @@ class ShardDataModule(pl.LightningDataModule):
         )
 
     def _wanted_splits(self, stage: str | None = None) -> list[Split]:
-        if stage is None and self.trainer is not None and self.trainer.state.fn is not None:
-            stage = self.trainer.state.fn.value
-        wanted = _STAGE_SPLITS[stage] if stage is not None else tuple(self.splits)
+        stage = stage or trainer_stage(self.trainer)
+        wanted = STAGE_SPLITS[stage] if stage is not None else tuple(self.splits)
         return [split for split in wanted if self.splits[split] is not None]
 
     def _guarded(self, find: Callable[[], object]) -> None:
