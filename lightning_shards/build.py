@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_shards.config import LoaderConfig, Split, SplitConfig
-from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.loader import Progress, ShardLoader
 from lightning_shards.plan.order import SampleOrder
@@ -18,6 +17,7 @@ from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.system.cpus import num_cpus
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool, PoolDescription

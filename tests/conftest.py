@@ -52,7 +52,7 @@ LONGEST_FIRST = [
         "ddp/test_fit.py",
         "test_configs.py",
         "options/test_ends.py",
-        "test_guard.py",
+        "system/test_guard.py",
         "ddp_kill/test_evaluation.py",
         "test_examples_classifier.py",
         "test_examples_fabric_loop.py",

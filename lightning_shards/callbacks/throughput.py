@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
-from lightning_shards.cpus import num_cpus
 from lightning_shards.loader import ShardLoader
 from lightning_shards.profiling.plot import History, require_plot, save_plot
 from lightning_shards.profiling.rates import TimeTotals, find_slow_rank, in_lockstep
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import logger_step, should_log, train_loaders
+from lightning_shards.system.cpus import num_cpus
 
 
 class DataThroughputMonitor(pl.Callback):

@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar, cast
 
 from lightning_shards.errors import ConfigError, WorkerError
-from lightning_shards.guard import GuardedName, kill
+from lightning_shards.system.guard import GuardedName, kill
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

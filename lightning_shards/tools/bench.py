@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_shards.cpus import num_cpus
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.profiling.plot import require_plot
 from lightning_shards.shards.progress_line import progress_bar
+from lightning_shards.system.cpus import num_cpus
 from lightning_shards.tools.bench_report import Runs, as_document, as_text, save_bench_plot
 from lightning_shards.tools.console import run_tool
 

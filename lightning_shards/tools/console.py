@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lightning_shards.cpus import num_cpus
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.errors import ShardError
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.system.cpus import num_cpus
 
 FAILED: Final = 1
 REFUSED: Final = 2

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from lightning_shards.errors import ConfigError, WorkerError
-from lightning_shards.guard import GuardedName
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
@@ -30,6 +29,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import publish_stages_in
+from lightning_shards.system.guard import GuardedName
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (

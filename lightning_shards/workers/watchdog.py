@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.guard import kill
 from lightning_shards.samples.stage_clock import stage_of
+from lightning_shards.system.guard import kill
 
 WORKER_TIMEOUT_S = 300.0
 """Seconds; longer than the slowest batch takes, and longer than workers take to start."""

@@ -205,13 +205,13 @@ MUTANTS = [
         "workers.processes:_begin_guard",
         "if isinstance(name, GuardedName):",
         "if False:",
-        "test_guard.py",
+        "system/test_guard.py",
     ),
     Mutant(
-        "guard:GuardedName.__reduce__",
+        "system.guard:GuardedName.__reduce__",
         'return getitem, (_Begun(given), "name")',
         "return str, (str(self),)",
-        "test_guard.py",
+        "system/test_guard.py",
     ),
     Mutant(
         "dataprep.processes:_Worker.__init__",

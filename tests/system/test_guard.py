@@ -165,7 +165,7 @@ def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start
 
 WITHOUT_PIDFD = """
 import os, sys, time
-from lightning_shards.guard import end_with
+from lightning_shards.system.guard import end_with
 
 def refuse(pid):
     raise OSError(38, "Function not implemented")

@@ -1,0 +1,1 @@
+"""What the package asks of the operating system: processors, and the end of processes."""
