@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import lightning_shards as ls
-from lightning_shards.workers.pool import produce
+from lightning_shards.workers.inline import produce
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.pool import produce
+from lightning_shards.workers.inline import InlinePool, produce
 
 COUNTS = [4, 0, 7, 1, 5]
 SAMPLES = sum(COUNTS)

@@ -5,8 +5,8 @@ from collections import Counter
 from lightning_shards.readers.read_ahead import ReadBuffer
 from tests.trace_sample import moves_of, one_batch_read_ahead, trace_sample
 
-MOST_MOVES = 26
-MOST_CALLS = 50
+MOST_MOVES = 20
+MOST_CALLS = 45
 MOST_CALLERS = 2
 
 

@@ -9,9 +9,8 @@ A **call** crosses into another module of the package. A **move** is a pair of m
 there is such a call: who follows the sample opens the one file coming from the other.
 
 What is left apart, and why: `samples.member_bytes` is what decoders of whole batches are given, and
-these lie below the readers; `samples.arena` is shared with the workers; `samples.crops` chooses the
-crop when `samples.images`, the one door to the image libraries, has read the size; digests are made
-where the ids are and added up in the loader; clock and watchdog are told of each step.
+these lie below the readers; `samples.arena` is shared with the workers; digests are added up in the
+loader; clock and watchdog are told of each step.
 """
 
 import io

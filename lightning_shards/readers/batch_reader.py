@@ -138,7 +138,11 @@ class BatchReader:
         self._arena, self._buffer = arena, buffer or ReadBuffer()
 
     def look_up(
-        self, ids: Ints, spans: Sequence[tuple[int, int]], transforms: SampleTransforms
+        self,
+        ids: Ints,
+        spans: Sequence[tuple[int, int]],
+        transforms: SampleTransforms,
+        weights: Sequence[Sequence[int]] = (),
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
@@ -146,22 +150,30 @@ class BatchReader:
             ids: Of the samples of all batches, int64 of shape (n, 2).
             spans: The positions of each batch in the epoch.
             transforms: Of this epoch.
+            weights: Of the samples of each batch, 1 or 0; empty where the split has none.
 
         Raises:
             ShardNotFoundError: A shard does not exist.
             IndexMismatchError: A shard changed since it was counted.
         """
         self._ids, self._transforms = ids, transforms
-        self._digests = id_digests(ids)
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
+        self._weights = weights or [()] * len(spans)
+        self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             stamps, self._keys, extents = _find(self._shards, self._fields, ids)
             stops = np.array(self._stops[1:])
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
 
-    def batch(self, number: int, weights: Sequence[int]) -> LoadedBatch:
-        """One of them; `weights` are 1 or 0 for each sample, or empty where the split has none.
+    def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
+        """The digest of each batch, without its repeats, which have a weight of 0."""
+        for (start, stop), weights in zip(pairwise(self._stops), self._weights, strict=True):
+            of_batch = digests[start:stop]
+            yield sum_digests(of_batch[np.array(weights, bool)] if weights else of_batch)
+
+    def batch(self, number: int) -> LoadedBatch:
+        """One of them.
 
         Raises:
             SampleError: A sample is bad.
@@ -182,13 +194,12 @@ class BatchReader:
             samples = [
                 {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
             ]
-            columns |= self._transformed(samples, members, self._first_positions[number])
+            with self._transforms.keeping_globals():
+                columns |= self._transformed(samples, members, self._first_positions[number])
             columns = {name: columns[name] for name in members}
         ids = torch.as_tensor(self._ids[start:stop].copy())
-        batch = join_columns(keys, columns, ids, weights, self._format)
-        digests = self._digests[start:stop]
-        planned = digests[np.array(weights, bool)] if weights else digests
-        return LoadedBatch(batch, sum_digests(planned), stages=self._clock.take())
+        batch = join_columns(keys, columns, ids, self._weights[number], self._format)
+        return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch, by the fields' names.

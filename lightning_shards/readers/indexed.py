@@ -185,21 +185,21 @@ class IndexedSource:
             (step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps()
         )
         for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // _STRETCH):
-            steps = dict(stretch)
+            steps, spans_of_steps = map(list, zip(*stretch, strict=True))
+            planned = [worker_epoch.weights(step) for step in steps]
             if by_fields:
-                ids = self.order.at_spans(rows.epoch, list(steps.values()))
-                reader.look_up(ids, list(steps.values()), rows.transforms)
-            for number, (step, span) in enumerate(steps.items()):
-                planned, loaded = worker_epoch.weights(step), None
-                with rows.transforms.keeping_globals():
-                    try:
-                        if by_fields:
-                            loaded = reader.batch(number, self._weights(planned, span))
-                    except BAD as error:
-                        if self.max_bad is None and isinstance(error, TransformError):
-                            raise  # it names the bad sample; a second try might succeed and hide it
-                    loaded = loaded or self._batch_by_samples(rows, span, planned)
-                yield loaded
+                ids = self.order.at_spans(rows.epoch, spans_of_steps)
+                weights = list(map(self._weights, planned, spans_of_steps))
+                reader.look_up(ids, spans_of_steps, rows.transforms, weights)
+            for number, span in enumerate(spans_of_steps):
+                loaded = None
+                try:
+                    if by_fields:
+                        loaded = reader.batch(number)
+                except BAD as error:
+                    if self.max_bad is None and isinstance(error, TransformError):
+                        raise  # it names the bad sample; a second try might succeed and hide it
+                yield loaded or self._batch_by_samples(rows, span, planned[number])
 
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
         """The weights of a batch without a bad sample."""
@@ -209,7 +209,8 @@ class IndexedSource:
         self, rows: "_Rows", span: tuple[int, int], planned: list[int]
     ) -> LoadedBatch:
         """A batch made sample by sample; its errors name the bad sample."""
-        samples, bad = rows.between(*span)
+        with rows.transforms.keeping_globals():
+            samples, bad = rows.between(*span)
         weights = planned if self.max_bad is None else weights_of(samples, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         counted = [bad[row] for row in bad if not planned or planned[row]]

@@ -5,6 +5,7 @@ in gray, so that images of any size fit one tensor. Put them in `transforms`; th
 decoded before. Operations on floats, such as a normalisation, belong in `device_transforms`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import ClassVar
@@ -14,7 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.images import Backend, Box, ChooseBox, decode_crop, require_backend
+from lightning_shards.samples.images import (
+    Backend,
+    Box,
+    NotForTurboError,
+    open_image,
+    require_backend,
+)
 
 _TRIES = 10
 
@@ -46,15 +53,18 @@ class _Crop:
         """The shape of every result."""
         return (1 if self.gray else 3, self.size, self.size)
 
-    def _cut(self, data: bytes, choose: ChooseBox) -> NDArray[np.uint8]:
-        return decode_crop(
-            data,
-            choose,
-            self.size,
-            backend=self.backend,
-            is_gray=self.gray,
-            is_oriented=self.orient,
-        )
+    def _cut(self, data: bytes, choose: Callable[[int, int], Box]) -> NDArray[np.uint8]:
+        """The part that is chosen, given width and height of the image; see `OpenImage.part`."""
+        try:
+            return self._cut_by(self.backend, data, choose)
+        except NotForTurboError:
+            return self._cut_by("pillow", data, choose)
+
+    def _cut_by(
+        self, backend: Backend, data: bytes, choose: Callable[[int, int], Box]
+    ) -> NDArray[np.uint8]:
+        image = open_image(data, backend=backend, is_gray=self.gray, is_oriented=self.orient)
+        return image.part(choose(image.width, image.height), self.size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ Pixels mean the same in both backends: 8 bits a channel (of 16-bit images the up
 CMYK and gray images become RGB, an alpha channel is dropped.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from math import prod
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -54,8 +53,28 @@ class Box(NamedTuple):
     height: int
 
 
-ChooseBox: TypeAlias = Callable[[int, int], Box]
-"""Given the width and height of an image, returns the wanted part of it."""
+class OpenImage(Protocol):
+    """An image whose header was read; attributes are its width and height in pixels."""
+
+    width: int
+    height: int
+
+    def part(self, box: Box, size: int) -> Pixels:
+        """A part, resized to `size` x `size` pixels, without decoding more than needed.
+
+        JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as
+        large as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes
+        bilinearly, and by area averages when it reduces to less than half: on photographs its
+        pixels differ from Pillow's by 1.3 of 255 on average.
+
+        Returns:
+            uint8, shape (3, size, size), or (1, size, size) in gray.
+
+        Raises:
+            NotForTurboError: Only Pillow can decode it.
+            OSError: It cannot be read.
+        """
+        ...
 
 
 def require_backend(backend: str) -> None:
@@ -122,32 +141,16 @@ def decode_gray(data: bytes, backend: Backend = "pillow") -> torch.Tensor:
     return torch.as_tensor(_channels_first(_decode(data, "L", backend)))
 
 
-def decode_crop(
-    data: bytes,
-    choose: ChooseBox,
-    size: int,
-    *,
-    backend: Backend = "pillow",
-    is_gray: bool = False,
-    is_oriented: bool = False,
-) -> Pixels:
-    """A part of an image, resized, without decoding more of the image than needed.
-
-    JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as large
-    as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes bilinearly, and by
-    area averages when it reduces to less than half: on photographs its pixels differ from Pillow's
-    by 1.3 of 255 on average.
+def open_image(
+    data: bytes, *, backend: Backend = "pillow", is_gray: bool = False, is_oriented: bool = False
+) -> OpenImage:
+    """Read the header of an image.
 
     Args:
         data: The bytes of an image file.
-        choose: Chooses the part.
-        size: Height and width of the result in pixels.
         backend: See the top of this module.
         is_gray: Whether one channel is wanted.
         is_oriented: Whether the image is turned as its EXIF orientation says.
-
-    Returns:
-        uint8, shape (3, size, size), or (1, size, size) in gray.
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
@@ -155,12 +158,12 @@ def decode_crop(
     """
     mode = "L" if is_gray else "RGB"
     if backend == "turbo" and not (is_oriented and _is_turned(data)):
-        with suppress(_NotForTurboError):
-            return _turbo_crop(data, choose, size, mode)
-    return _pillow_crop(data, choose, size, mode, is_oriented)
+        with suppress(NotForTurboError):
+            return _TurboImage(data, mode)
+    return _PillowImage(data, mode, is_oriented)
 
 
-class _NotForTurboError(Exception):
+class NotForTurboError(Exception):
     """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
 
 
@@ -180,7 +183,7 @@ def _require_few_pixels(width: int, height: int) -> None:
 def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
     """All pixels of the image, shape (height, width) or (height, width, 3)."""
     if backend == "turbo":
-        with suppress(_NotForTurboError):
+        with suppress(NotForTurboError):
             return _turbo_pixels(data, mode, *_turbo_size(data), factor=1)
     return np.asarray(_eight_bits(decode_pil(data)).convert(mode))
 
@@ -213,54 +216,62 @@ def _factor(box: Box, size: int) -> int:
     return max(f for f in (1, 2, 4, 8) if f == 1 or min(box.width, box.height) >= f * size)
 
 
-def _pillow_crop(data: bytes, choose: ChooseBox, size: int, mode: str, is_oriented: bool) -> Pixels:
-    from PIL import Image, ImageOps
+class _PillowImage:
+    def __init__(self, data: bytes, mode: str, is_oriented: bool) -> None:
+        from PIL import ImageOps
 
-    image = _open(data)
-    if is_oriented:
-        image = ImageOps.exif_transpose(image)
-    width, height = image.size
-    box = choose(width, height)
-    image.draft(mode, (width // _factor(box, size), height // _factor(box, size)))
-    across, down = image.width / width, image.height / height  # includes the draft's rounding
-    part = (
-        box.left * across,
-        box.top * down,
-        (box.left + box.width) * across,
-        (box.top + box.height) * down,
-    )
-    whole = _eight_bits(image).convert(mode)
-    resized = whole.resize((size, size), Image.Resampling.BILINEAR, box=part)
-    return _channels_first(np.asarray(resized))
+        image = _open(data)
+        self._image = ImageOps.exif_transpose(image) if is_oriented else image
+        self._mode = mode
+        self.width, self.height = self._image.size
+
+    def part(self, box: Box, size: int) -> Pixels:
+        from PIL import Image
+
+        image, factor = self._image, _factor(box, size)
+        image.draft(self._mode, (self.width // factor, self.height // factor))
+        # includes the draft's rounding
+        across, down = image.width / self.width, image.height / self.height
+        edges = (
+            box.left * across,
+            box.top * down,
+            (box.left + box.width) * across,
+            (box.top + box.height) * down,
+        )
+        whole = _eight_bits(image).convert(self._mode)
+        resized = whole.resize((size, size), Image.Resampling.BILINEAR, box=edges)
+        return _channels_first(np.asarray(resized))
 
 
-def _turbo_crop(data: bytes, choose: ChooseBox, size: int, mode: str) -> Pixels:
-    cv2 = _cv2()
-    width, height = _turbo_size(data)
-    box = choose(width, height)
-    factor = _factor(box, size)
-    pixels = _turbo_pixels(data, mode, width, height, factor)
-    left, top, right, bottom = (
-        round(edge / factor)
-        for edge in (box.left, box.top, box.left + box.width, box.top + box.height)
-    )
-    part = pixels[top:bottom, left:right]
-    method = cv2.INTER_AREA if min(part.shape[:2]) >= 2 * size else cv2.INTER_LINEAR
-    resized: Pixels = cv2.resize(part, (size, size), interpolation=method)
-    if resized.ndim == 2:  # noqa: PLR2004 gray
-        return resized[None]
-    planes = np.empty((3, size, size), np.uint8)
-    cv2.split(resized, list(planes))  # ten times faster than a transposed copy
-    return planes
+class _TurboImage:
+    def __init__(self, data: bytes, mode: str) -> None:
+        self._data, self._mode = data, mode
+        self.width, self.height = _turbo_size(data)
+
+    def part(self, box: Box, size: int) -> Pixels:
+        cv2, factor = _cv2(), _factor(box, size)
+        pixels = _turbo_pixels(self._data, self._mode, self.width, self.height, factor)
+        left, top, right, bottom = (
+            round(edge / factor)
+            for edge in (box.left, box.top, box.left + box.width, box.top + box.height)
+        )
+        part = pixels[top:bottom, left:right]
+        method = cv2.INTER_AREA if min(part.shape[:2]) >= 2 * size else cv2.INTER_LINEAR
+        resized: Pixels = cv2.resize(part, (size, size), interpolation=method)
+        if resized.ndim == 2:  # noqa: PLR2004 gray
+            return resized[None]
+        planes = np.empty((3, size, size), np.uint8)
+        cv2.split(resized, list(planes))  # ten times faster than a transposed copy
+        return planes
 
 
 def _turbo_size(data: bytes) -> tuple[int, int]:
     if not data.startswith(_JPEG):
-        raise _NotForTurboError
+        raise NotForTurboError
     try:
         height, width, *_ = _simplejpeg().decode_jpeg_header(data)
     except ValueError as error:
-        raise _NotForTurboError from error
+        raise NotForTurboError from error
     _require_few_pixels(width, height)
     return width, height
 
@@ -273,7 +284,7 @@ def _turbo_pixels(data: bytes, mode: str, width: int, height: int, factor: int) 
             data, "GRAY" if mode == "L" else "RGB", **(limits if factor > 1 else {})
         )
     except ValueError as error:  # CMYK, or damage that Pillow can recover from
-        raise _NotForTurboError from error
+        raise NotForTurboError from error
     return pixels[..., 0] if mode == "L" else pixels
 
 

@@ -1,14 +1,16 @@
 """The pool without workers: the trainer's own thread makes each batch when it is asked for."""
 
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 
@@ -51,3 +53,14 @@ class _InlineStream:
 
 def _warn_of_waiter(waited_s: float, waiter: int) -> None:
     warn_with_stacks(waited_s, [waiter])
+
+
+def produce(
+    source: Source, place: Place, cursor: Cursor, arena: Arena | None = None
+) -> Generator[LoadedBatch]:
+    """The batches of one worker of any pool, made in its own thread, each with its seconds."""
+    batches = source.batches(place, cursor, arena)
+    while True:
+        begin = time.perf_counter()
+        batch = next(batches)
+        yield batch._replace(seconds=time.perf_counter() - begin)

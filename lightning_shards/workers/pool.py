@@ -4,15 +4,12 @@
 any cursor, because a source holds no progress.
 """
 
-import time
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 
 
@@ -62,8 +59,8 @@ class Pool(Protocol):
     """Runs a source in workers. A pool is frozen and keeps no reference to the streams it started.
 
     The batch of step i after the cursor is made by worker i % slots. Each worker makes the batches
-    of `source.batches(place.with_worker(worker, slots), cursor)` and no others; `produce` makes
-    them and measures the seconds of each.
+    of `source.batches(place.with_worker(worker, slots), cursor)` and no others; `inline.produce`
+    makes them and measures the seconds of each.
     """
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
@@ -79,14 +76,3 @@ class Pool(Protocol):
     def describe(self) -> PoolDescription:
         """The kind and the size of this pool, for monitors and tools."""
         ...
-
-
-def produce(
-    source: Source, place: Place, cursor: Cursor, arena: Arena | None = None
-) -> Generator[LoadedBatch]:
-    """The batches of one worker, each with the seconds that it took."""
-    batches = source.batches(place, cursor, arena)
-    while True:
-        begin = time.perf_counter()
-        batch = next(batches)
-        yield batch._replace(seconds=time.perf_counter() - begin)

@@ -31,6 +31,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import publish_stages_in
 from lightning_shards.system.guard import GuardedName
 from lightning_shards.workers.failures import failure_of, last_message, raise_failure
+from lightning_shards.workers.inline import produce
 from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
@@ -41,7 +42,7 @@ from lightning_shards.workers.messages import (
     message_sizes,
     shared_bytes,
 )
-from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.shared_buffers import Lease, forget_buffers
 from lightning_shards.workers.threads import start_threads
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog

@@ -19,7 +19,8 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.pool import BatchStream, PoolDescription, produce
+from lightning_shards.workers.inline import produce
+from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
 _END_S = 10.0

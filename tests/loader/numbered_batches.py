@@ -9,7 +9,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.pool import produce
+from lightning_shards.workers.inline import produce
 
 
 class RoundRobinPool:

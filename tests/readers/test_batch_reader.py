@@ -82,7 +82,7 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
         keys = [f"{shard}-{sample}" for shard, sample in ids]
         for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts)])):
             texts, blobs = map(list, reader.members(start, stop).values())
-            assert reader.batch(number, []).batch["__key__"] == keys[start:stop]
+            assert reader.batch(number).batch["__key__"] == keys[start:stop]
             for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
                 members = shards.members(shard, sample)
                 assert text == members["txt"]
@@ -167,10 +167,10 @@ def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
         path.write_bytes(content)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         made = look_up(shards, [(0, s) for s in range(6)], [2, 4, 6])
-        assert made.batch(0, [])
+        assert made.batch(0)
         with pytest.raises(SampleError):
-            made.batch(1, [])
-        assert made.batch(2, []).batch["__key__"] == ["0-4", "0-5"]
+            made.batch(1)
+        assert made.batch(2).batch["__key__"] == ["0-4", "0-5"]
 
 
 def test_a_shard_that_is_written_anew_is_not_read_at_old_offsets(urls, tmp_path):
@@ -182,8 +182,8 @@ def test_a_shard_that_is_written_anew_is_not_read_at_old_offsets(urls, tmp_path)
         made = look_up(shards, [(0, 0), (1, 0)], [1, 2])
         pack(paths[0], [20_000], seed=7)
         with pytest.raises(SampleError):
-            made.batch(0, [])
-        assert made.batch(1, [])
+            made.batch(0)
+        assert made.batch(1)
 
 
 def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch):
@@ -211,9 +211,9 @@ def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls
     with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
         made = look_up(shards, [(0, 0), (0, 39)], [1, 2])
         os.truncate(path, 20 * 512)
-        assert made.batch(0, [])
+        assert made.batch(0)
         with pytest.raises(SampleError):
-            made.batch(1, [])
+            made.batch(1)
 
 
 def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
@@ -223,19 +223,19 @@ def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
             tar.addfile(tarfile.TarInfo(name))
     with open_shards([str(path)], tmp_path) as shards:
         made = look_up(shards, [(0, 0), (0, 1), (0, 2)], [1, 2, 3])
-        assert made.batch(0, []).batch["blob"] == [b""]
+        assert made.batch(0).batch["blob"] == [b""]
         with pytest.raises(SampleError):
-            made.batch(1, [])
-        assert made.batch(2, []).batch["__key__"] == ["c"]
+            made.batch(1)
+        assert made.batch(2).batch["__key__"] == ["c"]
 
 
 def test_a_batch_owns_its_memory(urls, tmp_path):
     with open_shards(urls, tmp_path) as shards:
         made = look_up(shards, ALL, [2, len(ALL)])
-        ids = made.batch(0, []).batch["__id__"]
+        ids = made.batch(0).batch["__id__"]
         assert ids.untyped_storage().nbytes() == 2 * 2 * 8  # a view would carry all others along
         ids.zero_()
-        assert made.batch(0, []).batch["__id__"].tolist() == [list(each) for each in ALL[:2]]
+        assert made.batch(0).batch["__id__"].tolist() == [list(each) for each in ALL[:2]]
 
 
 @pytest.mark.parametrize(

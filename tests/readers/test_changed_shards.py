@@ -95,9 +95,9 @@ def test_a_flipped_bit_in_a_large_member_is_found_by_its_crc32(tmp_path, transfo
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), b"b", offset + LARGE - 1)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert made.batch(2, []).batch["blob"] == [b"a" * LARGE]
+        assert made.batch(2).batch["blob"] == [b"a" * LARGE]
         with pytest.raises(SampleError):
-            made.batch(3, [])
+            made.batch(3)
 
 
 @BOTH
@@ -111,8 +111,8 @@ def test_members_are_not_read_at_the_offsets_of_a_shard_that_was_opened_again(tm
         pack(paths[0], b"b", size, is_turned=True)
         shift_time(paths[0])
         with pytest.raises(SampleError):
-            made.batch(0, [])
-        assert made.batch(1, [])
+            made.batch(0)
+        assert made.batch(1)
 
 
 @WAYS
@@ -125,7 +125,7 @@ def test_members_of_a_shard_that_is_written_in_place_are_given_up(tmp_path, size
         pack(path, b"b", size)
         shift_time(path)
         with pytest.raises(SampleError):
-            made.batch(0, [])
+            made.batch(0)
 
 
 @BOTH
@@ -148,7 +148,7 @@ def test_a_write_between_two_reads_of_one_shard_spoils_both(tmp_path, monkeypatc
         monkeypatch.setattr(os, "pread", partial(written_behind, os.pread))
         monkeypatch.setattr(os, "preadv", partial(written_behind, os.preadv))
         with pytest.raises(SampleError):
-            made.batch(0, [])
+            made.batch(0)
         assert calls
 
 

@@ -69,7 +69,7 @@ def served(tmp_path, members, now, *, buffer=None, **transforms):
 
 def one(made, number):
     try:
-        return made.batch(number, []).batch
+        return made.batch(number).batch
     except SampleError:
         return None
 

@@ -18,7 +18,7 @@ from lightning_shards import (
     SourceDescription,
 )
 from lightning_shards.plan.digest import digest_ids, digest_share
-from lightning_shards.workers.pool import produce
+from lightning_shards.workers.inline import produce
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

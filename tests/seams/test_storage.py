@@ -317,7 +317,7 @@ def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tm
         assert shards.reader(0).table.crc32 is not None
         path.write_bytes(tar_of(0).replace(b"\0\1" * 9000, b"\0\7" * 9000))
         with pytest.raises(SampleError):
-            reader.batch(0, [])
+            reader.batch(0)
 
 
 def test_all_ranges_of_some_batches_are_one_call(tmp_path, monkeypatch):

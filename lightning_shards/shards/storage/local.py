@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from lightning_shards.shards.regular_files import open_regular, stamp_of
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 
 
@@ -32,7 +32,7 @@ class LocalStorage(Storage):
             ShardNotFoundError: There is no such file.
             FileAccessError: It is not a regular file, or cannot be opened.
         """
-        return ShardStat(*stamp_of(self._file(url)))
+        return _stat_of(self._file(url))
 
     def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
         """One range; fewer bytes if the file ends, none if it is not what `stat` says.
@@ -90,12 +90,17 @@ class LocalStorage(Storage):
         return sizes if _is_unchanged(file, reads.stat) else [-1] * len(sizes)
 
 
+def _stat_of(file: int) -> ShardStat:
+    status = os.fstat(file)
+    return ShardStat(status.st_size, status.st_mtime_ns)
+
+
 def _is_unchanged(file: int, stat: tuple[int, int] | None) -> bool:
     """Whether the file is what it should be.
 
     This is asked after reading, because a write changes the time of a file before its bytes.
     """
-    return stat is None or stamp_of(file) == stat
+    return stat is None or _stat_of(file) == stat
 
 
 def _read_into(file: int, offset: int, into: memoryview) -> int:

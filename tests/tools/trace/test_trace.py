@@ -11,7 +11,7 @@ import torch
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.tools import trace
-from lightning_shards.workers.pool import produce
+from lightning_shards.workers.inline import produce
 from tests.tools.trace.conftest import SPLITS, WORLD_SIZE, rows_in
 
 EPOCHS = 3
