@@ -20,8 +20,8 @@ BASE = {
     "model": {"learning_rate": 3e-3},
     "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 4, "log_every_n_steps": 10},
     "data": {
-        "train": {"urls": "${shards}/train-*.tar"},
-        "val": {"urls": "${shards}/val-*.tar"},
+        "train": {"urls": "${shards}/train/train-*.tar"},
+        "val": {"urls": "${shards}/val/val-*.tar"},
         "fields": {"image": "png", "label": "cls"},
         "decode": {"image": "gray"},
         "batch_size": 32,

@@ -18,8 +18,8 @@ from lightning_shards import ShardDataModule, ShardLoader, SplitConfig
 def make_data(folder: Path) -> ShardDataModule:
     """The digits: each once an epoch in a new order, and each of `val` once."""
     return ShardDataModule(
-        train=SplitConfig(f"{folder}/train-*.tar", sampling="shuffled"),
-        val=SplitConfig(f"{folder}/val-*.tar"),
+        train=SplitConfig(f"{folder}/train/train-*.tar", sampling="shuffled"),
+        val=SplitConfig(f"{folder}/val/val-*.tar"),
         fields={"image": "png", "label": "cls"},
         decode={"image": "gray"},
         batch_size=32,

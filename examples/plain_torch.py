@@ -34,7 +34,7 @@ class DigitsData(pl.LightningDataModule):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.dataset = open_digits(f"{folder}/train-*.tar", transforms={"image": shift})
+        self.dataset = open_digits(f"{folder}/train/train-*.tar", transforms={"image": shift})
 
     def train_dataloader(self) -> DataLoader:
         """This rank's part of each epoch, in an order that the sampler draws for it."""
@@ -67,7 +67,7 @@ def main() -> None:
         enable_checkpointing=False, enable_progress_bar=False, callbacks=[SetEpoch()],
     )  # fmt: skip
     trainer.fit(model, DigitsData(options.folder))
-    share = accuracy(model, open_digits(f"{options.folder}/val-*.tar"))
+    share = accuracy(model, open_digits(f"{options.folder}/val/val-*.tar"))
     trainer.print(f"val accuracy: {share:.1%}")
 
 

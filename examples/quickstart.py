@@ -1,39 +1,50 @@
-"""python examples/quickstart.py: pack real digits into shards and train on two ranks.
+"""python examples/quickstart.py: pack real digits into shards, train on two ranks, stop, resume.
 
-It packs scikit-learn's 8x8 digits into shards of unequal sizes, trains a small network with two DDP
-ranks on the CPU, validates every sample once per epoch, and ends with who waited for whom.
+It packs scikit-learn's 8x8 digits into shards of unequal sizes and trains a small network with two
+DDP ranks on the CPU. The fit is stopped in the middle of an epoch and resumed at the next sample.
+Each epoch ends with a proof that the ranks were given the planned samples, each sample is validated
+once, and the last lines say who waited for whom.
 """
 
 import argparse
+from io import BytesIO
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
-from webdataset.writer import ShardWriter
 
-from lightning_shards import DataThroughputMonitor, SetEpoch, ShardDataModule, SplitConfig
+from lightning_shards import (
+    DataThroughputMonitor,
+    EpochDigest,
+    SetEpoch,
+    ShardDataModule,
+    ShardWriter,
+    SplitConfig,
+)
 
 NUM_VAL = 297  # of 1,797 digits; an odd number, so that no batch size divides it
 SHARD_SIZES = {"train": 230, "val": 70}  # the last shard of each split is smaller
+STOPPED_AT = 100  # steps; an epoch has 23, so this is in the middle of the fifth
 
 
 def pack_digits(folder: Path) -> None:
-    """Write `train-*.tar` and `val-*.tar`, a PNG and a class a digit, unless they are there."""
-    if (folder / "val-000004.tar").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the folders `train` and `val`, a PNG and a class a digit, unless they are there."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0)).tolist()
     for split, numbers in {"val": order[:NUM_VAL], "train": order[NUM_VAL:]}.items():
-        pattern = str(folder / f"{split}-%06d.tar")
-        with ShardWriter(pattern, maxcount=SHARD_SIZES[split], verbose=0) as shards:
+        if (folder / split / "wids.json").exists():  # it is written last
+            continue
+        with ShardWriter(folder / split, prefix=split, max_samples=SHARD_SIZES[split]) as shards:
             for number in numbers:
-                image = (digits.images[number] * 15).astype("uint8")
-                label = digits.target[number]
-                shards.write({"__key__": f"{number:06d}", "png": image, "cls": label})
+                png = BytesIO()
+                Image.fromarray((digits.images[number] * 15).astype("uint8")).save(png, "PNG")
+                label = str(digits.target[number])
+                shards.write({"__key__": f"{number:06d}", "png": png.getvalue(), "cls": label})
 
 
 class DigitsNet(pl.LightningModule):
@@ -80,19 +91,30 @@ def main() -> None:
     if arguments.pack_only:
         return
     data = ShardDataModule(
-        train=SplitConfig(f"{arguments.folder}/train-*.tar"),
-        val=SplitConfig(f"{arguments.folder}/val-*.tar"),
+        train=SplitConfig(f"{arguments.folder}/train/train-*.tar", sampling="shuffled"),
+        val=SplitConfig(f"{arguments.folder}/val/val-*.tar"),
         fields={"image": "png", "label": "cls"},
         decode={"image": "gray"},
         batch_size=32,
         num_workers=2,
     )
-    trainer = pl.Trainer(
-        strategy="ddp", accelerator="cpu", devices=2, max_epochs=8, log_every_n_steps=10,
-        callbacks=[SetEpoch(), DataThroughputMonitor()],
-    )  # fmt: skip
-    trainer.fit(DigitsNet(), data)
+    stopped = make_trainer(arguments.folder, max_steps=STOPPED_AT)
+    stopped.fit(DigitsNet(), data)
+    stopped.print(f"stopped after {stopped.global_step} steps; it resumes at the next sample")
+    trainer = make_trainer(arguments.folder, max_epochs=8)
+    trainer.fit(DigitsNet(), data, ckpt_path=arguments.folder / "stopped.ckpt")
     trainer.print(f"val accuracy: {trainer.callback_metrics['val_accuracy']:.1%}")
+
+
+def make_trainer(folder: Path, **end: int) -> pl.Trainer:
+    """A trainer for two ranks on the CPU that ends after `max_steps` or `max_epochs`."""
+    checkpoint = ModelCheckpoint(
+        folder, "stopped", every_n_train_steps=STOPPED_AT, enable_version_counter=False
+    )
+    return pl.Trainer(
+        strategy="ddp", accelerator="cpu", devices=2, log_every_n_steps=10,
+        callbacks=[SetEpoch(), EpochDigest(), DataThroughputMonitor(), checkpoint], **end,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

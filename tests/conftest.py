@@ -41,8 +41,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 torch.set_num_threads(1)  # networks of tests are small; several threads would wait for a core
 
 TESTS = Path(__file__).parent
-# By `pytest --durations=40`: no worker is left alone with one of them at the end. test_examples.py
-# is not here: its quickstart promises an end within two minutes, and these keep both cores busy.
+# By `pytest --durations=40`: no worker is left alone with one of them at the end.
 LONGEST_FIRST = [
     TESTS / name
     for name in (
@@ -50,6 +49,7 @@ LONGEST_FIRST = [
         "options/test_matrix.py",
         "ddp/test_ends.py",
         "ddp/test_fit.py",
+        "test_examples.py",
         "test_configs.py",
         "options/test_ends.py",
         "system/test_guard.py",

@@ -3,7 +3,6 @@
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +18,13 @@ RUN_TOGETHER = {
     "tasks": {"image_text.py", "imagenet.py", "tokens.py"},
     "seams": {"dict_storage.py", "order_by_length.py", "synthetic_source.py", "thread_pool.py"},
 }
-PROMISED_S = 120  # two minutes, on two cores
+LIMIT_S = 270  # it takes one minute where nothing else runs
 
 
 class Ended(NamedTuple):
     """A program that has ended."""
 
     output: str
-    seconds: float
     folder: Path
 
 
@@ -37,11 +35,10 @@ def quickstart(
     """The quickstart, run as its first line says in a folder that is empty but for it."""
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    begin = time.perf_counter()
     with start_program([sys.executable, "examples/quickstart.py"], folder) as process:
-        output, _ = process.communicate(timeout=PROMISED_S)
+        output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
-    return Ended(output, time.perf_counter() - begin, folder)
+    return Ended(output, folder)
 
 
 def test_every_example_is_run_by_a_test() -> None:
@@ -60,18 +57,16 @@ def test_the_command_of_an_example_is_in_its_first_line(name: str) -> None:
 
 
 def test_the_quickstart_packs_shards_of_unequal_sizes(quickstart: Ended) -> None:
-    shards = quickstart.folder / "data/digits"
-    assert len(list(shards.glob("train-*.tar"))) == 7
-    assert len(list(shards.glob("val-*.tar"))) == 5
-    for split in ("train", "val"):
-        sizes = {path.stat().st_size for path in shards.glob(f"{split}-*.tar")}
-        assert len(sizes) > 1
+    for split, count in (("train", 7), ("val", 5)):
+        shards = list((quickstart.folder / "data/digits" / split).glob(f"{split}-*.tar"))
+        assert len(shards) == count
+        assert len({path.stat().st_size for path in shards}) > 1
 
 
 def test_the_quickstart_trains_two_ranks_in_steps_that_it_tells(quickstart: Ended) -> None:
     lines = quickstart.output.splitlines()
-    [train] = [line for line in lines if line.startswith("train: 1,500 samples from 7 shards")]
-    [val] = [line for line in lines if line.startswith("val: 297 samples from 5 shards")]
+    train, _ = [line for line in lines if line.startswith("train: 1,500 samples from 7 shards")]
+    val, _ = [line for line in lines if line.startswith("val: 297 samples from 5 shards")]
     assert ", 23 steps of 2 x 32 samples" in train
     assert ", 5 steps of 2 x 32 samples" in val
 
@@ -84,10 +79,17 @@ def test_the_quickstart_reaches_95_percent_on_val(quickstart: Ended) -> None:
     assert abs(right - round(right)) < 0.15
 
 
-def test_the_quickstart_ends_with_who_waited_for_whom_in_one_line(quickstart: Ended) -> None:
-    [line] = [line for line in quickstart.output.splitlines() if "data throughput: " in line]
-    assert re.search(r"(loader|trainer)-bound: the (loader|trainer) could \w+ [\d.,]+x", line)
+def test_the_quickstart_proves_each_epoch_also_the_one_that_is_resumed(quickstart: Ended) -> None:
+    said = re.findall(
+        r"^epoch (\d): ([\d,]+) samples .* as the order says", quickstart.output, re.MULTILINE
+    )
+    first, resumed = said[:5], said[5:]
+    assert first == [*((str(epoch), "1,472") for epoch in range(4)), ("4", "512")]
+    assert resumed == [("4", "960"), *((str(epoch), "1,472") for epoch in (5, 6, 7))]
 
 
-def test_the_quickstart_needs_less_than_two_minutes(quickstart: Ended) -> None:
-    assert quickstart.seconds < PROMISED_S
+def test_each_fit_of_the_quickstart_ends_with_who_waited_for_whom(quickstart: Ended) -> None:
+    lines = [line for line in quickstart.output.splitlines() if "data throughput: " in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert re.search(r"(loader|trainer)-bound|unsure", line)

@@ -34,7 +34,7 @@ def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(
     again = run(str(saved.relative_to(tmp_path)), "model.learning_rate=0.2")
     assert "shuffled by the indexed reader, 187 steps" in again
     experiment = OmegaConf.load(saved)
-    assert experiment.data.train.urls == "data/digits/train-*.tar"
+    assert experiment.data.train.urls == "data/digits/train/train-*.tar"
     assert experiment.model.learning_rate == 0.1
     experiment.model.learning_rate = 0.2
     assert OmegaConf.load(tmp_path / "lightning_logs/version_1/experiment.yaml") == experiment
@@ -53,7 +53,7 @@ def test_options_win_over_the_experiment_and_the_experiment_over_the_base(
     settings = read_experiment("small_steps", ["model.learning_rate=0.5", "data.seed=3"])
     assert settings.model.learning_rate == 0.5
     assert (settings.data.batch_size, settings.data.seed, settings.data.num_workers) == (8, 3, 2)
-    assert settings.data.train.urls == "data/digits/train-*.tar"
+    assert settings.data.train.urls == "data/digits/train/train-*.tar"
 
 
 @pytest.mark.parametrize(

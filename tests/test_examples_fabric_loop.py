@@ -52,7 +52,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(str(ROOT / "examples"))
         packed = tmp_path_factory.mktemp("digits")
         import_module("quickstart").pack_digits(packed)
-        for path in packed.iterdir():
+        for path in packed.glob("*/*.tar"):
             if path.name not in ("train-000000.tar", "train-000001.tar", "val-000004.tar"):
                 path.unlink()
         yield packed

@@ -52,8 +52,9 @@ def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_
 def test_an_option_that_does_not_fit_ends_the_run_with_its_key(
     option: str, message: str, tmp_path: Path, run: Callable[..., tuple[int, str]]
 ) -> None:
-    (tmp_path / "data/digits").mkdir(parents=True)
-    (tmp_path / "data/digits/val-000004.tar").touch()  # nothing is packed
+    for split in ("train", "val"):  # nothing is packed
+        (tmp_path / "data/digits" / split).mkdir(parents=True)
+        (tmp_path / "data/digits" / split / "wids.json").touch()
     status, output = run(option)
     assert status == 1
     assert message in output
