@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.loader import ShardLoader
 from lightning_shards.profiling.plot import History, require_plot, save_plot
-from lightning_shards.profiling.rates import TimeTotals, find_slow_rank, in_lockstep
+from lightning_shards.profiling.rates import TimeTotals, find_steady_slow_rank, in_lockstep
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import logger_step, should_log, train_loaders
@@ -173,7 +173,7 @@ class DataThroughputMonitor(pl.Callback):
         around = self._circumstances(trainer, loader)
         rank_zero_info(write_report(spans, around))
         metrics = self._metrics(in_lockstep(run), around, "data/run/")
-        slow = find_slow_rank(run)
+        slow = find_steady_slow_rank(list(spans.values()))
         if slow is not None:
             metrics["data/run/slowest_rank"] = slow.rank
         for logger in trainer.loggers:
@@ -217,6 +217,7 @@ class DataThroughputMonitor(pl.Callback):
         return RunContext(
             num_workers=loader.pool.describe().num_workers,
             cores=max(1, num_cpus() // trainer.num_devices),
+            threads=torch.get_num_threads(),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,
         )

@@ -19,6 +19,9 @@ IMBALANCE = 0.05
 BALANCED = 1.1
 """Loader and trainer count as equally fast if neither could do this many times the other's rate."""
 
+ENOUGH_STEPS = 20
+"""Steps below which a verdict is unsure."""
+
 _WHOLE = 100
 """Rates of at least this many are shown without decimals."""
 
@@ -176,8 +179,12 @@ class Throughput:
             for stage, share in self.totals.stage_shares().items()
         }
 
-    def verdict(self) -> str:
-        """One line that says which side is slower, by how much, and by which figures."""
+    def verdict(self, doubt: str = "") -> str:
+        """One line that says which side is slower, by how much, and by which figures.
+
+        Args:
+            doubt: The reason why the side is not sure, if there is one.
+        """
         if not self.totals.samples:
             return "data throughput: nothing was trained"
         said = {
@@ -185,8 +192,9 @@ class Throughput:
             "trainer-bound": f"the loader could give {self.headroom:.1f}x what the trainer takes",
             "balanced": "loader and trainer are within 10% of each other",
         }
+        side = f"unsure ({doubt}), perhaps {self.side}" if doubt else self.side
         return (
-            f"data throughput: {self.side}: {said[self.side]} "
+            f"data throughput: {side}: {said[self.side]} "
             f"(trained {rate_text(self.trained)} samples/s, loader alone {rate_text(self.loader)}, "
             f"trainer alone {rate_text(self.trainer)}, "
             f"waited for data {self.wait_fraction:.1%} of the time)"
@@ -228,6 +236,18 @@ def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
     waits = [rank.starved_s / wall_s for rank in ranks]
     forwards = [rank.forward_s / wall_s for rank in ranks]
     return _find("loader", waits) or _find("forward pass", forwards)
+
+
+def find_steady_slow_rank(spans: Sequence[Sequence[TimeTotals]]) -> SlowRank | None:
+    """The rank that holds up all others in each of these time spans, by the same part.
+
+    Noise makes one rank or another the slowest of a span. The figures are those of the first span,
+    which needs `ENOUGH_STEPS`.
+    """
+    found = [find_slow_rank(ranks) for ranks in spans]
+    first = found[0]
+    named = {slow and (slow.rank, slow.part) for slow in found}
+    return first if len(named) == 1 and spans[0][0].batches >= ENOUGH_STEPS else None
 
 
 def _find(part: Literal["loader", "forward pass"], fractions: list[float]) -> SlowRank | None:

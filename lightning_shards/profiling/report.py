@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_shards.profiling.rates import (
+    ENOUGH_STEPS,
     IMBALANCE,
     SlowRank,
     Throughput,
     TimeTotals,
     find_slow_rank,
+    find_steady_slow_rank,
     in_lockstep,
     rate_text,
 )
@@ -39,14 +41,22 @@ class RunContext:
     Attributes:
         num_workers: Workers of a rank; 0 for the trainer's own thread.
         cores: Processor cores of a machine for each of its ranks, at least 1.
+        threads: Threads by which torch computes in each rank.
         world_size: Number of ranks.
         device: Type of the device, such as `cpu` or `cuda`.
     """
 
     num_workers: int
     cores: int
+    threads: int
     world_size: int
     device: str
+
+    @property
+    def crowded_by_threads(self) -> bool:
+        """Whether torch's threads compute on the same cores on which workers make batches."""
+        is_crowded = self.threads + self.num_workers > self.cores
+        return self.device == "cpu" and self.threads > 1 and self.num_workers > 0 and is_crowded
 
     def throughput(self, totals: TimeTotals) -> Throughput:
         """The rates that follow from these totals."""
@@ -65,16 +75,30 @@ def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext)
         name: (context.throughput(in_lockstep(ranks)), find_slow_rank(ranks))
         for name, ranks in spans.items()
     }
-    throughput, slow = next(iter(columns.values()))
+    throughput, noticed = next(iter(columns.values()))
+    slow = find_steady_slow_rank(list(spans.values()))
+    verdict = throughput.verdict(_doubt([column for column, _ in columns.values()]))
     if not throughput.totals.samples:
-        return throughput.verdict()
-    lines = [throughput.verdict(), *_table(columns, context)]
+        return verdict
+    lines = [verdict, *_table(columns, context)]
     lines += _describe_stages(throughput.totals)
     if len(next(iter(spans.values()))) < context.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
         lines.append(f"slowest rank: {describe_slow_rank(slow)}")
+    elif noticed:
+        lines.append("slowest rank: unsure: the last epoch does not name it, or the steps are few")
     return "\n".join([*lines, f"to change: {advise_change(throughput, slow, context)}"])
+
+
+def _doubt(columns: Sequence[Throughput]) -> str:
+    """The reason why the side of the first column is not sure; empty if it is."""
+    first, *others = columns
+    if first.totals.batches < ENOUGH_STEPS:
+        return f"{first.totals.batches:.0f} of at least {ENOUGH_STEPS} steps"
+    if any({first.side, other.side} == {"loader-bound", "trainer-bound"} for other in others):
+        return f"the last epoch was {others[-1].side}"
+    return ""
 
 
 def _describe_stages(totals: TimeTotals) -> list[str]:
@@ -100,15 +124,32 @@ def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunCon
             f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
             "and what else runs there"
         )
-    if throughput.side == "loader-bound":
-        return _advise_loader(throughput, context)
+    if context.crowded_by_threads:
+        return (
+            f"set OMP_NUM_THREADS=1 and compare: torch computes by {context.threads} threads, and "
+            f"they share the {context.cores} cores of a rank with {context.num_workers} workers"
+        )
     lost = throughput.starved_fraction
-    if slow and slow.part == "forward pass" and (slow.excess > lost or lost <= WORTH_A_CHANGE):
-        return f"find out what slows the model on rank {slow.rank}, its device or its machine"
-    if lost > WORTH_A_CHANGE:
+    held_by = slow if slow and slow.part == "forward pass" else None
+    if held_by and lost > max(WORTH_A_CHANGE, held_by.excess):
+        held_by = None  # waiting costs more
+    if throughput.side == "loader-bound" or (lost > WORTH_A_CHANGE and not held_by):
         return _advise_loader(throughput, context)
+    if held_by:
+        return f"find out what slows the model on rank {held_by.rank}, its device or its machine"
+    return _advise_trainer(throughput, context)
+
+
+def _advise_trainer(throughput: Throughput, context: RunContext) -> str:
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
+    now, cores = context.num_workers, context.cores
+    enough = math.ceil(now * throughput.trainer / max(throughput.loader, 1e-9))
+    if context.device == "cpu" and enough < now and now >= cores:
+        return (
+            f"set num_workers to {enough} (now {now}): that would do, and they share the {cores} "
+            "cores of a rank with the training"
+        )
     return "nothing in the loader: more workers change nothing, only a faster model does"
 
 

@@ -19,7 +19,13 @@ from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.profiling.plot import require_plot
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.system.cpus import num_cpus
-from lightning_shards.tools.bench_report import Runs, as_document, as_text, save_bench_plot
+from lightning_shards.tools.bench_report import (
+    Runs,
+    as_document,
+    as_text,
+    hopeful,
+    save_bench_plot,
+)
 from lightning_shards.tools.console import run_tool
 
 if TYPE_CHECKING:
@@ -34,7 +40,8 @@ Three things are measured, in turn for each setting of the workers, and that sev
   both           the real fit
 of one rank, for --seconds each, after a warm-up; rates are samples per second: the median, and the
 least and most. A star marks the setting of the configuration. Stages are shares of the workers'
-time, loader alone. The cheapest setting within 5 % of the best is recommended.
+time, loader alone. The cheapest setting within 5 % of the best is recommended; one that is less
+than half as fast as the best in the first round is not measured again.
 
 The fit has neither validation, checkpoints, loggers, profiler nor callbacks (one that slows the
 training is not seen), and its root folder is a temporary one. Options of `fit` are taken as well:
@@ -83,7 +90,7 @@ def _parser() -> ArgumentParser:
     add("--num-workers", metavar="N,M", help="default: 0, 1, 2, 4, ... up to the number of cores")
     add("--pool", default="processes,threads", metavar="P,Q", help="default: processes,threads")
     add("--threads-per-worker", metavar="N,M", help="of processes; default: the configured number")
-    add("--seconds", type=float, default=5.0, metavar="S", help="of each measurement; default: 5")
+    add("--seconds", type=float, default=2.0, metavar="S", help="of each measurement; default: 2")
     add("--repeats", type=int, default=3, metavar="N", help="of each measurement; default: 3")
     add("--json", action="store_true", help="print one JSON document")
     add("--plot", metavar="FILE", help="draw the rates: .png, .pdf or .svg (extra `plot`)")
@@ -208,11 +215,11 @@ def _measure(
     trainer: list[Measurement] = []
     tasks = options.repeats * (len(rows) * (2 if fit else 1) + (1 if fit else 0))
     with progress_bar(tasks) as begin:
-        for _ in range(options.repeats):
+        for number in range(options.repeats):
             if fit:
                 begin("trainer alone")
                 trainer.append(_fitted(partial(measuring.measure_trainer, fit, batch, span)))
-            for runs in rows:
+            for runs in rows if number == 0 else hopeful(rows):
                 begin(f"loader alone, {runs.setting.name}")
                 measure = partial(measuring.measure_loader, subject.data, span)
                 _add_run(subject.data, runs, runs.loader, measure)

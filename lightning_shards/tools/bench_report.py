@@ -17,9 +17,21 @@ if TYPE_CHECKING:
 GOOD_ENOUGH = 0.95
 """A cheaper setting is taken from this share of the best rate on: runs differ by as much."""
 
+HOPEFUL = 0.5
+"""A setting that is measured again has this share of the best rate so far."""
+
+IMPOSSIBLE = 1.25
+"""A fit that is this many times faster than its trainer alone was not measured alike."""
+
+NOISY = 1.5
+"""Runs of one setting of which one has this many times the rate of another prove little."""
+
+FAR_APART = 5
+"""Rates are drawn in powers of ten if one is this many times another."""
+
 REST = "rest"
 
-Limit = Literal["trainer", "loader", "both"]
+Limit = Literal["trainer", "loader", "both", "unsure"]
 
 
 class Spread(NamedTuple):
@@ -95,6 +107,13 @@ def spread_of(windows: Sequence["Measurement"]) -> Spread:
     return Spread(statistics.median(rates), min(rates), max(rates))
 
 
+def hopeful(rows: Sequence[Runs]) -> list[Runs]:
+    """The settings that are worth another run: the configured one, and those that may be best."""
+    tried = [runs for runs in rows if runs.refused is None]
+    best = max((runs.judged for runs in tried), default=0.0)
+    return [runs for runs in tried if runs.is_configured or runs.judged >= HOPEFUL * best]
+
+
 def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> Advice:
     """The cheapest setting within 5 % of the best, and what limits it.
 
@@ -122,6 +141,8 @@ def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> A
     if not trainer:
         return Advice(chosen, "loader", why)
     alone, loader = spread_of(trainer).median, spread_of(chosen.loader).median
+    if doubt := _doubt(chosen, trainer):
+        return Advice(chosen, "unsure", f"unsure: {doubt}; perhaps {why}")
     if chosen.judged >= GOOD_ENOUGH**2 * alone:  # 5 % for the cheaper setting, 5 % for the fit
         said = f"the trainer is the limit: it takes {alone:,.0f} samples/s alone; {why}"
         return Advice(chosen, "trainer", f"{said}; a faster loader changes nothing")
@@ -130,6 +151,22 @@ def advise_settings(rows: Sequence[Runs], trainer: Sequence["Measurement"]) -> A
         return Advice(chosen, "loader", f"{said}{alone:,.0f}; {why}{_largest_stage(chosen)}")
     said = f"each alone is faster (trainer {alone:,.0f} samples/s, loader {loader:,.0f})"
     return Advice(chosen, "both", f"{said}, together they share the cores; {why}")
+
+
+def _doubt(chosen: Runs, trainer: Sequence["Measurement"]) -> str:
+    """The reason why these runs prove little, with a remedy; empty if they do."""
+    remedy = "measure again where nothing else runs, with more --seconds"
+    alone, both = spread_of(trainer), spread_of(chosen.both)
+    if both.median > IMPOSSIBLE * alone.median:
+        return (
+            f"the fit took {both.median:,.0f} samples/s, and the trainer alone only "
+            f"{alone.median:,.0f}, so something held the trainer alone up; {remedy}, or with "
+            "OMP_NUM_THREADS=1"
+        )
+    spread = max(runs.most / max(runs.least, 1e-9) for runs in (alone, both))
+    if spread > NOISY:
+        return f"runs that should be equal differ {spread:.1f} times; {remedy}"
+    return ""
 
 
 def _largest_stage(runs: Runs) -> str:
@@ -197,10 +234,12 @@ def save_bench_plot(
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     positions = range(len(allowed))
+    levels: list[float] = []
     series = {"loader alone": [spread_of(runs.loader) for runs in allowed]}
     if trainer:
         series["both"] = [spread_of(runs.both) for runs in allowed]
         alone = spread_of(trainer)
+        levels.append(alone.median)
         axes.axhspan(alone.least, alone.most, alpha=0.25, color="gray")
         axes.axhline(alone.median, color="gray", label="trainer alone")
     for label, spreads in series.items():
@@ -209,10 +248,18 @@ def save_bench_plot(
         above = [spread.most - spread.median for spread in spreads]
         axes.errorbar(positions, medians, (below, above), fmt="o", capsize=4, label=label)
     axes.set_xticks(positions, [runs.name for runs in allowed], rotation=30, ha="right")
-    axes.set(ylabel="samples/s", ylim=(0, None))
+    _show_all(axes, [each.median for spreads in series.values() for each in spreads] + levels)
     axes.set_title(heading, fontsize="small", wrap=True)
     axes.legend()
     save_figure(figure, path)
+
+
+def _show_all(axes: Any, rates: Sequence[float]) -> None:
+    """From 0 on, or in powers of ten where the lower rates would else lie in the axis."""
+    if max(rates) > FAR_APART * min(rates) > 0:
+        axes.set(ylabel="samples/s (logarithmic)", yscale="log")
+    else:
+        axes.set(ylabel="samples/s", ylim=(0, None))
 
 
 def _throughput(window: "Measurement") -> Throughput:

@@ -128,10 +128,11 @@ def other_rank(
 
 
 def fit_of_three(fit: Any, own_forward_s: float = 1, **second: float) -> Any:
-    """Rank 0 waits 1 s and is in its forward pass for 1 s, of 10 s."""
+    """Rank 0 waits 1 s and is in its forward pass for 1 s, of 10 s in 20 steps."""
     fit.begin()
     fit.step(wait_s=0, busy_s=1)
-    fit.step(wait_s=1, busy_s=9, forward_s=own_forward_s)
+    for _ in range(20):
+        fit.step(wait_s=1 / 20, busy_s=9 / 20, forward_s=own_forward_s / 20)
     probe = copy.copy(fit.monitor)
     probe.on_train_end(fit.trainer, None)
     own = fit.gathered.pop()
@@ -148,7 +149,7 @@ def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) ->
     assert "50.0% of the time, the median rank 10.0%" in fit.reported[0]
     assert fit.run("slowest_rank") == 2
     assert fit.run("wait_fraction") == pytest.approx(0.5)  # all of them are held by it
-    assert fit.run("trainer_samples_per_s") == pytest.approx(3 * 8 / 5)
+    assert fit.run("trainer_samples_per_s") == pytest.approx(3 * 20 * 8 / 5)
 
 
 def test_the_rank_that_holds_all_others_by_its_forward_pass_is_named(make_fit: Any) -> None:

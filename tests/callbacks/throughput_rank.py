@@ -69,7 +69,7 @@ def fit(folder: Path, part: str) -> None:
         strategy="ddp",
         accelerator="cpu",
         devices=RANKS,
-        max_epochs=2,
+        max_epochs=3,
         log_every_n_steps=2,
         logger=CSVLogger(folder, name=part, version=""),
         callbacks=[DataThroughputMonitor()],

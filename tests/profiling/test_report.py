@@ -11,7 +11,8 @@ from lightning_shards.profiling.report import RunContext, advise_change, write_r
 
 def around(num_workers: int = 2, **options: Any) -> RunContext:
     return RunContext(
-        **{"num_workers": num_workers, "cores": 8, "world_size": 1, "device": "cpu"} | options
+        **{"num_workers": num_workers, "cores": 8, "threads": 1, "world_size": 1, "device": "cpu"}
+        | options
     )
 
 
@@ -56,9 +57,9 @@ def test_stages_of_a_loader_are_named_and_the_longest_is_to_be_made_cheaper() ->
 
 def test_several_ranks_have_a_line_on_the_one_that_holds_the_others() -> None:
     slow = [rank(0, 5), rank(3, 5), rank(0.1, 5)]
-    spans = {"whole run": slow, "last epoch": [rank(0, 5)] * 3}
+    spans = {"whole run": slow, "last epoch": slow}
     lines = write_report(spans, around(world_size=3)).splitlines()
-    assert lines[-3] == "  slowest rank, if over 5%            1         none"
+    assert lines[-3] == "  slowest rank, if over 5%            1            1"
     assert lines[-2] == (
         "slowest rank: rank 1 holds all others by its loader: it waited for data 30.0% of the "
         "time, the median rank 1.0%"
@@ -69,6 +70,67 @@ def test_several_ranks_have_a_line_on_the_one_that_holds_the_others() -> None:
     )
     alike = {"whole run": [rank(0, 5)] * 3}
     assert "slowest rank:" not in write_report(alike, around(world_size=3))
+
+
+@pytest.mark.parametrize(
+    ("whole", "last"),
+    [
+        ([0.0, 3.0, 0.1], [0.0, 0.0, 0.0]),
+        ([0.0, 3.0, 0.1], [3.0, 0.1, 0.0]),
+    ],
+)
+def test_a_rank_that_only_the_whole_run_names_is_unsure_and_changes_no_advice(
+    whole: list[float], last: list[float]
+) -> None:
+    spans = {name: [rank(wait_s, 5) for wait_s in each] for name, each in
+             (("whole run", whole), ("last epoch", last))}  # fmt: skip
+    lines = write_report(spans, around(world_size=3)).splitlines()
+    unsure = "slowest rank: unsure: the last epoch does not name it, or the steps are few"
+    assert lines[-2] == unsure
+    assert "rank 1" not in lines[-1]
+    few = [replace(each, batches=19) for each in spans["whole run"]]
+    lines = write_report({"whole run": few}, around(world_size=3)).splitlines()
+    assert lines[-2] == unsure
+
+
+def test_a_verdict_after_few_steps_or_that_the_last_epoch_contradicts_is_unsure() -> None:
+    bound, idle = rank(4, 20), rank(0, 1)
+    few = write_report({"whole run": [replace(bound, batches=19)]}, around())
+    assert few.startswith(
+        "data throughput: unsure (19 of at least 20 steps), perhaps loader-bound: the trainer could"
+    )
+    other = write_report({"whole run": [bound], "last epoch": [idle]}, around())
+    assert other.startswith(
+        "data throughput: unsure (the last epoch was trainer-bound), perhaps loader-bound: "
+    )
+    alike = write_report(
+        {"whole run": [bound], "last epoch": [replace(bound, batches=3)]}, around()
+    )
+    assert alike.startswith("data throughput: loader-bound: ")
+
+
+@pytest.mark.parametrize("wait_s", [0.1, 4])
+def test_threads_of_torch_that_fight_workers_for_cores_are_named_first(wait_s: float) -> None:
+    crowded = around(2, cores=2, threads=2)
+    assert advice([rank(wait_s, 20)], crowded) == (
+        "set OMP_NUM_THREADS=1 and compare: torch computes by 2 threads, and they share the 2 "
+        "cores of a rank with 2 workers"
+    )
+    for other in (
+        replace(crowded, cores=4),
+        replace(crowded, threads=1),
+        replace(crowded, num_workers=0),
+        replace(crowded, device="cuda"),
+    ):
+        assert "OMP_NUM_THREADS" not in advice([rank(wait_s, 20)], other)
+
+
+def test_workers_that_are_too_many_for_the_cores_are_to_be_fewer() -> None:
+    assert advice([rank(0.1, 5)], around(4, cores=4)) == (
+        "set num_workers to 1 (now 4): that would do, and they share the 4 cores of a rank with "
+        "the training"
+    )
+    assert advice([rank(0.1, 5)], around(4, cores=5)).startswith("nothing in the loader")
 
 
 def test_a_slow_forward_pass_is_told_from_a_slow_loader() -> None:

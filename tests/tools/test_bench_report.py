@@ -4,12 +4,14 @@ import pytest
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.profiling.measuring import Measurement, TimeTotals
+from lightning_shards.tools import bench_report
 from lightning_shards.tools.bench_report import (
     Runs,
     advise_settings,
     as_document,
     as_text,
     command_line,
+    hopeful,
     save_bench_plot,
     spread_of,
 )
@@ -69,6 +71,42 @@ def test_what_limits_the_rate_is_said_with_the_numbers(loader, both, trainer, li
     advice = advise_settings([row(THREAD, loader, both)], windows(trainer))
     assert advice.limit == limit
     assert said in advice.sentence
+
+
+@pytest.mark.parametrize(
+    ("both", "trainer", "doubt"),
+    [
+        ([113], [39], "the fit took 113 samples/s, and the trainer alone only 39, so something"),
+        ([60, 100], [120], "runs that should be equal differ 1.7 times"),
+        ([100, 100], [80, 125], "runs that should be equal differ 1.6 times"),
+    ],
+)
+def test_runs_that_cannot_be_or_that_differ_much_are_unsure(both, trainer, doubt):
+    runs = Runs(THREAD, loader=windows(900), both=windows(*both))
+    advice = advise_settings([runs], windows(*trainer))
+    assert advice.limit == "unsure"
+    assert advice.sentence.startswith(f"unsure: {doubt}")
+    assert "measure again where nothing else runs, with more --seconds" in advice.sentence
+    assert "perhaps 1 thread is the best" in advice.sentence
+
+
+def test_settings_that_are_far_from_the_best_are_not_measured_again():
+    slow, fast, configured = row(INLINE, 500, 49), row(PROCESS, 200, 100), row(THREAD, 90, 20)
+    configured.is_configured = True
+    refused = Runs(PROCESSES, refused="no")
+    assert hopeful([slow, fast, configured, refused]) == [fast, configured]
+    assert hopeful([refused]) == []
+
+
+@pytest.mark.parametrize(("loader", "scale"), [(400, "linear"), (600, "log")])
+def test_the_plot_shows_low_rates_beside_high_ones(tmp_path, monkeypatch, loader, scale):
+    drawn = []
+    monkeypatch.setattr(bench_report, "save_figure", lambda figure, _: drawn.append(figure))
+    save_bench_plot("x.png", "", [row(INLINE, loader, 90)], windows(100))
+    (axes,) = drawn[0].axes
+    assert axes.get_yscale() == scale
+    lowest, highest = axes.get_ylim()
+    assert lowest < 90 < loader < highest
 
 
 def test_a_slow_loader_is_told_its_largest_stage_but_never_the_rest():
