@@ -84,14 +84,6 @@ def make_page(
         contents: The contents of fields, by suffix.
         classes: The classes, if there are any.
     """
-    head = _element(
-        "head",
-        _element("meta", charset="utf-8"),
-        _element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        _element("meta", **{"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        _element("title", f"{heading} · samples"),
-    )
-    ET.SubElement(head, "style").text = STYLE
     body = _element(
         "body",
         _header(heading, surveyed, classes),
@@ -105,8 +97,22 @@ def make_page(
         ),
         _element("footer", f"lightning-shards {__version__} show"),
     )
-    page = ET.tostring(_element("html", head, body, lang="en"), encoding="unicode", method="html")
+    page = ET.tostring(
+        _element("html", _head(heading), body, lang="en"), encoding="unicode", method="html"
+    )
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _head(heading: str) -> ET.Element:
+    head = _element(
+        "head",
+        _element("meta", charset="utf-8"),
+        _element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        _element("meta", **{"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        _element("title", f"{heading} · samples"),
+    )
+    ET.SubElement(head, "style").text = STYLE
+    return head
 
 
 def _element(tag: str, *children: ET.Element | str, **attributes: str) -> ET.Element:
