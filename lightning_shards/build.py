@@ -318,8 +318,6 @@ def drop_remark(dropped: int, samples: int) -> str:
 def describe(split: str, source: Source, world_size: int, pool: PoolDescription) -> str:
     """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
     plan, told = source.epochs.plan(world_size), source.describe()
-    num_shards = 0 if told.index is None else told.index.num_shards
-    shards = {0: "", 1: " from 1 shard"}.get(num_shards, f" from {num_shards:,} shards")
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if told.sampling == "resampled" else rest
     dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
@@ -327,8 +325,4 @@ def describe(split: str, source: Source, world_size: int, pool: PoolDescription)
     if pool.num_workers > num_cpus():
         remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
     bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
-    return (
-        f"{split}: {plan.samples:,} samples{shards}, "
-        f"{told.sampling} by the {told.reader} reader, {plan.steps:,} steps of "
-        f"{world_size} x {plan.batch_size} samples{left}{bad}{remark}"
-    )
+    return f"{split}: {told.epoch_text(plan, plan.steps)}{left}{bad}{remark}"

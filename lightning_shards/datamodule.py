@@ -40,6 +40,7 @@ from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.stages import STAGE_SPLITS, split_read_by, trainer_stage
+from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 
 _ANSWERED = (
     "You have overridden `on_after_batch_transfer` in both",  # this one calls the other
@@ -146,10 +147,12 @@ class ShardDataModule(pl.LightningDataModule):
             )
         self._batch_size = batch_size
 
-    def __str__(self) -> str:
-        """The splits; Lightning's own description needs loaders that have a `dataset`."""
-        splits = ", ".join(name for name, split in self.splits.items() if split)
-        return f"{type(self).__name__}({splits}; batch_size={self.batch_size})"
+    def __repr__(self) -> str:
+        """The splits and what is known of them; nothing is counted or opened for it."""
+        return module_text(self, self._config, self.source, self._indexes, self._loaders)
+
+    __str__ = __repr__  # Lightning's own needs loaders that have a `dataset`
+    _repr_html_ = as_html
 
     def _check(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
@@ -163,7 +166,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Count the samples of local shards, once per node; the counts are kept in the cache."""
-        self._guarded(lambda: [self._prepare(split) for split in self._wanted_splits()])
+        self._guarded(lambda: [self.source(split).prepare() for split in self._wanted_splits()])
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
@@ -245,6 +248,15 @@ class ShardDataModule(pl.LightningDataModule):
         """
         place = place_if_given(rank, world_size)
         return self._make_loader(split, self.source(split), place)
+
+    def peek(self, split: Split) -> BatchTable:
+        """A table of the first batch of a split, before `device_transforms`; nothing is used up.
+
+        Raises:
+            ShardError: The batch cannot be made.
+        """
+        fields, timeout_s = self._config(split).fields or {}, self.loader_config.worker_timeout_s
+        return peek_at(split, self.source(split), fields, timeout_s)
 
     def source(self, split: Split, index: ShardIndex | None = None) -> Source:
         """The source of the batches of a split, from the shards of `index` or from its own.
@@ -332,10 +344,6 @@ class ShardDataModule(pl.LightningDataModule):
             on_cuda=trainer is not None and trainer.strategy.root_device.type == "cuda",
             ranks=trainer.num_devices if trainer else 1,
         )
-
-    def _prepare(self, split: Split) -> None:
-        """Count the samples of a split, and make the tables that its source needs on this node."""
-        self.source(split).prepare()
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:

@@ -7,6 +7,7 @@ first `next()`. Lightning also never exhausts a loader that has a length, so the
 """
 
 import copy
+import html
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -164,6 +165,16 @@ class ShardLoader:
     def __len__(self) -> int:
         """Steps of a whole epoch, even while one is resumed in the middle."""
         return self.epochs.steps(self.place.world_size)
+
+    def __repr__(self) -> str:
+        """The numbers of an epoch and who makes its batches; nothing is opened for it."""
+        rank = f" of rank {self.place.rank} of {self.place.world_size}" if self._is_placed else ""
+        pool, epoch = self.pool.describe(), self._source.describe().epoch_text(self.plan, len(self))
+        made = f"{pool.num_workers} {pool.kind}" if pool.num_workers else "the caller's own thread"
+        return f"ShardLoader{rank}: {epoch}, made by {made}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"
 
     def with_epoch(self, steps: int) -> "ShardLoader":
         """A new loader whose epochs have `steps` steps on every rank.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
@@ -42,6 +43,15 @@ class SourceDescription:
     shuffle_buffer: int = 0
     max_bad: int | None = None
     draws_from_globals: tuple[str, ...] = ()
+
+    def epoch_text(self, plan: EpochPlan, steps: int) -> str:
+        """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""
+        num_shards = 0 if self.index is None else self.index.num_shards
+        shards = {0: "", 1: " from 1 shard"}.get(num_shards, f" from {num_shards:,} shards")
+        return (
+            f"{plan.samples:,} samples{shards}, {self.sampling} by the {self.reader} reader, "
+            f"{steps:,} steps of {plan.world_size} x {plan.batch_size} samples"
+        )
 
 
 class ServedSample(NamedTuple):

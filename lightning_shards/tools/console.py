@@ -20,6 +20,7 @@ REFUSED: Final = 2
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20
+_JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words in many scripts
 
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
@@ -93,8 +94,11 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def printable(text: str) -> str:
-    """The text, with escapes for letters that a terminal cannot show."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    """The text, with escapes for letters that cannot be shown, such as control characters."""
+    return "".join(
+        letter if letter.isprintable() or letter in _JOINERS else ascii(letter)[1:-1]
+        for letter in text
+    )
 
 
 def human(size: float) -> str:

@@ -4,6 +4,24 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "tools.show:_check",
+        "options.html is not None and os.path.lexists(options.html)",
+        "False",
+        "tools/test_show.py",
+    ),
+    Mutant(
+        "dataprep.inspection.thumbnails:make_thumbnail",
+        "max(1, size // max(image.size))",
+        "1",
+        "tools/test_show.py",
+    ),
+    Mutant(
+        "tools.console:printable",
+        "ascii(letter)[1:-1]",
+        "letter",
+        "tools/test_show.py",
+    ),
+    Mutant(
         "dataprep.writing.tar_writer:TarWriter.write",
         "if field in written:",
         "if False:",

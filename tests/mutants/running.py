@@ -280,6 +280,24 @@ MUTANTS = [
         "callbacks/test_resume_refused.py loader/test_state.py",
     ),
     Mutant(
+        "summary:peek_at",
+        "with preserved_globals():",
+        "if True:",
+        "test_summary.py",
+    ),
+    Mutant(
+        "summary:_private",
+        "return copy.deepcopy(source, {id(index): index})",
+        "return source",
+        "test_summary.py",
+    ),
+    Mutant(
+        "summary:_shown",
+        "if not text.isprintable():",
+        "if False:",
+        "test_summary.py",
+    ),
+    Mutant(
         "datamodule:ShardDataModule._agreed_loader",
         "self._agreed.get(split) is not loader",
         "True",

@@ -97,11 +97,13 @@ def test_the_sheet_holds_samples_evenly_spaced_with_their_labels(draw, folder, t
     assert status == 0
     assert document["labels"] == [f"{key:05d} {key % 3}" for key in range(0, 12, 2)]
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert (sheet.format, sheet.size) == ("PNG", (4 * 168, 2 * 182))
-        first = sheet.crop((4, 4, 20, 20))
+        # 2 rows of 3 in place of 4 and 2; images of 16 x 16 are enlarged to 160 x 160
+        assert (sheet.format, sheet.size) == ("PNG", (3 * 172 + 12, 2 * (160 + 2 * 16 + 12) + 12))
+        first = sheet.crop((12, 12, 172, 172))
     data = samples_of(folder / "train-000000.tar")["00000"]["jpg"]
     with Image.open(io.BytesIO(data)) as image:
-        assert first.tobytes() == image.convert("RGB").tobytes()
+        enlarged = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
+        assert first.tobytes() == enlarged.tobytes()
 
 
 def test_drawn_samples_are_the_same_for_a_seed(draw, folder):

@@ -106,3 +106,26 @@ def test_device_transforms_of_a_split_with_its_own_fields_find_them_in_its_order
     model = Module()
     make_trainer().validate(model, data, verbose=False)
     assert list(chain(*model.validations)) == list(range(7))
+
+
+class Peeker(pl.Callback):
+    """Looks at the data module in each step of a fit."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        data: Any = trainer.datamodule
+        assert "10 steps of 1 x 2 samples" in repr(data)
+        data.peek("train")
+        data.peek("val")
+
+
+def test_a_fit_does_not_notice_that_its_data_is_peeked_at(
+    run_of: Callable[[str], Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, data = Recorder(), make_data()
+    make_trainer(callbacks=[Peeker()], max_epochs=2).fit(model, datamodule=data)
+    undisturbed = run_of("none")
+    assert model.steps == undisturbed.model.steps[: 2 * STEPS]
+    assert model.validations == undisturbed.model.validations[:2]
+    assert data.starts["train"] == undisturbed.data.starts["train"]

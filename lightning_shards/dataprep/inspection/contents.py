@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Final
 from zlib import compress
 
@@ -36,6 +37,8 @@ _KINDS: Final = (
 _MP4 = (b"ftyp", 4)
 _MAX_SAMPLES = 32
 _MAX_BYTES = 1 << 16
+_MAX_PREVIEWED = 1 << 20  # bytes: a larger member is not read to show its beginning
+_MAX_LETTERS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,39 @@ def _classes_of(url: str, suffix: str, cache: CacheFolder) -> Counter[str]:
         )
 
 
+def preview(reader: ShardReader, sample: int, suffix: str) -> str | None:
+    """The beginning of a text, or dtype and shape of an array; None for any other member."""
+    extent = reader.table.find(sample, suffix)
+    if extent is None or extent[1] > _MAX_PREVIEWED:
+        return None
+    data = reader.read(sample, suffix)
+    kind = _kind(data)[0] if data else "nothing"
+    if kind == "npy":
+        return _layout_of(data)
+    if kind != "text":
+        return None
+    text = data[: 4 * _MAX_LETTERS + 4].decode("utf-8", "ignore")
+    return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}…"
+
+
 @contextmanager
 def _open_shard(url: str, cache: CacheFolder) -> Generator[ShardReader, None, None]:
     with local_copy(url, cache) as shard:
         table = TableStore(shard.cache).table_of(shard.path)
         with ShardReader(shard.path, table) as reader:
             yield reader
+
+
+def _layout_of(npy: bytes) -> str | None:
+    """The dtype and the shape in the header of an .npy file; None if it cannot be read."""
+    layout, file = np.lib.format, BytesIO(npy)
+    try:
+        is_first = layout.read_magic(file) == (1, 0)
+        read = layout.read_array_header_1_0 if is_first else layout.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError:
+        return None
+    return f"{dtype} {shape}"
 
 
 def _kind(data: bytes) -> tuple[str, bool]:

@@ -1,0 +1,264 @@
+"""What people see of a data module: a paragraph about its splits, and a table of one batch."""
+
+import copy
+import html
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import torch
+
+from lightning_shards.config import LoaderConfig, Split, SplitConfig
+from lightning_shards.errors import ShardError
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.seeds import preserved_globals
+from lightning_shards.shards.urls import redact_pattern
+from lightning_shards.workers.inline import InlinePool
+
+_MAX_TEXT: Final = 60  # letters of a name or an example
+_MAX_PATTERN: Final = 200  # letters of the shards' pattern
+_MAX_TYPES: Final = 1000  # entries of a list whose types are looked at
+
+
+class Summarized(Protocol):
+    """The settings of a data module that its summary names."""
+
+    splits: dict[Split, SplitConfig | None]
+    fields: dict[str, str]
+    num_workers: int
+    loader_config: LoaderConfig
+
+
+def module_text(
+    module: Summarized,
+    settings_of: Callable[[Split], SplitConfig],
+    source_of: Callable[[Split], Source],
+    indexed: Iterable[Split],
+    loaders: Mapping[Split, ShardLoader],
+) -> str:
+    """A line about a data module and one about each split; nothing is counted or opened for it.
+
+    Args:
+        module: The data module.
+        settings_of: Gives the settings of a split with the defaults filled in.
+        source_of: Gives the source of a split; called only for splits whose shards are known.
+        indexed: Splits whose shards are known.
+        loaders: Loaders that the trainer uses.
+    """
+    pool, num_workers = module.loader_config.pool, module.num_workers
+    workers = "the trainer's own thread"
+    if num_workers and pool != "inline":
+        kind = "thread" if pool == "threads" else "worker process"
+        workers = _counted(num_workers, kind) + " of each rank"
+    known = set(indexed)
+    fields = ", ".join(map(_shown, module.fields))
+    lines = [f"{type(module).__name__}: batches of {fields}, made by {workers}"]
+    for split, config in module.splits.items():
+        if config is None:
+            continue
+        loader = loaders.get(split)
+        if loader is not None:
+            text = _loader_text(loader)
+        elif split in known:
+            text = _source_text(source_of, split)
+        else:
+            text = _settings_text(settings_of(split))
+        lines.append(f"{split}: {text}")
+    return "\n".join(lines)
+
+
+def as_html(described: object) -> str:
+    """The `repr` of an object for a notebook: a paragraph for each line, with its name in bold."""
+    parts = (html.escape(line).partition(":") for line in repr(described).splitlines())
+    return "".join(f"<p><b>{name}</b>{colon}{text}</p>" for name, colon, text in parts)
+
+
+def _loader_text(loader: ShardLoader) -> str:
+    return loader.source.describe().epoch_text(loader.plan, len(loader))
+
+
+def _source_text(source_of: Callable[[Split], Source], split: Split) -> str:
+    try:
+        source = source_of(split)
+    except ShardError as error:  # a summary may not fail; training will say the same
+        return f"cannot be read: {error}"
+    plan = source.epochs.plan(world_size=1)
+    return source.describe().epoch_text(plan, plan.steps)
+
+
+def _settings_text(config: SplitConfig) -> str:
+    urls = [config.urls] if isinstance(config.urls, str) else config.urls
+    more = f" and {len(urls) - 1:,} more" if len(urls) > 1 else ""
+    return (
+        f"{_shown(redact_pattern(urls[0]), _MAX_PATTERN)}{more}, {config.sampling}, batches of "
+        f"{_counted(config.batch_size or 1, 'sample')} per rank; not counted yet"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = noun if count == 1 else noun + ("es" if noun.endswith("s") else "s")
+    return f"{count:,} {plural}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One entry of a batch, in words.
+
+    Attributes:
+        name: Its key.
+        dtype: The dtype of a tensor; of a list the types of its entries.
+        shape: The shape of a tensor; of a list its length.
+        values: Least and largest number; of a list its first entry.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: str
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The texts of the row."""
+        return _shown(self.name), self.dtype, str(self.shape), self.values
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTable:
+    """The entries of one batch as a table; it keeps no sample.
+
+    Attributes:
+        title: What the batch is.
+        rows: The entries, in the order of the batch.
+    """
+
+    title: str
+    rows: tuple[BatchRow, ...]
+
+    def __repr__(self) -> str:
+        """The title, and a line for each entry."""
+        rows = [_COLUMNS, *(row.cells for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        )
+        return "\n".join([self.title, *(line.rstrip() for line in lines)])
+
+    def _repr_html_(self) -> str:
+        """The same as a table of HTML, which notebooks show."""
+        rows = [_html_row(row.cells, "td") for row in self.rows]
+        caption = f"<caption>{html.escape(self.title)}</caption>"
+        head = f"<thead>{_html_row(_COLUMNS, 'th')}</thead>"
+        return f"<table>{caption}{head}<tbody>{''.join(rows)}</tbody></table>"
+
+
+_COLUMNS: Final = ("name", "dtype", "shape", "values")
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def peek_at(split: Split, source: Source, fields: Iterable[str], timeout_s: float) -> BatchTable:
+    """The first batch of a source as a table, made in this thread.
+
+    A fit in progress does not notice it: the source has no state, its transforms are copied, and
+    the global generators are put back.
+
+    Args:
+        split: Name of the split.
+        source: Makes the batch.
+        fields: Names of the entries of a batch that is a tuple.
+        timeout_s: Seconds after which a warning says that the batch is late; 0: never.
+
+    Raises:
+        ShardError: The batch cannot be made.
+    """
+    place = Place()
+    source.epochs.plan(place.world_size).require_steps()
+    with preserved_globals():
+        stream = InlinePool(timeout_s).start(_private(source), place, Cursor())
+        try:
+            batch = next(stream).batch
+        finally:
+            stream.close()
+    entries = batch if isinstance(batch, dict) else dict(zip(fields, batch, strict=True))
+    size = _counted(source.epochs.plan(place.world_size).size(0, place.rank), "sample")
+    rows = tuple(_row(name, column) for name, column in entries.items())
+    return BatchTable(f"{split}: the first batch of epoch 0 on a single rank, {size}", rows)
+
+
+def _private(source: Source) -> Source:
+    """A copy with transforms of its own, which may have state; the index is shared."""
+    index = source.describe().index
+    try:
+        return copy.deepcopy(source, {id(index): index})
+    except Exception:  # noqa: BLE001 a transform that cannot be copied raises anything
+        return source
+
+
+def _row(name: str, column: object) -> BatchRow:
+    if isinstance(column, torch.Tensor):
+        dtype, shape = _array_dtype(column), tuple(column.shape)
+        return BatchRow(name, dtype, shape, _range_of(column))
+    entries = cast("Sequence[object]", column)
+    types = sorted({type(entry).__name__ for entry in entries[:_MAX_TYPES]})
+    example = _example(entries[0]) if entries else "empty"
+    example += ", …" if len(entries) > 1 else ""
+    return BatchRow(name, _shown(", ".join(types)), (len(entries),), example)
+
+
+def _range_of(tensor: torch.Tensor) -> str:
+    """The least and the largest number, and how many are not finite."""
+    if not tensor.numel():
+        return "empty"
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        return ""
+    values = tensor.detach().cpu()
+    numbers: np.ndarray[Any, Any] = (
+        values.double() if values.is_floating_point() else values
+    ).numpy()
+    finite = numbers[np.isfinite(numbers)] if values.is_floating_point() else numbers
+    odd = numbers.size - finite.size
+    if not finite.size:
+        return f"none of {odd:,} is finite"
+    least, most = finite.min().item(), finite.max().item()
+    span = f"all {_number(least)}" if least == most else f"{_number(least)} to {_number(most)}"
+    return f"{span}; {odd:,} of {numbers.size:,} not finite" if odd else span
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _example(value: object) -> str:
+    """A value in a few words, with control characters escaped."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        array = cast("torch.Tensor", value)
+        return f"{_array_dtype(array)} {tuple(array.shape)}"
+    if isinstance(value, bytes):
+        value = value[:_MAX_TEXT]  # all of it would be escaped first
+    return _shown(_SHORT.repr(value))
+
+
+def _array_dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _shown(text: str, most: int = _MAX_TEXT) -> str:
+    """A text in one line and of limited length."""
+    if not text.isprintable():
+        text = repr(text)[1:-1]
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _MAX_TEXT
