@@ -39,9 +39,8 @@ from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slic
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
+from lightning_shards.samples.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.samples.fields import (
-    ApplyTransforms,
-    DecodeFields,
     Field,
     SampleTransforms,
     Transform,

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -42,9 +42,6 @@ Decoder: TypeAlias = Callable[[bytes], Any]
 
 Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
-
-OnBad: TypeAlias = Callable[[Sample, SampleError], None]
-"""Called with a sample that a stage cannot make: it raises, or the sample is left out."""
 
 
 def _decode_int(data: bytes) -> int:
@@ -87,9 +84,6 @@ _SUFFIX_DECODERS = {
 }
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
-
-_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
-"""The keys of a sample that are not suffixes of members."""
 
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
@@ -209,27 +203,6 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
         require_safetensors()
 
 
-@dataclass(frozen=True)
-class DecodeFields:
-    """A stage that turns members into fields and keeps the keys that identify the sample."""
-
-    fields: tuple[Field, ...]
-    on_bad: OnBad
-    clock: StageClock = field(default_factory=StageClock)
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Decode sample by sample."""
-        for members in samples:
-            kept = {key: members[key] for key in _KEPT if key in members}
-            try:
-                with self.clock.on("decode"):
-                    decoded = {field.name: field.decode(members) for field in self.fields}
-            except SampleError as error:
-                self.on_bad(members, error)
-                continue
-            yield kept | decoded
-
-
 class SampleTransforms:
     """The transforms of all fields, applied with randomness keyed by the sample's position."""
 
@@ -281,29 +254,6 @@ class SampleTransforms:
     def keeping_globals(self) -> AbstractContextManager[None]:
         """A context for one batch, which restores the global generators if these may use them."""
         return preserved_globals() if self.draws_from_globals else nullcontext()
-
-
-@dataclass(frozen=True)
-class ApplyTransforms:
-    """A stage that transforms its sample number i as the one at position ``first + i * stride``.
-
-    No other worker or rank has the same position in this epoch.
-    """
-
-    transforms: SampleTransforms
-    first: int
-    stride: int
-    on_bad: OnBad
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Transform sample by sample."""
-        for number, sample in enumerate(samples):
-            try:
-                transformed = self.transforms.apply(sample, self.first + number * self.stride)
-            except SampleError as error:
-                self.on_bad(sample, error)
-                continue
-            yield transformed
 
 
 def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
