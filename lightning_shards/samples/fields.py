@@ -34,6 +34,7 @@ from lightning_shards.samples.own_generators import (
 )
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
@@ -69,6 +70,9 @@ DECODERS: dict[str, Decoder] = {
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
+CLASS = "class"
+"""The decoder of names of classes; its function is in the field, because each has its own names."""
+
 IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 
@@ -101,16 +105,22 @@ class Field:
         name: Its key in the batch.
         suffixes: Member suffixes, of which the first that a sample has is taken.
         decoder: Name of the decoder; None for the default decoder of each suffix.
+        classes: The classes, with the decoder `class`; None as long as they are unknown.
     """
 
     name: str
     suffixes: tuple[str, ...]
     decoder: str | None = None
+    classes: ClassNames | None = None
 
     @cached_property
     def decoders(self) -> frozenset[str]:
         """Names of the decoders that this field can need."""
         return frozenset(self.decoder or decoder_of(suffix) for suffix in self.suffixes)
+
+    def function(self, decoder: str) -> Decoder:
+        """The function of one of its decoders."""
+        return DECODERS[decoder] if self.classes is None else self.classes.number_of
 
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
@@ -130,7 +140,11 @@ class Field:
         decoder = self.decoder or decoder_of(suffix)
         data = members[suffix]
         try:
-            return DECODERS[decoder](data)
+            return self.function(decoder)(data)
+        except SampleError as error:  # it names the remedy itself
+            raise SampleError(
+                f"{where}: member {suffix!r} of field {self.name!r}: {error}"
+            ) from error
         except Exception as error:
             raise SampleError(
                 f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
@@ -184,11 +198,11 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
             "themselves: no shard may hold such members; name another suffix"
         )
-    unknown = field.decoders - DECODERS.keys()
+    unknown = field.decoders - DECODERS.keys() - {CLASS}
     if unknown:
         raise ConfigError(
             f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
-            f"take one of {sorted(DECODERS)}, or 'raw' and a transform"
+            f"take one of {sorted([*DECODERS, CLASS])}, or 'raw' and a transform"
         )
     unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe
     if unsafe:
