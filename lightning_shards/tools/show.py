@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.fetching import require_local
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import run_tool, shard_parser
+from lightning_shards.tools.shard_options import classes_of, with_class_name
 
-_EPILOG = "The label under an image is its key and, with --label, the text of a field."
+_EPILOG = (
+    "The label under an image is its key and, with --label, the text of a field; of cls also the "
+    "name of the class, from the classes.json beside the shards."
+)
 _MAX_LABEL = 80
 
 
@@ -61,6 +66,7 @@ def _pick(paths: Sequence[str], options: Namespace) -> tuple[list[bytes], list[s
     total = int(stops[-1])
     if not total:
         raise ConfigError("the shards hold no sample; look at the pattern")
+    classes = classes_of(paths, options.label)
     numbers = _numbers(total, min(int(options.samples), total), options.seed)
     images: list[bytes] = []
     labels: list[str] = []
@@ -74,7 +80,7 @@ def _pick(paths: Sequence[str], options: Namespace) -> tuple[list[bytes], list[s
                 image = options.image or _image_field(reader.table.suffixes_of(sample))
                 if image is not None and reader.table.find(sample, image) is not None:
                     images.append(reader.read(sample, image))
-                    labels.append(_label(reader, sample, options.label))
+                    labels.append(_label(reader, sample, options.label, classes))
     if not images:
         wanted = f"field {options.image!r}" if options.image else "field with images"
         raise ConfigError(
@@ -100,9 +106,9 @@ def _image_field(suffixes: Sequence[str]) -> str | None:
     return next((suffix for suffix in suffixes if decoder_of(suffix) == "rgb"), None)
 
 
-def _label(reader: ShardReader, sample: int, field: str | None) -> str:
+def _label(reader: ShardReader, sample: int, field: str | None, classes: ClassNames | None) -> str:
     key = reader.table.key(sample)
     if field is None or reader.table.find(sample, field) is None:
         return key
     text = reader.read(sample, field).decode("utf-8", "replace").strip()
-    return f"{key} {text[:_MAX_LABEL]}"
+    return f"{key} {with_class_name(text, classes)[:_MAX_LABEL]}"

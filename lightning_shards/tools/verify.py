@@ -8,6 +8,11 @@ from pathlib import Path
 
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
 from lightning_shards.dataprep.inspection.salvage import Decode
+from lightning_shards.dataprep.writing.class_files import (
+    classes_beside,
+    require_no_other_classes,
+    write_classes,
+)
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.tools.console import (
     FAILED,
@@ -22,10 +27,10 @@ REPORT = "repair.json"
 
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
-another folder, and repair.json beside it, which lists what was lost; the originals stay as
-they are. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and held
-against the wids.json or sizes.json beside them. Exit status: 0 all is well, 1 something is wrong,
-2 not done."""
+another folder, with the classes.json of the originals and a repair.json, which lists what was
+lost; the originals stay as they are. Remote shards are fetched whole, one at a time for each
+process (to TMPDIR), and held against the wids.json or sizes.json beside them. Exit status: 0 all is
+well, 1 something is wrong, 2 not done."""
 _MAX_LOST = 10
 
 
@@ -57,6 +62,10 @@ def _verify(options: Namespace) -> int:
         from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
+    classes: dict[str, int] = {}
+    if options.repair is not None:
+        classes = classes_beside(urls)
+        require_no_other_classes(options.repair, classes)
     checked = check_shards(
         urls,
         cache=options.cache,
@@ -71,7 +80,7 @@ def _verify(options: Namespace) -> int:
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
     if checked.repairs:
-        make_folder(options.repair)
+        write_classes(make_folder(options.repair), classes)
         report = json.dumps(document["repairs"], indent=1, sort_keys=True) + "\n"
         replace_file(options.repair / REPORT, report)
     if options.json:
