@@ -7,6 +7,7 @@ in the order of their numbers. It belongs to the field `cls`, where `pack` store
 import hashlib
 import json
 import logging
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -24,6 +25,9 @@ CLASS_SUFFIX: Final = "cls"
 
 _MOST_SHOWN = 80  # letters of a label that a message shows, and bytes that are compared
 _MOST_NEAR = 3
+_MOST_COMPARED = 500
+"""Names before and after a label in their order that it is compared with: 22,000 took 3 seconds."""
+
 DIGEST_LENGTH: Final = 16  # hex digits
 
 _FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
@@ -93,7 +97,10 @@ class ClassNames:
     def _unknown(self, label: bytes) -> str:
         shown = label[:_MOST_SHOWN].decode("utf-8", "replace")
         names = {name[:_MOST_SHOWN].lower(): name for name in self.numbers}
-        near = get_close_matches(shown.lower(), names, _MOST_NEAR)
+        in_order = sorted(names)
+        place = bisect(in_order, shown.lower())
+        nearby = in_order[max(0, place - _MOST_COMPARED) : place + _MOST_COMPARED]
+        near = get_close_matches(shown.lower(), nearby, _MOST_NEAR)
         listed = ", ".join(repr(names[name]) for name in near or list(names)[:_MOST_NEAR])
         remedy = (
             "decode it as 'int' if labels are numbers"

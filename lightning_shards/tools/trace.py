@@ -129,7 +129,8 @@ def _parse_steps(text: str) -> range:
 def _as_json(served: Steps, steps: range, epoch: int, split: str, classes: "ClassesOfRows") -> str:
     def document_of(row: "ServedSample") -> dict[str, object]:
         labels = classes.get((row.shard, row.sample))
-        return row._asdict() | ({"classes": labels} if labels else {})
+        document: dict[str, object] = row._asdict()
+        return document | ({"classes": labels} if labels else {})
 
     document = {
         "epoch": epoch,

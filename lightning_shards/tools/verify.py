@@ -62,15 +62,16 @@ def _verify(options: Namespace) -> int:
         from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
+    folder: Path | None = options.repair
     classes: dict[str, int] = {}
-    if options.repair is not None:
+    if folder is not None:
         classes = classes_beside(urls)
-        require_no_other_classes(options.repair, classes)
+        require_no_other_classes(folder, classes)
     checked = check_shards(
         urls,
         cache=options.cache,
         decoder_of=image_decoder if options.decode == "images" else None,
-        repair_to=options.repair,
+        repair_to=folder,
         processes=options.processes,
     )
     document = {
@@ -79,10 +80,10 @@ def _verify(options: Namespace) -> int:
         "findings": [finding.as_json() for finding in checked.findings],
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
-    if checked.repairs:
-        write_classes(make_folder(options.repair), classes)
+    if checked.repairs and folder is not None:
+        write_classes(make_folder(folder), classes)
         report = json.dumps(document["repairs"], indent=1, sort_keys=True) + "\n"
-        replace_file(options.repair / REPORT, report)
+        replace_file(folder / REPORT, report)
     if options.json:
         print(json.dumps(document))
     else:

@@ -56,6 +56,12 @@ def test_the_error_names_the_nearest_names_and_the_remedy():
     )
 
 
+def test_of_many_names_those_that_begin_like_the_label_are_compared():
+    classes = numbered([f"n{number:08d}" for number in range(5000)], "x")
+    with pytest.raises(SampleError, match=r"of the 5,000 classes of x \(nearest: 'n00004321', "):
+        classes.number_of(b"n00004321.")
+
+
 def test_names_that_are_numbers_are_only_names():
     classes = numbered(["3", "7"], "x")
     assert [classes.number_of(label) for label in (b"3", b"7")] == [0, 1]
