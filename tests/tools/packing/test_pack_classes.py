@@ -113,7 +113,7 @@ def test_a_repair_keeps_the_classes(run, photos, tmp_path, capsys):
 
 @pytest.mark.parametrize("more", [[], ["--val-fraction", 0.3, "--max-samples", 25]])
 def test_the_last_line_is_a_command_that_works(told, photos, tmp_path, capsys, more):
-    last = told(pack, photos, *more, out="it's a $folder")[-1]
+    last = told(pack, photos, *more, out="it's a ${folder}")[-1]
     program, tool, *arguments = shlex.split(last.removeprefix("next: "))
     assert (program, tool) == ("lightning-shards", "info")
     info.main([*arguments, "--processes", "1", "--json"])
