@@ -12,6 +12,7 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream import StreamSource
+from lightning_shards.samples.class_labels import with_found_classes, with_given_classes
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
@@ -31,6 +32,7 @@ def complete(
     *,
     fields: dict[str, str],
     decode: dict[str, str],
+    classes: dict[str, list[str]],
     transforms: dict[str, Any],
     batch_size: int,
 ) -> SplitConfig:
@@ -41,6 +43,7 @@ def complete(
         config: The split's own settings.
         fields: The data module's: batch key to member suffixes.
         decode: The data module's: batch key to decoder.
+        classes: The data module's: batch key to names of classes.
         transforms: The data module's: batch key to callable.
         batch_size: The data module's: samples per rank and step.
     """
@@ -52,6 +55,7 @@ def complete(
         batch_size=config.batch_size or batch_size,
         fields=fields if config.fields is None else config.fields,
         decode=decode if config.decode is None else config.decode,
+        classes=classes if config.classes is None else config.classes,
         transforms=transforms if config.transforms is None else config.transforms,
     )
 
@@ -80,7 +84,8 @@ def split_fields(config: SplitConfig, allow_unsafe: frozenset[str]) -> tuple[Fie
                 f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} would "
                 f"do so before it; leave {name!r} out of decode"
             )
-    return make_fields(fields, decode | dict.fromkeys(decoding, "raw"), allow_unsafe)
+    made = make_fields(fields, decode | dict.fromkeys(decoding, "raw"), allow_unsafe)
+    return with_given_classes(made, config.classes or {})
 
 
 def make_source(
@@ -99,7 +104,8 @@ def make_source(
         ConfigError: The settings do not go with the shards.
         PlanError: The shards hold no sample.
     """
-    epochs, fields = _schedule(split, config, index), split_fields(config, allow_unsafe)
+    epochs = _schedule(split, config, index)
+    fields = with_found_classes(split_fields(config, allow_unsafe), index.urls)
     transforms, max_bad = config.transforms or {}, _max_bad(split, config, batch_format)
     sampling = config.sampling
     assert sampling is not None  # the settings are complete

@@ -36,6 +36,8 @@ class SplitConfig:
         batch_size: Samples per rank and step; overrides the module's for this split.
         fields: Batch key to member suffixes; overrides the module's for this split.
         decode: Batch key to decoder; overrides the module's for this split.
+        classes: Batch key to the names of classes, in the order of their numbers; overrides the
+            module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
@@ -56,6 +58,7 @@ class SplitConfig:
     batch_size: int | None = None
     fields: dict[str, str] | None = None
     decode: dict[str, str] | None = None
+    classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000

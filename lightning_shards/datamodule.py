@@ -59,7 +59,10 @@ class ShardDataModule(pl.LightningDataModule):
         predict: The shards to predict on; each sample once over all ranks.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``.
-        decode: Batch key to decoder: raw, text, int, json, npy, rgb, gray, pil. Default: by suffix.
+        decode: Batch key to decoder: raw, text, int, class, json, npy, rgb, gray, pil. Default: by
+            suffix.
+        classes: Batch key to the names of classes, in the order of their numbers, for the decoder
+            ``class``. Default: ``classes.json`` beside the shards.
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
@@ -82,6 +85,7 @@ class ShardDataModule(pl.LightningDataModule):
         *,
         fields: dict[str, str],
         decode: dict[str, str] | None = None,
+        classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
         device_transforms: dict[str, Any] | None = None,
         batch_size: int = 32,
@@ -95,7 +99,7 @@ class ShardDataModule(pl.LightningDataModule):
         self.splits: dict[Split, SplitConfig | None] = {
             "train": train, "val": val, "test": test, "predict": predict,
         }  # fmt: skip
-        self.fields, self.decode = fields, decode or {}
+        self.fields, self.decode, self._classes = fields, decode or {}, classes or {}
         self.transforms = load_callables("the transform of", transforms or {})
         self.device_transforms = load_callables("the device transform of", device_transforms or {})
         self._batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
@@ -368,6 +372,7 @@ class ShardDataModule(pl.LightningDataModule):
             config,
             fields=self.fields,
             decode=self.decode,
+            classes=self._classes,
             transforms=self.transforms,
             batch_size=self.batch_size,
         )

@@ -13,6 +13,7 @@ the batch by samples.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -44,9 +45,10 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
-from lightning_shards.samples.fields import DECODERS, Field, SampleTransforms, counted
+from lightning_shards.samples.fields import Field, SampleTransforms, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ENCODING, ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads
 
@@ -63,7 +65,7 @@ def can_decode(field: Field) -> bool:
 def _decoded(field: Field, data: bytes) -> Any:
     (decoder,) = field.decoders
     try:
-        return DECODERS[decoder](data)
+        return field.function(decoder)(data)
     except Exception as error:
         raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
 
@@ -75,7 +77,7 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
         SampleError: One cannot be decoded, or the shapes differ.
     """
     (decoder,) = field.decoders
-    decode = _COLUMNS.get(decoder)
+    decode = _COLUMNS.get(decoder) if field.classes is None else partial(_numbers, field.classes)
     if decode is not None:
         with suppress(Exception):  # hostile bytes raise anything; `_decoded` tells why
             column = decode(members)
@@ -91,6 +93,10 @@ def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers:
 
 def _ints(members: FieldMembers) -> torch.Tensor:
     return torch.tensor(list(map(int, members.to_list())))
+
+
+def _numbers(classes: ClassNames, members: FieldMembers) -> torch.Tensor:
+    return torch.tensor(list(map(classes.number_of, members.to_list())))
 
 
 def _texts(members: FieldMembers) -> list[str]:

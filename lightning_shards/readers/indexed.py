@@ -97,8 +97,8 @@ class IndexedSource:
         """The values that the batches depend on: those of the shards and of the order."""
         order = self.order.identity()
         sampling = str(order["sampling"])
-        own = shard_identity("indexed", sampling, self.seed, self.index, self.transforms)
-        return own | order
+        own = (sampling, self.seed, self.index, self.transforms, self.fields)
+        return shard_identity("indexed", *own) | order
 
     def describe(self) -> SourceDescription:
         """The properties of this source; the order's identity gives the sampling and the run."""
@@ -109,6 +109,7 @@ class IndexedSource:
             index=self.index,
             run=int(order.get("shuffle_run", 1)),
             max_bad=self.max_bad,
+            fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
         )
 

@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.samples.class_labels import with_found_classes, with_given_classes
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import SampleTransforms, Transform, make_fields
+from lightning_shards.samples.fields import Field, SampleTransforms, Transform, make_fields
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
@@ -35,6 +36,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: Paths with braces, wildcards, ``::`` between several; or a list.
         fields: Sample key to member suffixes, the first that a sample has.
         decode: Sample key to decoder. Default: by suffix.
+        classes: Sample key to the names of classes, in the order of their numbers, for the decoder
+            ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
         seed: Key of the randomness of transforms.
@@ -51,13 +54,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
         *,
         fields: Mapping[str, str],
         decode: Mapping[str, str] | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
     ) -> None:
         self._urls, self._cache = urls, CacheFolder(cache_dir)
-        self._fields = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
+        made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
+        self._given_fields = with_given_classes(made, classes or {})
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         for name, transform in self._transforms.items():
             if not callable(transform):
@@ -115,6 +120,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
                 "it, or stream it with ShardDataModule"
             )
         return load_index(urls, cache=self._cache)
+
+    @cached_property
+    def _fields(self) -> tuple[Field, ...]:
+        return with_found_classes(self._given_fields, self._index.urls)
 
     @cached_property
     def _stops(self) -> np.ndarray:

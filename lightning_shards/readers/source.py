@@ -4,7 +4,7 @@
 ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -14,8 +14,9 @@ from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.class_labels import classes_identity
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.fields import image_backend
+from lightning_shards.samples.fields import Field, image_backend
 from lightning_shards.shards.index import ShardIndex
 
 
@@ -31,6 +32,7 @@ class SourceDescription:
         run: Number of consecutive samples of a shard kept together; 0 for whole shards.
         shuffle_buffer: Undecoded samples that each worker holds.
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
+        fields: The fields of each sample; empty if they do not come from members.
         draws_from_globals: Names of transforms and stages that may draw from the global generators.
             If there is one, threads may not run the source.
     """
@@ -42,6 +44,7 @@ class SourceDescription:
     run: int = 1
     shuffle_buffer: int = 0
     max_bad: int | None = None
+    fields: tuple[Field, ...] = ()
     draws_from_globals: tuple[str, ...] = ()
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
@@ -145,9 +148,14 @@ class Source(Protocol):
 
 
 def shard_identity(
-    reader: str, sampling: str, seed: int, index: ShardIndex, transforms: Mapping[str, Any]
+    reader: str,
+    sampling: str,
+    seed: int,
+    index: ShardIndex,
+    transforms: Mapping[str, Any],
+    fields: Iterable[Field] = (),
 ) -> dict[str, int | str]:
-    """The identity that all readers of shards have."""
+    """The identity that all readers of shards have, with the classes that `fields` may have."""
     return {
         "order_version": ORDER_VERSION,
         "seed": seed,
@@ -155,4 +163,5 @@ def shard_identity(
         "shards": index.fingerprint(),
         "image_backend": image_backend(transforms),
         "reader": reader,
+        **classes_identity(fields),
     }

@@ -39,9 +39,8 @@ from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slic
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
+from lightning_shards.samples.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.samples.fields import (
-    ApplyTransforms,
-    DecodeFields,
     Field,
     SampleTransforms,
     Transform,
@@ -98,7 +97,8 @@ class StreamSource:
 
     def identity(self) -> dict[str, int | str]:
         """What the batches depend on, for a checkpoint; each start has draws of its own."""
-        return shard_identity("stream", self.sampling, self.seed, self.index, self.transforms)
+        own = (self.sampling, self.seed, self.index, self.transforms, self.fields)
+        return shard_identity("stream", *own)
 
     def describe(self) -> SourceDescription:
         """Whole shards are kept together."""
@@ -110,6 +110,7 @@ class StreamSource:
             run=0,
             shuffle_buffer=self.shuffle_buffer,
             max_bad=self.max_bad,
+            fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
         )
 

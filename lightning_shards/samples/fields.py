@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -34,6 +34,7 @@ from lightning_shards.samples.own_generators import (
 )
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
@@ -42,9 +43,6 @@ Decoder: TypeAlias = Callable[[bytes], Any]
 
 Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
-
-OnBad: TypeAlias = Callable[[Sample, SampleError], None]
-"""Called with a sample that a stage cannot make: it raises, or the sample is left out."""
 
 
 def _decode_int(data: bytes) -> int:
@@ -72,6 +70,9 @@ DECODERS: dict[str, Decoder] = {
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
+CLASS = "class"
+"""The decoder of names of classes; its function is in the field, because each has its own names."""
+
 IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 
@@ -87,9 +88,6 @@ _SUFFIX_DECODERS = {
 }
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
-
-_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
-"""The keys of a sample that are not suffixes of members."""
 
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
@@ -107,16 +105,22 @@ class Field:
         name: Its key in the batch.
         suffixes: Member suffixes, of which the first that a sample has is taken.
         decoder: Name of the decoder; None for the default decoder of each suffix.
+        classes: The classes, with the decoder `class`; None as long as they are unknown.
     """
 
     name: str
     suffixes: tuple[str, ...]
     decoder: str | None = None
+    classes: ClassNames | None = None
 
     @cached_property
     def decoders(self) -> frozenset[str]:
         """Names of the decoders that this field can need."""
         return frozenset(self.decoder or decoder_of(suffix) for suffix in self.suffixes)
+
+    def function(self, decoder: str) -> Decoder:
+        """The function of one of its decoders."""
+        return DECODERS[decoder] if self.classes is None else self.classes.number_of
 
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
@@ -136,7 +140,11 @@ class Field:
         decoder = self.decoder or decoder_of(suffix)
         data = members[suffix]
         try:
-            return DECODERS[decoder](data)
+            return self.function(decoder)(data)
+        except SampleError as error:  # it names the remedy itself
+            raise SampleError(
+                f"{where}: member {suffix!r} of field {self.name!r}: {error}"
+            ) from error
         except Exception as error:
             raise SampleError(
                 f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
@@ -190,11 +198,11 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
             "themselves: no shard may hold such members; name another suffix"
         )
-    unknown = field.decoders - DECODERS.keys()
+    unknown = field.decoders - DECODERS.keys() - {CLASS}
     if unknown:
         raise ConfigError(
             f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
-            f"take one of {sorted(DECODERS)}, or 'raw' and a transform"
+            f"take one of {sorted([*DECODERS, CLASS])}, or 'raw' and a transform"
         )
     unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe
     if unsafe:
@@ -207,27 +215,6 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
         images.require_backend("pillow")
     if "safetensors" in field.decoders:
         require_safetensors()
-
-
-@dataclass(frozen=True)
-class DecodeFields:
-    """A stage that turns members into fields and keeps the keys that identify the sample."""
-
-    fields: tuple[Field, ...]
-    on_bad: OnBad
-    clock: StageClock = field(default_factory=StageClock)
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Decode sample by sample."""
-        for members in samples:
-            kept = {key: members[key] for key in _KEPT if key in members}
-            try:
-                with self.clock.on("decode"):
-                    decoded = {field.name: field.decode(members) for field in self.fields}
-            except SampleError as error:
-                self.on_bad(members, error)
-                continue
-            yield kept | decoded
 
 
 class SampleTransforms:
@@ -281,29 +268,6 @@ class SampleTransforms:
     def keeping_globals(self) -> AbstractContextManager[None]:
         """A context for one batch, which restores the global generators if these may use them."""
         return preserved_globals() if self.draws_from_globals else nullcontext()
-
-
-@dataclass(frozen=True)
-class ApplyTransforms:
-    """A stage that transforms its sample number i as the one at position ``first + i * stride``.
-
-    No other worker or rank has the same position in this epoch.
-    """
-
-    transforms: SampleTransforms
-    first: int
-    stride: int
-    on_bad: OnBad
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Transform sample by sample."""
-        for number, sample in enumerate(samples):
-            try:
-                transformed = self.transforms.apply(sample, self.first + number * self.stride)
-            except SampleError as error:
-                self.on_bad(sample, error)
-                continue
-            yield transformed
 
 
 def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:

@@ -20,7 +20,7 @@ from lightning_shards.tools.console import (
     shard_parser,
     table,
 )
-from lightning_shards.tools.shard_options import add_shard_options, shards_of
+from lightning_shards.tools.shard_options import add_shard_options, classes_of, shards_of
 
 _EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
 first ones. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and a
@@ -64,6 +64,9 @@ def _info(options: Namespace) -> int:
             sound, options.classes, cache=options.cache, processes=options.processes
         )
     document = _document(surveyed, contents, classes)
+    known = classes_of(urls, options.classes)
+    names = {label: known.name_of(label) for label in classes} if known else {}
+    document["class_names"] = {label: name for label, name in names.items() if name}
     if options.json:
         print(json.dumps(document))
     else:
@@ -136,7 +139,10 @@ def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]
         _print_bars(bins, sizes.samples)
     if document["classes"]:
         print(f"\n{len(document['classes']):,} classes")
-        _print_bars(dict(list(document["classes"].items())[:_MAX_CLASSES]), found.samples)
+        names: dict[str, str] = document["class_names"]
+        counts = list(document["classes"].items())[:_MAX_CLASSES]
+        shown = {f"{label} {names.get(label, '')}".rstrip(): count for label, count in counts}
+        _print_bars(shown, found.samples)
     print()
     print_findings(found.findings)
 

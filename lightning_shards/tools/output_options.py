@@ -5,6 +5,7 @@ import inspect
 import json
 import pickle
 import re
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.packing import Packing
-from lightning_shards.dataprep.writing.rewriting import Output, Rewritten
+from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
+from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.tools.console import add_run_options, human, printable
 
 RESUMING: Final = """\
@@ -24,6 +27,11 @@ given again, and gives the same bytes; so does any number of processes. Exit sta
 not done."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_LEAST_PAYLOAD: Final = 1 / 3
+"""The least share of their bytes in the tar that contents should have; photos have over 0.9."""
+
+_SMALLEST_SHARE: Final = 1e-6
+
 _POWERS = ("", "K", "M", "G", "T")
 
 
@@ -101,7 +109,6 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
 
 def print_report(options: Namespace, listing: Listing, written: Rewritten) -> None:
     """Print the data sets that were written, and counts of input that is in no sample."""
-    fields = listing.catalog.field_counts()
     if options.json:
         data_sets = {name: data_set._asdict() for name, data_set in written.data_sets.items()}
         document = {
@@ -109,20 +116,25 @@ def print_report(options: Namespace, listing: Listing, written: Rewritten) -> No
             "kept_shards": written.kept_shards,
             "input": {
                 "samples": len(listing.catalog),
-                "fields": fields,
+                "fields": listing.catalog.field_counts(),
                 "ignored": +listing.ignored,
                 "joined": listing.joined,
                 "classes": len(listing.classes),
             },
         }
         print(json.dumps(document))
-        return
+    else:
+        _print_text(options, listing, written)
+
+
+def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> None:
     for data_set in written.data_sets.values():
         size = human(data_set.size_bytes)
         print(
             f"{data_set.samples:,} samples in {data_set.shards:,} shards, {size}: {data_set.urls}"
         )
     samples = len(listing.catalog)
+    fields = listing.catalog.field_counts()
     counts = ", ".join(f"{printable(name)} {count:,}" for name, count in fields.items())
     print(f"read {samples:,} samples: {counts}")
     for reason, count in sorted((+listing.ignored).items()):
@@ -130,6 +142,31 @@ def print_report(options: Namespace, listing: Listing, written: Rewritten) -> No
     if listing.joined:
         print(f"joined {listing.joined:,} samples whose members were apart")
     if listing.classes:
-        print(f"{len(listing.classes):,} classes: {options.out / 'classes.json'}")
+        paths = ", ".join(str(options.out / split / CLASSES) for split in written.data_sets)
+        print(f"{len(listing.classes):,} classes of the field {CLASS_SUFFIX}: {paths}")
     if written.kept_shards:
         print(f"{written.kept_shards:,} shards were there already")
+    smallest = min(written.data_sets.values(), key=lambda data_set: data_set.payload_share)
+    if smallest.payload_share < _LEAST_PAYLOAD:
+        print(_overhead_note(smallest))
+    has_classes = CLASS_SUFFIX in fields and bool(listing.classes)
+    print(f"next: {_next_command(options, written, has_classes=has_classes)}")
+
+
+def _overhead_note(data_set: DataSet) -> str:
+    times = 1 / max(data_set.payload_share, _SMALLEST_SHARE)
+    return (
+        f"note: {data_set.urls}: members take {times:,.1f} times the bytes of their contents "
+        f"({data_set.members_per_sample:,.1f} members a sample, each with a header of {BLOCK} "
+        f"bytes and padded to a multiple of {BLOCK}); fewer and larger members take less and are "
+        "read faster: put the arrays of a sample into one .npy or .safetensors, and its short "
+        "values into one .json"
+    )
+
+
+def _next_command(options: Namespace, written: Rewritten, *, has_classes: bool) -> str:
+    """The command that shows what was written, as a shell takes it."""
+    command = ["lightning-shards", "info", *(each.urls for each in written.data_sets.values())]
+    if options.cache.given is not None:
+        command += ["--cache-dir", str(options.cache.given)]
+    return shlex.join(command + ["--classes"] * has_classes)

@@ -1,6 +1,5 @@
 """`lightning-shards pack`: packs files, tables and tars into shards."""
 
-import json
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -30,7 +29,8 @@ _EPILOG = f"""\
   lightning-shards pack archive.tar --max-samples 10000 --out data
 
 A folder of folders of classes gives each sample its class as field `cls`, numbered by name; the
-names are in DIR/classes.json. Files whose names differ in the suffix alone are one sample.
+names are in classes.json beside the shards. Files whose names differ in the suffix alone are one
+sample. Tars keep the classes.json beside them.
 """
 
 _FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
@@ -60,8 +60,12 @@ def _parser() -> ArgumentParser:
     folders("--suffix-from", choices=("last", "first"), help="dot of a name; default: last")
     tables = parser.add_argument_group("tables").add_argument
     pair: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN=FIELD"}
-    tables("--files", **pair, help="a column that names files; COLUMN alone: their own suffix")
-    tables("--values", **pair, help="a column whose values are stored")
+    tables(
+        "--files",
+        **pair,
+        help="a column that names files; COLUMN alone: their own suffix; once for each column",
+    )
+    tables("--values", **pair, help="a column whose values are stored; once for each column")
     tables("--key", metavar="COLUMN", help="keys; default: the path of the first file")
     tables("--class-column", metavar="COLUMN", help="names of classes, numbered as field cls")
     tables("--split-column", metavar="COLUMN", help="the split of each sample, a folder each")
@@ -73,14 +77,13 @@ def _pack(options: Namespace) -> int:
     packing, output = packing_of(options), output_of(options)
     edit = _reencoding(options)
     listing = _list(options)
-    classes = {name: number for number, name in enumerate(listing.classes)}
     written = rewrite(
         listing.catalog,
         packing,
         output,
         edit,
         may_rename_keys=options.duplicate_keys == "prefix",
-        beside={"classes.json": json.dumps(classes, indent=1) + "\n"} if classes else {},
+        classes=listing.classes,
     )
     print_report(options, listing, written)
     return 0
@@ -130,6 +133,11 @@ def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
         column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
         if not column or (equals and not field) or not (equals or may_be_single):
             raise ConfigError(f"{text!r} must be COLUMN=FIELD, like caption=txt")
+        if column in pairs:
+            raise ConfigError(
+                f"the column {column!r} is given twice, as {pairs[column]!r} and {field!r}; give "
+                "each column once"
+            )
         pairs[column] = field
     return pairs
 

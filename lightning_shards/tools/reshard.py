@@ -30,7 +30,7 @@ A function takes a sample, a dict of `__key__` and the bytes of each field. That
 whether the sample is kept; that of --map gives the sample to write, with the same key. Both must
 always give the same for the same sample. Samples are read one at a time from where they are, so
 only the list of them is in memory (100 bytes each). Members of a sample that are apart in a tar
-are joined.
+are joined. A classes.json beside the shards is written beside the new ones, too.
 """
 
 
@@ -62,7 +62,14 @@ def _reshard(options: Namespace) -> int:
     paths = require_local(expand_urls(options.urls), "reshard")
     listing = list_tars(paths, processes=options.processes)
     may_rename = options.duplicate_keys == "prefix"
-    written = rewrite(listing.catalog, packing, output, edit, may_rename_keys=may_rename)
+    written = rewrite(
+        listing.catalog,
+        packing,
+        output,
+        edit,
+        may_rename_keys=may_rename,
+        classes=listing.classes,
+    )
     print_report(options, listing, written)
     return 0
 

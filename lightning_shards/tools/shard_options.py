@@ -1,7 +1,11 @@
-"""Options of the tools that read local and remote shards."""
+"""Options of the tools that read local and remote shards, and the names of their classes."""
 
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.storage.fetching import require_shards
 from lightning_shards.shards.urls import expand_urls
 
@@ -24,3 +28,23 @@ def shards_of(options: Namespace) -> list[str]:
         ShardError: A pattern cannot be read, or a shard cannot exist.
     """
     return require_shards(expand_urls(options.urls, allow_pipe="pipe" in options.allow_unsafe))
+
+
+def classes_of(urls: Sequence[str], field: str | None) -> ClassNames | None:
+    """The classes of a field of these shards, if they are known; a note says if they are unclear.
+
+    Only the field `cls` has any, because `classes.json` belongs to it.
+    """
+    if field != CLASS_SUFFIX:
+        return None
+    try:
+        return known_classes(urls)
+    except ConfigError as error:
+        print(f"note: names of classes are not shown: {error}", file=sys.stderr)
+        return None
+
+
+def with_class_name(text: str, classes: ClassNames | None) -> str:
+    """The text of a label, with the name of the class that has this number."""
+    name = "" if classes is None else classes.name_of(text)
+    return f"{text} {name}" if name else text

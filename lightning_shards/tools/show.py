@@ -14,19 +14,22 @@ from lightning_shards.dataprep.inspection.contents import class_counts, contents
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.fetching import require_local
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import FAILED, human, run_tool, shard_parser
+from lightning_shards.tools.shard_options import classes_of, with_class_name
 
 if TYPE_CHECKING:  # both import torch
     from lightning_shards.dataprep.inspection.thumbnails import Thumbnail
     from lightning_shards.tools.show_page import ClassCounts, ShownSample
 
-_EPILOG = """The caption of an image is its key and, with --label, the text of a field. The page has
-samples, fields, sizes, classes (of the --label, else of cls), shards and findings; it is one file,
-which loads nothing else. Exit status: 0 written, 1 the page has findings of faults, 2 not done."""
+_EPILOG = """The caption of an image is its key and, with --label, the text of a field; of cls also
+the name of the class, from the classes.json beside the shards. The page has samples, fields, sizes,
+classes (of the --label, else of cls), shards and findings; it is one file, which loads nothing
+else. Exit status: 0 written, 1 the page has findings of faults, 2 not done."""
 _SHEET = Path("samples.png")
 _MAX_LABEL = 80
 _MAX_CLASS_BYTES = 256
@@ -148,7 +151,9 @@ def _classes(paths: Sequence[str], surveyed: Survey, options: Namespace) -> "Cla
     if sizes is None or sizes.largest > _MAX_CLASS_BYTES:
         return None
     counts = class_counts(paths, field, cache=options.cache, processes=options.processes)
-    return ClassCounts(field, dict(counts.most_common()))
+    classes = classes_of(paths, field)
+    named = {with_class_name(label, classes): count for label, count in counts.most_common()}
+    return ClassCounts(field, named)
 
 
 def _pick(paths: Sequence[str], options: Namespace) -> "list[ShownSample]":
@@ -162,6 +167,7 @@ def _pick(paths: Sequence[str], options: Namespace) -> "list[ShownSample]":
     total = int(counts.sum())
     if not total:
         raise ConfigError("the shards hold no sample; look at the pattern")
+    classes = classes_of(paths, options.label)
     samples: list[ShownSample] = []
     by_shard: dict[int, list[int]] = {}
     for number in _numbers(total, min(int(options.samples), total), options.seed):
@@ -169,7 +175,7 @@ def _pick(paths: Sequence[str], options: Namespace) -> "list[ShownSample]":
         by_shard.setdefault(shard, []).append(number - int(stops[shard] - counts[shard]))
     for shard, numbers in by_shard.items():
         with ShardReader(paths[shard], store.table_of(paths[shard])) as reader:
-            samples += [_shown(reader, number, options) for number in numbers]
+            samples += [_shown(reader, number, classes, options) for number in numbers]
     return samples
 
 
@@ -184,7 +190,9 @@ def _numbers(total: int, num: int, seed: int | None) -> list[int]:
     return sorted(chosen)
 
 
-def _shown(reader: ShardReader, sample: int, options: Namespace) -> "ShownSample":
+def _shown(
+    reader: ShardReader, sample: int, classes: ClassNames | None, options: Namespace
+) -> "ShownSample":
     from lightning_shards.tools.show_page import ShownSample
 
     table = reader.table
@@ -199,7 +207,8 @@ def _shown(reader: ShardReader, sample: int, options: Namespace) -> "ShownSample
             if suffix not in {field, options.label} and extent is not None:
                 text = preview(reader, sample, suffix)
                 texts[suffix] = human(extent[1]) if text is None else " ".join(text.split())
-    return ShownSample(table.key(sample), _label(reader, sample, options.label), image, texts)
+    label = with_class_name(_label(reader, sample, options.label), classes)[:_MAX_LABEL]
+    return ShownSample(table.key(sample), label, image, texts)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
@@ -211,4 +220,4 @@ def _image_field(suffixes: Sequence[str]) -> str | None:
 def _label(reader: ShardReader, sample: int, field: str | None) -> str:
     if field is None or reader.table.find(sample, field) is None:
         return ""
-    return reader.read(sample, field).decode("utf-8", "replace").strip()[:_MAX_LABEL]
+    return reader.read(sample, field).decode("utf-8", "replace").strip()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.readers.source import ServedSample
     from lightning_shards.shards.index import ShardIndex
+    from lightning_shards.tools.class_columns import ClassesOfRows
 
 _EPILOG = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -81,6 +82,7 @@ def _trace(options: Namespace) -> int:
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.replay import batch_keys
     from lightning_shards.shards.storage.schemes import has_ranges
+    from lightning_shards.tools.class_columns import classes_of_rows
 
     steps = _parse_steps(options.steps)
     module = _data_module(options.config)
@@ -102,13 +104,18 @@ def _trace(options: Namespace) -> int:
         for rank in range(world_size)
     ]
     served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]
-    if options.samples is not None and index is not None:
+    classes: ClassesOfRows = {}
+    if is_readable:
+        assert index is not None  # it is readable
         cache = CacheFolder(module.loader_config.cache_dir)
-        _write_samples(options.samples, served, steps.start, index, cache)
+        if options.samples is not None:
+            _write_samples(options.samples, served, steps.start, index, cache)
+        rows = [row for _, _, _, row in _rows(served, steps.start)]
+        classes = classes_of_rows(rows, loader.source.describe().fields, index, cache)
     if options.json:
-        print(_as_json(served, steps, options.epoch, options.split))
+        print(_as_json(served, steps, options.epoch, options.split, classes))
     else:
-        print(_as_table(served, steps))
+        print(_as_table(served, steps, classes))
     return 0
 
 
@@ -119,13 +126,18 @@ def _parse_steps(text: str) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-def _as_json(served: Steps, steps: range, epoch: int, split: str) -> str:
+def _as_json(served: Steps, steps: range, epoch: int, split: str, classes: "ClassesOfRows") -> str:
+    def document_of(row: "ServedSample") -> dict[str, object]:
+        labels = classes.get((row.shard, row.sample))
+        document: dict[str, object] = row._asdict()
+        return document | ({"classes": labels} if labels else {})
+
     document = {
         "epoch": epoch,
         "world_size": len(served[0]),
         "split": split,
         "steps": [
-            {"step": step, "ranks": [[row._asdict() for row in batch] for batch in batches]}
+            {"step": step, "ranks": [[document_of(row) for row in batch] for batch in batches]}
             for step, batches in zip(steps, served, strict=True)
         ],
     }
@@ -140,12 +152,16 @@ def _rows(served: Steps, first_step: int) -> Iterator[tuple[int, int, int, "Serv
                 yield step, rank, number, row
 
 
-def _as_table(served: Steps, steps: range) -> str:
+def _as_table(served: Steps, steps: range, classes: "ClassesOfRows") -> str:
     """One line per sample; the key comes last, because it may be long."""
-    lines = [["step", "rank", "row", "shard", "sample", "key"]]
+    fields = list(dict.fromkeys(field for labels in classes.values() for field in labels))
+    lines = [["step", "rank", "row", "shard", "sample", *fields, "key"]]
     for step, rank, number, row in _rows(served, steps.start):
-        key = row.key if row.key.isprintable() else ascii(row.key)
-        lines.append([*map(str, (step, rank, number, row.shard, row.sample)), key])
+        labels = classes.get((row.shard, row.sample), {})
+        cells = [*map(str, (step, rank, number, row.shard, row.sample))]
+        texts = [*(labels.get(field, "") for field in fields), row.key]
+        cells += [text if text.isprintable() else ascii(text) for text in texts]
+        lines.append(cells)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[-1] = 0
     return "\n".join(

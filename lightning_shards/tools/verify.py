@@ -8,6 +8,11 @@ from pathlib import Path
 
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
 from lightning_shards.dataprep.inspection.salvage import Decode
+from lightning_shards.dataprep.writing.class_files import (
+    classes_beside,
+    require_no_other_classes,
+    write_classes,
+)
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.tools.console import (
     FAILED,
@@ -22,10 +27,10 @@ REPORT = "repair.json"
 
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
-another folder, and repair.json beside it, which lists what was lost; the originals stay as
-they are. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and held
-against the wids.json or sizes.json beside them. Exit status: 0 all is well, 1 something is wrong,
-2 not done."""
+another folder, with the classes.json of the originals and a repair.json, which lists what was
+lost; the originals stay as they are. Remote shards are fetched whole, one at a time for each
+process (to TMPDIR), and held against the wids.json or sizes.json beside them. Exit status: 0 all is
+well, 1 something is wrong, 2 not done."""
 _MAX_LOST = 10
 
 
@@ -57,11 +62,16 @@ def _verify(options: Namespace) -> int:
         from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
+    folder: Path | None = options.repair
+    classes: dict[str, int] = {}
+    if folder is not None:
+        classes = classes_beside(urls)
+        require_no_other_classes(folder, classes)
     checked = check_shards(
         urls,
         cache=options.cache,
         decoder_of=image_decoder if options.decode == "images" else None,
-        repair_to=options.repair,
+        repair_to=folder,
         processes=options.processes,
     )
     document = {
@@ -70,10 +80,10 @@ def _verify(options: Namespace) -> int:
         "findings": [finding.as_json() for finding in checked.findings],
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
-    if checked.repairs:
-        make_folder(options.repair)
+    if checked.repairs and folder is not None:
+        write_classes(make_folder(folder), classes)
         report = json.dumps(document["repairs"], indent=1, sort_keys=True) + "\n"
-        replace_file(options.repair / REPORT, report)
+        replace_file(folder / REPORT, report)
     if options.json:
         print(json.dumps(document))
     else:

@@ -76,6 +76,12 @@ MUTANTS = [
         "tools/test_reshard.py tools/packing/test_pack_folders.py",
     ),
     Mutant(
+        "dataprep.writing.class_files:require_no_other_classes",
+        "is_same = read_classes(str(folder)) == ClassNames(classes, str(path))",
+        "is_same = True",
+        "tools/packing/test_pack_classes.py",
+    ),
+    Mutant(
         "dataprep.inspection.check:_changed_members",
         "known.crc32 != table.crc32",
         "known.crc32 < 0",

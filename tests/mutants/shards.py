@@ -22,6 +22,12 @@ MUTANTS = [
         "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
     ),
     Mutant(
+        "shards.classes:ClassNames._numbers_by_label",
+        "if not any(map(str.isdecimal, self.numbers)):",
+        "if True:",
+        "shards/test_classes.py",
+    ),
+    Mutant(
         "shards.tar.walk:_data_size",
         "if size > available:",
         "if False:",

@@ -62,6 +62,20 @@ def test_classes_are_counted_when_asked_for(run, folder):
     assert run(folder / "*.tar", "--classes", "txt")[1]["classes"] == {("a cat " * 9).strip(): 12}
 
 
+def test_classes_have_names_where_a_file_beside_the_shards_has_them(run, folder, tmp_path, capsys):
+    assert run(folder / "*.tar", "--classes")[1]["class_names"] == {}
+    (folder / "classes.json").write_text('["cat", "dog"]')
+    assert run(folder / "*.tar", "--classes")[1]["class_names"] == {"0": "cat", "1": "dog"}
+    assert run(folder / "*.tar", "--classes", "txt")[1]["class_names"] == {}
+    options = ["--cache-dir", str(tmp_path / "cache"), "--processes", "1", "--classes"]
+    info.main([str(folder / "*.tar"), *options])
+    assert "  1 dog  4  33.3%  ####" in capsys.readouterr().out
+    other = write_samples(tmp_path / "other", [3])
+    (other / "classes.json").write_text('["dog"]')
+    info.main([str(folder / "*.tar"), str(other / "*.tar"), *options])
+    assert "names of classes are not shown: " in capsys.readouterr().err
+
+
 def test_the_text_for_people_has_the_numbers(folder, tmp_path, capsys):
     options = ["--cache-dir", str(tmp_path / "cache"), "--processes", "1", "--classes"]
     info.main([str(folder / "*.tar"), *options])
@@ -104,6 +118,12 @@ def test_the_sheet_holds_samples_evenly_spaced_with_their_labels(draw, folder, t
     with Image.open(io.BytesIO(data)) as image:
         enlarged = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
         assert first.tobytes() == enlarged.tobytes()
+
+
+def test_a_class_has_its_name_under_the_image(draw, folder):
+    (folder / "classes.json").write_text('{"cat": 0, "dog": 1}')
+    labels = draw(folder / "*.tar", "--samples", 12, "--label", "cls")[1]["labels"]
+    assert labels[:3] == ["00000 0 cat", "00001 1 dog", "00002 2"]
 
 
 def test_drawn_samples_are_the_same_for_a_seed(draw, folder):

@@ -34,6 +34,7 @@ JOURNAL_NAME: Final = ".lightning-shards.journal"
 _VERSION = 2
 _CHECKSUM = 8  # hexadecimal digits at the beginning of a line
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+_BRACE = re.compile(r"[{}]")
 _SHARD_NAME = re.compile(r"(.*)-\d{6,}\.tar")
 
 _FACT = {"fact": str, "value": str}
@@ -248,8 +249,12 @@ def shard_name(prefix: str, number: int) -> str:
 
 
 def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> str:
-    """The pattern of these shards for a configuration: a path with the numbers in braces."""
+    """The pattern of these shards for a configuration: a path with the numbers in braces.
+
+    Braces in the folder's own name are escaped.
+    """
     first, last = shards[0].name, shards[-1].name
+    folder = Path(_BRACE.sub(r"\\\g<0>", str(folder)))
     if first == last:
         return str(folder / first)
     start, stop = (name.removeprefix(f"{prefix}-").removesuffix(".tar") for name in (first, last))

@@ -2,14 +2,16 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
+from lightning_shards.dataprep.writing.class_files import classes_beside
 from lightning_shards.dataprep.writing.keys import escape_key
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardNotFoundError
+from lightning_shards.shards.classes import CLASS_SUFFIX
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import Member, group_members, split_name, walk_members
@@ -30,13 +32,13 @@ class Listing:
     Attributes:
         catalog: The samples.
         ignored: Number of files or members that are in no sample, by reason.
-        classes: Names of the classes in the order of their numbers; empty if there are none.
+        classes: Numbers of the classes by name, in the order of the numbers; may be empty.
         joined: Number of runs of members that were apart from the rest of their sample in a tar.
     """
 
     catalog: Catalog
     ignored: Counter[str] = field(default_factory=Counter[str])
-    classes: tuple[str, ...] = ()
+    classes: Mapping[str, int] = field(default_factory=dict[str, int])
     joined: int = 0
 
 
@@ -60,17 +62,19 @@ def list_folder(
         parts = _split_path(name, suffix_from, ignored)
         if parts:
             _add_file(files_by_stem.setdefault(parts[0], {}), parts[1], path)
-    classes = _classes_of(files_by_stem, folder) if has_classes else ()
-    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
+    classes = _classes_of(files_by_stem, folder) if has_classes else {}
     builder = CatalogBuilder()
     for stem, files in files_by_stem.items():
         builder.begin(escape_key(stem))
         for suffix, path in files.items():
             builder.add_file(suffix, path)
         if classes:
-            if "cls" in files:
-                raise SampleError(f"{files['cls']} and the class of its folder are both `cls`")
-            builder.add_inline("cls", numbers[stem.partition("/")[0]])
+            if CLASS_SUFFIX in files:
+                raise SampleError(
+                    f"{files[CLASS_SUFFIX]} and the class of its folder are both `{CLASS_SUFFIX}`"
+                )
+            number = classes[stem.partition("/")[0]]
+            builder.add_inline(CLASS_SUFFIX, str(number).encode())
     return Listing(builder.build(), ignored, classes)
 
 
@@ -79,11 +83,15 @@ def list_tars(
 ) -> Listing:
     """The samples of local tars in file order; members that are apart in a tar are joined.
 
+    The classes are those of `classes.json` beside the tars.
+
     Raises:
         ShardNotFoundError: A tar does not exist.
+        ConfigError: Tars of two folders have different classes.
         DamagedShardError: A tar is damaged.
         SampleError: A key or a field could not be written so that it reads back.
     """
+    classes = classes_beside(paths)
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
     listing_by_path: dict[str, Listing] = {}
@@ -95,7 +103,7 @@ def list_tars(
     ignored = sum((listing.ignored for listing in listings), Counter[str]())
     joined = sum(listing.joined for listing in listings)
     catalog = join_catalogs([listing.catalog for listing in listings])
-    return Listing(catalog, ignored, joined=joined)
+    return Listing(catalog, ignored, classes, joined)
 
 
 def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
@@ -143,8 +151,8 @@ def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
     files[suffix] = path
 
 
-def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
-    """The names of the folders that are classes."""
+def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
+    """The numbers of the folders that are classes, by name."""
     names: set[str] = set()
     for stem in stems:
         name, slash, _ = stem.partition("/")
@@ -154,7 +162,7 @@ def _classes_of(stems: Iterable[str], folder: str) -> tuple[str, ...]:
                 "move the files, or pack without classes"
             )
         names.add(name)
-    return tuple(sorted(names))
+    return {name: number for number, name in enumerate(sorted(names))}
 
 
 def _list_tar(path: str) -> Listing:

@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, InputFiles
+from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
 from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
 from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
     as_bytes,
     list_shards,
+    tar_size,
     write_shard,
 )
 from lightning_shards.errors import ConfigError, SampleError, ShardError
-from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.atomic import make_folder
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
@@ -35,7 +37,7 @@ RawSample = dict[str, Any]
 """A sample as a dict: `__key__`, and the contents of each member by field."""
 
 _FILTER_CHUNK: Final = 1024
-_NOTHING: Final[Mapping[str, str]] = {}
+_NO_CLASSES: Final[Mapping[str, int]] = {}
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Listed = tuple[str, list[InputExtent]]
@@ -105,12 +107,23 @@ class Output:
 
 
 class DataSet(NamedTuple):
-    """One data set that was written: its pattern of shards, and its numbers."""
+    """One data set that was written.
+
+    Attributes:
+        urls: The pattern of its shards.
+        shards: Number of shards.
+        samples: Number of samples.
+        size_bytes: Size of all shards.
+        members_per_sample: Average number of members of a sample in the first shard.
+        payload_share: Bytes of its members, divided by those that they take in the tar.
+    """
 
     urls: str
     shards: int
     samples: int
     size_bytes: int
+    members_per_sample: float
+    payload_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +146,11 @@ def rewrite(
     edit: Edit = Edit(),
     *,
     may_rename_keys: bool = False,
-    beside: Mapping[str, str] = _NOTHING,
+    classes: Mapping[str, int] = _NO_CLASSES,
 ) -> Rewritten:
     """Write the samples of a catalog to shards, or go on where a run with these arguments ended.
 
-    `beside` gives the contents of text files to write in the folder, by name.
+    `classes` are the numbers of classes by name, for a `classes.json` beside the shards.
 
     Raises:
         ConfigError: The folder holds something else, or the packing does not fit the samples.
@@ -147,6 +160,8 @@ def rewrite(
     """
     catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
     prefixes = _prefixes(split_names(catalog, packing), output.prefix)
+    for split in prefixes:
+        require_no_other_classes(output.folder / split, classes)
     with Journal(output.folder, _settings(catalog, packing, edit), prefixes) as journal:
         is_kept = None if edit.keeps is None else _filtered(catalog, edit, output, journal)
         plan = assign(catalog, packing, is_kept)
@@ -155,12 +170,11 @@ def rewrite(
         kept_shards = sum(shard is not None for shard in done.values())
         missing = {shard_id: named[shard_id] for shard_id, shard in done.items() if shard is None}
         done |= _write_missing(catalog, missing, edit, output, journal)
-        for name, text in beside.items():
-            replace_file(output.folder / name, text)
-        data_sets = {
-            split: _finish(make_folder(output.folder, split), split, prefix, done)
-            for split, prefix in prefixes.items()
-        }
+        data_sets: dict[str, DataSet] = {}
+        for split, prefix in prefixes.items():
+            folder = make_folder(output.folder, split)
+            write_classes(folder, classes)
+            data_sets[split] = _finish(folder, split, prefix, done, output.cache)
     return Rewritten(data_sets, kept_shards)
 
 
@@ -301,15 +315,22 @@ def _keep(job: tuple[int, list[Listed]], *, edit: Edit) -> bytes:
 
 
 def _finish(
-    folder: Path, split: str, prefix: str, done: Mapping[tuple[str, str], WrittenShard | None]
+    folder: Path,
+    split: str,
+    prefix: str,
+    done: Mapping[tuple[str, str], WrittenShard | None],
+    cache: CacheFolder,
 ) -> DataSet:
     """Write the index of one data set."""
     shards = [shard for (its_split, _), shard in done.items() if its_split == split and shard]
     shards.sort(key=lambda shard: (len(shard.name), shard.name))
     list_shards(folder, shards)
+    sizes = TableStore(cache).table_of(folder / shards[0].name).sizes
     return DataSet(
         shard_pattern(folder, shards, prefix),
         len(shards),
         sum(shard.samples for shard in shards),
         sum(shard.size_bytes for shard in shards),
+        len(sizes) / shards[0].samples,
+        int(sizes.sum()) / sum(map(tar_size, sizes.tolist())),
     )

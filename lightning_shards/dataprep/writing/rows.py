@@ -13,6 +13,7 @@ from lightning_shards.dataprep.writing.keys import escape_key
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.parquet import parquet_rows
 from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.classes import CLASS_SUFFIX
 from lightning_shards.shards.regular_files import open_regular
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -86,9 +87,9 @@ def list_rows(rows: Iterable[Row], columns: Columns) -> Listing:
     catalog = builder.build()
     if not columns.class_name:
         return Listing(catalog)
-    classes = tuple(sorted(set(labels)))
-    numbers = {name: str(number).encode() for number, name in enumerate(classes)}
-    return Listing(catalog.with_field("cls", [numbers[label] for label in labels]), classes=classes)
+    classes = {name: number for number, name in enumerate(sorted(set(labels)))}
+    values = [str(classes[label]).encode() for label in labels]
+    return Listing(catalog.with_field(CLASS_SUFFIX, values), classes=classes)
 
 
 def read_rows(path: str) -> Iterator[Row]:
@@ -138,12 +139,8 @@ def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
         if path is not None and path != "":
             suffix = name or os.path.splitext(str(path))[1][1:].lower()  # noqa: PTH122
             _add_once(files, suffix, str(path))
-    values = {
-        name: _contents(row[column])
-        for column, name in columns.values.items()
-        if row[column] is not None and row[column] != ""
-    }
-    both = sorted(files.keys() & values.keys()) or (["cls"] if columns.class_name else [])
+    values = _values_of(row, columns)
+    both = sorted(files.keys() & values.keys()) or ([CLASS_SUFFIX] if columns.class_name else [])
     if any(name in files or name in values for name in both):
         raise SampleError(f"two columns make the field {both[0]!r}")
     split = None if columns.split is None else _required(row, columns.split)
@@ -152,6 +149,17 @@ def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
         builder.add_file(name, os.path.join(columns.root, path))  # noqa: PTH118
     for name, data in values.items():
         builder.add_inline(name, data)
+
+
+def _values_of(row: Row, columns: Columns) -> dict[str, bytes]:
+    values: dict[str, bytes] = {}
+    for column, name in columns.values.items():
+        if row[column] is None or row[column] == "":
+            continue
+        if name in values:
+            raise SampleError(f"two columns make the field {name!r}; give it one of them")
+        values[name] = _contents(row[column])
+    return values
 
 
 def _add_once(files: dict[str, str], name: str, path: str) -> None:

@@ -96,6 +96,14 @@ def test_a_column_of_classes_is_numbered(run, tmp_path, samples_of):
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"a": 0, "b": 1}
 
 
+def test_two_columns_may_make_one_field_where_one_is_empty(run, tmp_path, samples_of):
+    path = write_csv(
+        tmp_path / "rows.csv", [{"id": 0, "a": "x", "b": ""}, {"id": 1, "a": "", "b": "y"}]
+    )
+    found = samples_of(run(path, "--key", "id", "--values", "a=txt", "--values", "b=txt"))
+    assert found == {"0": {"txt": b"x"}, "1": {"txt": b"y"}}
+
+
 def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path, samples_of):
     lines = [
         {"id": "a", "x": {"é": [1]}, "y": 0.5, "z": None},
@@ -125,6 +133,12 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
         ("id,x\n1,a\n", [], "no column has contents"),
         ("id,x\n1,a\n", ["--values", "x"], "must be COLUMN=FIELD"),
         ("id,x\n1,a\n", ["--values", "x=txt", "--no-classes"], "--no-classes is for a folder"),
+        (
+            "id,x\n1,a\n",
+            ["--values", "x=a", "--values", "x=b"],
+            "'x' is given twice, as 'a' and 'b'",
+        ),
+        ("id,x\n1,a\n", ["--values", "x=a", "--values", "id=a"], "two columns make the field 'a'"),
     ],
 )
 def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, arguments, message):

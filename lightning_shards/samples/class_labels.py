@@ -1,0 +1,78 @@
+"""The classes of fields that are decoded as `class`: as configured, or from `classes.json`."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.fields import CLASS, Field
+from lightning_shards.shards.classes import DIGEST_LENGTH, ClassNames, agreed_classes, numbered
+
+
+def with_given_classes(
+    fields: Sequence[Field], classes: Mapping[str, Sequence[str]]
+) -> tuple[Field, ...]:
+    """The fields, with the classes that a configuration gives.
+
+    Args:
+        fields: The fields of a split.
+        classes: Batch key to the names of classes, in the order of their numbers.
+
+    Raises:
+        ConfigError: A name is empty or given twice, or the field is not decoded as `class`.
+    """
+    decoded = [field.name for field in fields if field.decoder == CLASS]
+    for name in classes:
+        if name not in decoded:
+            raise ConfigError(
+                f"classes names {name!r}, and the fields that are decoded as 'class' are "
+                f"{decoded}; add decode: {{{name}: class}}, or leave its classes out"
+            )
+    return tuple(
+        replace(field, classes=_given(field.name, classes[field.name]))
+        if field.name in classes
+        else field
+        for field in fields
+    )
+
+
+def with_found_classes(fields: tuple[Field, ...], urls: Iterable[str]) -> tuple[Field, ...]:
+    """The fields, where those without classes get the ones in `classes.json` beside the shards.
+
+    Raises:
+        ConfigError: Such a field needs them, and they cannot be found, or two folders disagree.
+        FileAccessError: Something other than a file has their name.
+    """
+    if all(field.classes or field.decoder != CLASS for field in fields):
+        return fields
+    classes = agreed_classes(urls)
+    name = classes.renumbered
+    if name is not None:
+        raise ConfigError(
+            f"{classes.source} gives the class {name!r} the number {classes.numbers[name]}, so a "
+            f"label {name!r} could be the name or the number of a class; if labels are numbers, as "
+            "`pack` writes them, decode them as 'int'; if they are names, give these in the "
+            "configuration, in the order of their numbers: classes: {label: [...]}"
+        )
+    return tuple(
+        replace(field, classes=field.classes or classes) if field.decoder == CLASS else field
+        for field in fields
+    )
+
+
+def classes_identity(fields: Iterable[Field]) -> dict[str, str]:
+    """The classes of these fields in one value, `classes`; empty if no field has any."""
+    known = {field.name: field.classes for field in fields if field.classes is not None}
+    if not known:
+        return {}
+    num_names = sum(len(classes.numbers) for classes in known.values())
+    texts = (f"{name}\0{classes.digest()}\n" for name, classes in sorted(known.items()))
+    digest = hashlib.sha256("".join(texts).encode()).hexdigest()[:DIGEST_LENGTH]
+    return {"classes": f"{num_names} names {digest}"}
+
+
+def _given(name: str, names: Sequence[str]) -> ClassNames:
+    source = f"`classes` of {name!r}"
+    if isinstance(names, str):
+        raise ConfigError(f"{source} must be a list, as in [cat, dog], got {names!r}")
+    return numbered(names, source)

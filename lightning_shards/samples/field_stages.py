@@ -1,0 +1,60 @@
+"""The stages of a stream that decode the fields of samples and transform them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lightning_shards.errors import SampleError
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.stage_clock import StageClock
+
+OnBad: TypeAlias = Callable[[Sample, SampleError], None]
+"""Called with a sample that a stage cannot make: it raises, or the sample is left out."""
+
+_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
+"""The keys of a sample that are not suffixes of members."""
+
+
+@dataclass(frozen=True)
+class DecodeFields:
+    """A stage that turns members into fields and keeps the keys that identify the sample."""
+
+    fields: tuple[Field, ...]
+    on_bad: OnBad
+    clock: StageClock = field(default_factory=StageClock)
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Decode sample by sample."""
+        for members in samples:
+            kept = {key: members[key] for key in _KEPT if key in members}
+            try:
+                with self.clock.on("decode"):
+                    decoded = {field.name: field.decode(members) for field in self.fields}
+            except SampleError as error:
+                self.on_bad(members, error)
+                continue
+            yield kept | decoded
+
+
+@dataclass(frozen=True)
+class ApplyTransforms:
+    """A stage that transforms its sample number i as the one at position ``first + i * stride``.
+
+    No other worker or rank has the same position in this epoch.
+    """
+
+    transforms: SampleTransforms
+    first: int
+    stride: int
+    on_bad: OnBad
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Transform sample by sample."""
+        for number, sample in enumerate(samples):
+            try:
+                transformed = self.transforms.apply(sample, self.first + number * self.stride)
+            except SampleError as error:
+                self.on_bad(sample, error)
+                continue
+            yield transformed

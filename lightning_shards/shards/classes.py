@@ -1,0 +1,241 @@
+"""The classes of a field by name, and `classes.json` beside the shards, which has them.
+
+The file is a JSON object of numbers by name, like `class_to_idx` of torchvision, or a list of names
+in the order of their numbers. It belongs to the field `cls`, where `pack` stores numbers.
+"""
+
+import hashlib
+import json
+import logging
+from bisect import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Final, cast
+
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.shards.beside import is_count, read_beside
+from lightning_shards.shards.urls import is_local, redact, split_url
+
+CLASSES: Final = "classes.json"
+CLASS_SUFFIX: Final = "cls"
+"""The suffix of the members in which `pack` stores the numbers of classes."""
+
+_MOST_SHOWN = 80  # letters of a label that a message shows, and bytes that are compared
+_MOST_NEAR = 3
+_MOST_COMPARED = 500
+"""Names before and after a label in their order that it is compared with: 22,000 took 3 seconds."""
+
+DIGEST_LENGTH: Final = 16  # hex digits
+
+_FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The numbers of classes by name.
+
+    Attributes:
+        numbers: No two names have one number.
+        source: Where they come from, for messages.
+    """
+
+    numbers: Mapping[str, int] = field(hash=False)
+    source: str = field(compare=False)
+
+    def number_of(self, label: bytes) -> int:
+        """The number of a label: the name of a class, or its number if no name is itself a number.
+
+        Spaces and line ends around a label are left out.
+
+        Raises:
+            SampleError: There is no such class.
+        """
+        number = self._numbers_by_label.get(label)
+        if number is None:
+            number = self._numbers_by_label.get(label.strip())
+        if number is None:
+            raise SampleError(self._unknown(label.strip()))
+        return number
+
+    def name_of(self, text: str) -> str:
+        """The name of the class with this number; empty if there is none."""
+        return self._names_by_number.get(text.strip(), "")
+
+    @property
+    def renumbered(self) -> str | None:
+        """A name that is itself a number, but not that of its class; None if there is none."""
+        return next(
+            (
+                name
+                for name, number in self.numbers.items()
+                if name.isdecimal() and int(name) != number
+            ),
+            None,
+        )
+
+    def digest(self) -> str:
+        """The identity of the names with their numbers: 16 hex digits."""
+        text = json.dumps(self.numbers, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+    @cached_property
+    def _numbers_by_label(self) -> dict[bytes, int]:
+        labels = {_encoded(name): number for name, number in self.numbers.items()}
+        if not any(map(str.isdecimal, self.numbers)):
+            labels |= {b"%d" % number: number for number in self.numbers.values()}
+        return labels
+
+    @cached_property
+    def _names_by_number(self) -> dict[str, str]:
+        return {str(number): name for name, number in self.numbers.items()}
+
+    def _unknown(self, label: bytes) -> str:
+        shown = label[:_MOST_SHOWN].decode("utf-8", "replace")
+        names = {name[:_MOST_SHOWN].lower(): name for name in self.numbers}
+        in_order = sorted(names)
+        place = bisect(in_order, shown.lower())
+        nearby = in_order[max(0, place - _MOST_COMPARED) : place + _MOST_COMPARED]
+        near = get_close_matches(shown.lower(), nearby, _MOST_NEAR)
+        listed = ", ".join(repr(names[name]) for name in near or list(names)[:_MOST_NEAR])
+        remedy = (
+            "decode it as 'int' if labels are numbers"
+            if label.isdigit()
+            else f"correct the label, or add the class to {self.source}"
+        )
+        return (
+            f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
+            f"({'nearest' if near else 'first'}: {listed}); {remedy}"
+        )
+
+
+def numbered(names: Sequence[object], source: str) -> ClassNames:
+    """The classes with these names, numbered in this order.
+
+    Raises:
+        ConfigError: There is no name, one is empty or not text, or one is given twice.
+    """
+    return _checked([(name, number) for number, name in enumerate(names)], source)
+
+
+def read_classes(folder: str) -> ClassNames | None:
+    """The classes in the `classes.json` of a local folder; None if it cannot be read.
+
+    Raises:
+        ConfigError: It is not JSON of names and numbers.
+        FileAccessError: It is a fifo, a socket, a device or a folder.
+    """
+    path = Path(folder) / CLASSES
+    data = read_beside(path)
+    if data is None:
+        return None
+    try:
+        content: object = json.loads(data, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {error}; write {_FORM}") from error
+    if isinstance(content, _Pairs):
+        return _checked(content, str(path))
+    if isinstance(content, list):
+        return numbered(cast("list[object]", content), str(path))
+    raise ConfigError(f"{path} holds {type(content).__name__}; write {_FORM}")
+
+
+def agreed_classes(urls: Iterable[str]) -> ClassNames:
+    """The classes that every folder of these shards has.
+
+    Raises:
+        ConfigError: A folder is remote or has none, or two folders have different ones.
+    """
+    folders = _folders(urls)
+    found = {folder: read_classes(folder) if is_local(folder) else None for folder in folders}
+    for folder, classes in found.items():
+        if classes is None:
+            place = f"{folder or '.'} has none that can be read; write one there, {_FORM}, or"
+            if not is_local(folder):
+                place = f"{redact(folder)} is remote, where it is not looked for;"
+            raise ConfigError(
+                f"the decoder 'class' takes the numbers of classes from {CLASSES} beside the "
+                f"shards, and {place} give the names in the configuration, as in "
+                "classes: {label: [cat, dog]}"
+            )
+    classes = _same(found)
+    assert classes is not None  # there are shards, and each folder has them
+    return classes
+
+
+def known_classes(urls: Iterable[str]) -> ClassNames | None:
+    """The classes that the folders of these shards have as far as they have any, with warnings.
+
+    Raises:
+        ConfigError: Two folders have different ones.
+    """
+    found: dict[str, ClassNames | None] = {}
+    for folder in _folders(urls):
+        try:
+            found[folder] = read_classes(folder) if is_local(folder) else None
+        except ConfigError as error:
+            _log.warning("passed over: %s", error)
+    classes = _same(found)
+    absent = [folder for folder, its_classes in found.items() if its_classes is None]
+    if classes is not None and absent:
+        _log.warning("%s is taken for %s, too, which has none", classes.source, redact(absent[0]))
+    return classes
+
+
+class _Pairs(list[tuple[str, object]]):
+    """The names and values of a JSON object, repeats included."""
+
+
+def _checked(pairs: Iterable[tuple[object, object]], source: str) -> ClassNames:
+    numbers: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for name, number in pairs:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(
+                f"{source} has {name!r} where the name of a class belongs; write text"
+            )
+        if not is_count(number):
+            raise ConfigError(f"{source} has {name!r}: {number!r}; write a number of 0 or more")
+        if name in numbers:
+            raise ConfigError(f"{source} has the class {name!r} twice; leave one out")
+        if number in names:
+            raise ConfigError(
+                f"{source} has the number {number} for {names[number]!r} and {name!r}; give each "
+                "class a number of its own"
+            )
+        numbers[name] = number
+        names[number] = name
+    if not numbers:
+        raise ConfigError(f"{source} names no class; name at least one")
+    return ClassNames(numbers, source)
+
+
+def _folders(urls: Iterable[str]) -> dict[str, None]:
+    """The folders of shards, each once, in the order of the shards."""
+    return dict.fromkeys(split_url(url)[0] for url in urls)
+
+
+def _same(found: Mapping[str, ClassNames | None]) -> ClassNames | None:
+    """The one that all folders have which have any."""
+    first, *others = [classes for classes in found.values() if classes is not None] or [None]
+    for other in others:
+        if first is not None and other is not None and first != other:
+            name = next(
+                name
+                for name in [*first.numbers, *other.numbers]
+                if first.numbers.get(name) != other.numbers.get(name)
+            )
+            raise ConfigError(
+                f"{first.source} and {other.source} have different classes: {name!r} is "
+                f"{first.numbers.get(name, 'absent')} and {other.numbers.get(name, 'absent')}; "
+                "read their shards apart, or pack them anew from one folder or table"
+            )
+    return first
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")  # JSON can hold half a letter

@@ -1,0 +1,185 @@
+"""Fields that are decoded as `class`: from the settings to the batches of every reader."""
+
+import json
+import pickle
+
+import pytest
+import torch
+
+from lightning_shards import (
+    LoaderConfig,
+    ShardDataModule,
+    ShardDataset,
+    ShardWriter,
+    SplitConfig,
+)
+from lightning_shards.collectives import agree
+from lightning_shards.errors import ConfigError, SampleError, StateError
+from lightning_shards.samples.class_labels import with_given_classes
+from lightning_shards.samples.fields import make_fields
+
+LABELS = ["cat", "dog\n", "1", "cat", "0", "bird"]
+NUMBERS = [0, 1, 1, 0, 0, 2]
+NAMES = ["cat", "dog", "bird"]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Two shards of samples with these labels; their pattern."""
+
+    def written(labels=LABELS, classes=NAMES, folder="data"):
+        cache = tmp_path / "cache"
+        with ShardWriter(tmp_path / folder, max_samples=3, cache_dir=cache) as writer:
+            for number, label in enumerate(labels):
+                writer.write({"__key__": f"{number:03d}", "cls": label})
+        if classes is not None:
+            (tmp_path / folder / "classes.json").write_text(json.dumps(classes))
+        return str(tmp_path / folder / "*.tar")
+
+    return written
+
+
+@pytest.fixture
+def module(tmp_path):
+    def made(urls, *, split=None, **settings):
+        return ShardDataModule(
+            SplitConfig(urls, **{"sampling": "sequential"} | (split or {})),
+            **{"fields": {"label": "cls"}, "decode": {"label": "class"}} | settings,
+            batch_size=3,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+
+    return made
+
+
+def labels_of(module):
+    return [batch["label"] for batch in module.loader("train")]
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_names_and_numbers_become_numbers(shards, module, reader):
+    made = module(shards(), split={"reader": reader})
+    batches = labels_of(made)
+    assert torch.cat(batches).tolist() == NUMBERS
+    assert {batch.dtype for batch in batches} == {torch.int64}
+    source = pickle.loads(pickle.dumps(made.source("train")))  # as a worker process gets it
+    assert source == made.source("train")
+    assert source.fields[0].classes.number_of(b"bird") == 2
+
+
+def test_the_map_style_dataset_has_them_too(shards, tmp_path):
+    settings = {"fields": {"x": "cls"}, "decode": {"x": "class"}, "cache_dir": str(tmp_path / "c")}
+    samples = ShardDataset(shards(), **settings)
+    assert [pickle.loads(pickle.dumps(samples))[number]["x"] for number in range(6)] == NUMBERS
+    samples = ShardDataset(shards(folder="other"), **settings, classes={"x": [*NAMES[::-1], "z"]})
+    assert samples[0]["x"] == 2
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("transforms", [None, {"label": abs}])
+def test_an_unknown_name_names_its_sample_and_the_nearest(shards, module, reader, transforms):
+    urls = shards(["cat", "caat", "dog"])
+    with pytest.raises(SampleError) as raised:
+        labels_of(module(urls, split={"reader": reader}, transforms=transforms))
+    shard = urls.replace("*", "shard-000000")
+    classes = urls.replace("*.tar", "classes.json")
+    assert str(raised.value) == (
+        f"sample '001' of {shard}: member 'cls' of field 'label': 'caat' is none of the 3 classes "
+        f"of {classes} (nearest: 'cat'); correct the label, or add the class to {classes}"
+    )
+
+
+def test_an_unknown_name_can_be_substituted(shards, module):
+    split = {"on_bad_sample": "substitute", "max_bad": 1, "sampling": "shuffled"}
+    batches = list(module(shards(["cat", "caat", "dog"]), split=split).loader("train"))
+    assert batches[0]["__weight__"].tolist().count(0) == 1
+
+
+def test_the_setting_wins_over_the_file_and_that_of_a_split_over_both(shards, module):
+    urls = shards(["cat", "dog", "bird"])
+    others = {"label": ["dog", "bird", "cat"]}
+    assert labels_of(module(urls, classes=others))[0].tolist() == [2, 0, 1]
+    split = {"classes": {"label": ["bird", "dog", "cat"]}}
+    assert labels_of(module(urls, split=split, classes=others))[0].tolist() == [2, 1, 0]
+    assert labels_of(module(urls, split={"classes": {}}, classes=others))[0].tolist() == [0, 1, 2]
+
+
+def test_numbers_as_names_in_a_file_are_not_guessed(shards, module):
+    urls = shards(["1", "0", "2"], ["0", "2", "1"])
+    with pytest.raises(ConfigError, match=r"class '2' the number 1, so a label '2' could be"):
+        labels_of(module(urls))
+    assert labels_of(module(urls, classes={"label": ["0", "2", "1"]}))[0].tolist() == [2, 0, 1]
+
+
+def test_where_there_are_no_classes_the_constructor_still_works(shards, module):
+    made = module(shards(classes=None))
+    with pytest.raises(ConfigError, match=r"decoder 'class' takes the numbers of classes from"):
+        made.loader("train")
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ({"label": []}, "`classes` of 'label' names no class"),
+        ({"label": ["a", "a"]}, "has the class 'a' twice"),
+        ({"label": ["a", " "]}, "has ' ' where the name"),
+        ({"label": [True, False]}, "has True where the name"),
+        ({"label": "cat"}, "must be a list"),
+        ({"image": ["a"]}, "classes names 'image', and the fields that are decoded as 'class'"),
+    ],
+)
+def test_wrong_classes_are_refused_before_any_shard_is_read(module, classes, message):
+    with pytest.raises(ConfigError, match=message):
+        module("nowhere.tar", classes=classes)
+    with pytest.raises(ConfigError, match=message):
+        module("nowhere.tar", split={"classes": classes})
+
+
+def test_classes_of_a_field_of_another_decoder_are_refused():
+    fields = make_fields({"label": "cls"}, {}, frozenset())
+    with pytest.raises(ConfigError, match=r"add decode: \{label: class\}"):
+        with_given_classes(fields, {"label": ["a"]})
+
+
+def test_yaml_gives_them(shards, module, tmp_path):
+    settings = {"fields": {"label": "cls"}, "decode": {"label": "class"}, "num_workers": 0}
+    train = {"urls": shards(["cat", "dog"]), "classes": {"label": ["dog", "cat"]}}
+    config = {"train": train | {"sampling": "sequential"}, "batch_size": 2, **settings}
+    made = ShardDataModule.from_config(config | {"loader": {"cache_dir": str(tmp_path)}})
+    assert labels_of(made)[0].tolist() == [1, 0]
+    with pytest.raises(ConfigError, match=r"classes: expected .*list\[str\]"):
+        ShardDataModule.from_config(config | {"classes": {"label": [True, False]}})
+
+
+def test_a_checkpoint_of_other_classes_is_refused(shards, module):
+    urls = shards(["0", "1", "2"])
+    state = module(urls).loader("train").state_dict()
+    assert state["classes"].startswith("3 names ")
+    same = module(urls, classes={"label": NAMES}).loader("train")
+    same.load_state_dict(state)
+    with pytest.raises(StateError, match=r"made with classes='3 names .*, this run has '3 names"):
+        module(urls, classes={"label": NAMES[::-1]}).loader("train").load_state_dict(state)
+    with pytest.raises(StateError, match="made with classes=None"):
+        same.load_state_dict(module(urls, decode={}).loader("train").state_dict())
+
+
+def test_without_classes_the_identity_is_as_ever(shards, module):
+    for reader in ("indexed", "stream"):
+        loader = module(shards(folder=reader), decode={}, split={"reader": reader}).loader("train")
+        assert "classes" not in loader.identity.keys() | loader.facts.keys()
+
+
+def test_ranks_of_other_classes_disagree(shards, module, monkeypatch):
+    urls = shards(["0", "1", "2"])
+    facts = [
+        module(urls, classes={"label": names}).loader("train").facts
+        for names in (NAMES, NAMES[::-1])
+    ]
+
+    def gathered(report):
+        return [report._replace(facts=each) for each in facts]
+
+    monkeypatch.setattr("lightning_shards.collectives.gather", gathered)
+    with pytest.raises(ValueError, match="the ranks disagree on classes: rank 0 has '3 names"):
+        agree(facts[0], None)

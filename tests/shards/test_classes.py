@@ -1,0 +1,138 @@
+"""`classes.json` beside shards: its forms, what is refused, and the labels that it numbers."""
+
+import json
+
+import pytest
+
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError
+from lightning_shards.shards.classes import agreed_classes, known_classes, numbered, read_classes
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the classes of a folder, and gives the URL of a shard in it."""
+
+    def written(content, folder="data"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / folder / "classes.json").write_text(text)
+        return str(tmp_path / folder / "0.tar")
+
+    return written
+
+
+@pytest.mark.parametrize("content", [["cat", "dog"], {"cat": 0, "dog": 1}, {"dog": 1, "cat": 0}])
+def test_a_list_and_an_object_say_the_same(write, content):
+    classes = agreed_classes([write(content)])
+    assert classes == numbered(["cat", "dog"], "elsewhere")
+    assert classes.digest() == numbered(["cat", "dog"], "elsewhere").digest()
+    assert [classes.name_of(text) for text in ("0", " 1\n", "2", "cat")] == ["cat", "dog", "", ""]
+
+
+def test_the_digest_is_of_names_with_their_numbers():
+    assert len({numbered(names, "").digest() for names in (["a", "b"], ["b", "a"], ["a"])}) == 3
+
+
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [(b"cat", 0), (b" dog\n", 1), (b"1", 1), (b"0\n", 0), ("ä bird".encode(), 2)],
+)
+def test_a_label_is_a_name_or_a_number(label, number):
+    assert numbered(["cat", "dog", "ä bird"], "").number_of(label) == number
+
+
+@pytest.mark.parametrize("label", [b"", b"3", b"-1", b"1.0", b"01", b"Cat", b"\xff", b"x" * 10**6])
+def test_a_label_of_no_class_is_an_error(label):
+    with pytest.raises(SampleError, match=r"is none of the 3 classes of x \((nearest|first): "):
+        numbered(["cat", "dog", "bird"], "x").number_of(label)
+
+
+def test_the_error_names_the_nearest_names_and_the_remedy():
+    with pytest.raises(SampleError) as raised:
+        numbered(["dog", "cat", "Cart", "mouse"], "a/classes.json").number_of(b"Caat\n")
+    assert str(raised.value) == (
+        "'Caat' is none of the 4 classes of a/classes.json (nearest: 'cat', 'Cart'); correct the "
+        "label, or add the class to a/classes.json"
+    )
+
+
+def test_of_many_names_those_that_begin_like_the_label_are_compared():
+    classes = numbered([f"n{number:08d}" for number in range(5000)], "x")
+    with pytest.raises(SampleError, match=r"of the 5,000 classes of x \(nearest: 'n00004321', "):
+        classes.number_of(b"n00004321.")
+
+
+def test_names_that_are_numbers_are_only_names():
+    classes = numbered(["3", "7"], "x")
+    assert [classes.number_of(label) for label in (b"3", b"7")] == [0, 1]
+    with pytest.raises(SampleError, match="decode it as 'int' if labels are numbers"):
+        classes.number_of(b"0")
+
+
+@pytest.mark.parametrize(
+    ("names", "renumbered"),
+    [(["0", "1", "10", "2"], "10"), (["1", "2"], "1"), (["0", "1"], None), (["a", "b"], None)],
+)
+def test_names_that_are_other_numbers_are_found(names, renumbered):
+    assert numbered(names, "").renumbered == renumbered
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 10**5, "is no JSON"),
+        ("3", "holds int; write a JSON object"),
+        ([], "names no class"),
+        ({}, "names no class"),
+        (["a", "a"], "has the class 'a' twice"),
+        ('{"a": 0, "a": 1}', "has the class 'a' twice"),
+        ({"a": 0, "b": 0}, "has the number 0 for 'a' and 'b'"),
+        (["a", ""], "where the name of a class belongs"),
+        (["a", 1], "has 1 where the name"),
+        ({"a": "0"}, "has 'a': '0'; write a number"),
+        ({"a": -1}, "has 'a': -1; write a number"),
+        ({"a": True}, "has 'a': True; write a number"),
+        ({"a": {"b": 0}}, "write a number"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(write, content, message):
+    url = write(content)
+    with pytest.raises(ConfigError, match=message):
+        agreed_classes([url])
+
+
+def test_half_a_letter_is_a_letter(write):
+    assert agreed_classes([write('["\\ud800", "b"]')]).number_of(b"b") == 1
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path):
+    (tmp_path / "classes.json").mkdir()
+    with pytest.raises(FileAccessError):
+        read_classes(str(tmp_path))
+
+
+def test_folders_must_agree(write):
+    one, same, other = write(["a", "b"]), write({"a": 0, "b": 1}, "same"), write(["b"], "other")
+    assert agreed_classes([one, same, one]).numbers == {"a": 0, "b": 1}
+    for read in (agreed_classes, known_classes):
+        with pytest.raises(ConfigError, match=r"have different classes: 'a' is 0 and absent; read"):
+            read([one, other])
+
+
+def test_where_there_are_none_the_message_names_the_setting(write, tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere has none .* classes: \{label: \[cat, dog\]\}$"):
+        agreed_classes([write(["a"]), str(tmp_path / "nowhere" / "0.tar")])
+    with pytest.raises(ConfigError, match=r"https://h is remote.* classes: \{label: ") as raised:
+        agreed_classes(["https://user:secret@h/0.tar?secret"])
+    assert "secret" not in str(raised.value)
+
+
+def test_tools_take_what_there_is_and_say_so(write, tmp_path, caplog):
+    one, wrong = write(["a"]), write("[3]", "wrong")
+    assert known_classes([str(tmp_path / "nowhere" / "0.tar"), "https://h/0.tar"]) is None
+    assert not caplog.messages
+    assert known_classes([one, wrong]).numbers == {"a": 0}
+    assert "wrong/classes.json has 3 where" in caplog.messages[0]
+    assert known_classes([one, str(tmp_path / "0.tar")]).numbers == {"a": 0}
+    assert f"is taken for {tmp_path}, too" in caplog.messages[1]
