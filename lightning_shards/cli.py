@@ -152,15 +152,23 @@ class ShardCLI(LightningCLI):
         kinds = {type(callback) for callback in callbacks}
         wanted = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
         ours: list[pl.Callback] = [kind() for kind in wanted if kind not in kinds]
-        if output := self._get(self.config_init, "output"):  # behind the digest, which may refuse
-            file_format = self._get(self.config_init, "output_format")
-            merge = self._get(self.config_init, "output_merge")
-            ours.append(ShardPredictionWriter(output, file_format, merge=merge))
+        ours += self._prediction_writers()  # behind the digest, which may refuse the prediction
         self.trainer_defaults["callbacks"] = [*self.trainer_defaults.get("callbacks", []), *ours]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             self._parser(self.subcommand).error(f"trainer: {error}")
+
+    def _prediction_writers(self) -> list[pl.Callback]:
+        """The writer that `--output` asks for."""
+        given = [self._get(self.config_init, f"output{name}") for name in ("", "_format", "_merge")]
+        folder, file_format, merge = given
+        if folder is None:
+            return []
+        try:
+            return [ShardPredictionWriter(folder, file_format, merge=merge)]
+        except ShardError as error:
+            self._parser(self.subcommand).error(f"output: {error}")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

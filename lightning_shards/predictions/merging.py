@@ -72,10 +72,12 @@ def merge_files(
     with new_file(folder / name) as target:
         writer = PREDICTION_FORMATS[file_format].write(target, files[0].types)
         num_rows = 0
-        for row in _each_once(heapq.merge(*streams, key=itemgetter(0))):
-            writer.write_row(row)
-            num_rows += 1
-        writer.finish()
+        try:
+            for row in _each_once(heapq.merge(*streams, key=itemgetter(0))):
+                writer.write_row(row)
+                num_rows += 1
+        finally:
+            writer.finish()  # pyarrow would do so later, when the file is closed
         if num_rows != expected:
             raise FileAccessError(
                 f"the files of the ranks in {folder} hold {num_rows:,} rows, and {expected:,} were "

@@ -1,6 +1,6 @@
 """The file of one rank and one data loader: its rows so far, under a temporary name."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -96,6 +96,8 @@ class RankFile:
         """Remove the file, unless it is published."""
         if self._context is not None:
             context, self._context = self._context, None
+            with suppress(OSError, ValueError):  # of a full disk, or as it failed before
+                self.finish()  # pyarrow would do so later, when the file is closed
             error = ConfigError("given up")
             context.__exit__(type(error), error, None)
 

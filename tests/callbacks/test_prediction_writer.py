@@ -4,10 +4,12 @@ Ranks are threads that call the hooks of their own writer, as a prediction does.
 """
 
 import csv
+import gc
 import io
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from lightning_shards.callbacks import prediction_writer
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardError
 from lightning_shards.predictions import merging
 from lightning_shards.predictions.formats import PREDICTION_FORMATS
+from lightning_shards.predictions.rows import ColumnType
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
@@ -213,17 +216,20 @@ def test_processes_that_share_a_rank_write_one_file(tmp_path, predict):
     assert len(rows) == SAMPLES
 
 
-def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict):
+@pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
+def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict, file_format):
     seen: list[str] = []
 
     def fail() -> None:
         seen.extend(names(tmp_path / "out"))
         raise KeyError("of the model")
 
-    [error] = predict(writers(tmp_path / "out", 1), look=fail)
+    [error] = predict(writers(tmp_path / "out", 1, file_format), look=fail)
     assert isinstance(error, KeyError)
+    del error
+    gc.collect()  # a writer that is not closed says so now
     [part] = seen
-    assert part.startswith(".predictions-00000-of-00001.csv.")
+    assert part.startswith(f".predictions-00000-of-00001.{file_format}.")
     assert names(tmp_path / "out") == []
     assert predict(writers(tmp_path / "out", 1)) == [None]
 
@@ -288,13 +294,17 @@ def test_sampling_that_repeats_is_not_merged(tmp_path, predict, make_data):
     assert predict(writers(tmp_path / "out", 1), data) == [None]
 
 
-def test_a_sample_with_two_rows_is_not_merged(tmp_path):
-    path = tmp_path / "predictions-00000-of-00001.csv"
-    path.write_text("__id__,__key__,x\n0:1,a,1\n0:1,a,2\n")
-    written = merging.WrittenFile(path.name, 2, is_sorted=True, types={})
-    with pytest.raises(SampleError, match="sample 1 of shard 0 was predicted twice"):
-        merging.merge_files(tmp_path, [written], "predictions.csv", "csv")
-    assert names(tmp_path) == [path.name]
+def test_a_sample_with_two_rows_is_not_merged(tmp_path, predict, make_data):
+    data = make_data({"sampling": "resampled", "dataset_size": 40})
+    step = itemgetter("label")
+    assert predict(writers(tmp_path / "out", 1, "parquet"), data, step=step) == [None]
+    [name] = names(tmp_path / "out")
+    types = {"prediction": ColumnType("int64", 0)}
+    written = merging.WrittenFile(name, 40, is_sorted=False, types=types)
+    with pytest.raises(SampleError, match=r"sample \d of shard \d was predicted twice"):
+        merging.merge_files(tmp_path / "out", [written], "predictions.parquet", "parquet")
+    gc.collect()  # as above
+    assert names(tmp_path / "out") == [name]
 
 
 def test_files_that_changed_or_differ_are_not_merged(tmp_path):

@@ -139,6 +139,9 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(
         run("predict", *options)
     assert ended.value.code == 2
     assert "error: out already holds predictions.csv, and" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("predict", *options, "--output=s3://bucket")
+    assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
 
 
 def test_the_printed_config_of_a_command_runs_and_prints_as_itself(
