@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning_shards.callbacks.digest import EpochDigest
+    from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
     from lightning_shards.callbacks.resume import ExactResume
     from lightning_shards.callbacks.set_epoch import SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -91,6 +92,7 @@ _HOMES = {
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
     "ShardNotFoundError": "errors",
+    "ShardPredictionWriter": "callbacks.prediction_writer",
     "ShardReads": "shards.storage.protocol",
     "ShardStat": "shards.storage.protocol",
     "ShardWriter": "dataprep.writing.writer",
@@ -143,6 +145,7 @@ __all__ = [
     "ShardIndex",
     "ShardLoader",
     "ShardNotFoundError",
+    "ShardPredictionWriter",
     "ShardReads",
     "ShardStat",
     "ShardWriter",

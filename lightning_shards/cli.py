@@ -9,11 +9,13 @@ from typing import IO, Any, NoReturn, cast
 import lightning.pytorch as pl
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_shards.callbacks.digest import EpochDigest
+from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -28,6 +30,7 @@ from lightning_shards.errors import (
     ShardError,
 )
 from lightning_shards.parsing import cause_of, plain_message
+from lightning_shards.predictions.formats import PredictionFormat
 
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
 """Errors of a run that no option mends; a field that no sample has is one of an option."""
@@ -76,7 +79,7 @@ class ShardCLI(LightningCLI):
     """`LightningCLI` with `ShardDataModule` and our callbacks.
 
     It adds `SetEpoch`, `ExactResume`, `EpochDigest` and `DataThroughputMonitor`, each unless the
-    configuration has it already.
+    configuration has it already, and for ``predict --output FOLDER`` a `ShardPredictionWriter`.
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
@@ -110,6 +113,28 @@ class ShardCLI(LightningCLI):
             help="Whether to raise an error of the data with its whole traceback.",
         )
 
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        parser: Any = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_argument(
+                "--output", type=str | None, help="The folder to write predictions to."
+            )
+            parser.add_argument(
+                "--output_format",
+                type=PredictionFormat,
+                default="parquet",
+                help="The format of the files in it; parquet needs the extra `table`.",
+            )
+            parser.add_argument(
+                "--output_merge",
+                type=bool,
+                default=False,
+                help="Whether to merge the files of the ranks into one, in order of `__id__`.",
+            )
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read options and files; an interpolation that cannot be resolved is an option error."""
         with self._errors_in_one_line(parser):
@@ -126,12 +151,24 @@ class ShardCLI(LightningCLI):
         callbacks = cast("list[object]", given if isinstance(given, list) else [given])
         kinds = {type(callback) for callback in callbacks}
         wanted = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
-        ours = [kind() for kind in wanted if kind not in kinds]
+        ours: list[pl.Callback] = [kind() for kind in wanted if kind not in kinds]
+        ours += self._prediction_writers()  # behind the digest, which may refuse the prediction
         self.trainer_defaults["callbacks"] = [*self.trainer_defaults.get("callbacks", []), *ours]
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             self._parser(self.subcommand).error(f"trainer: {error}")
+
+    def _prediction_writers(self) -> list[pl.Callback]:
+        """The writer that `--output` asks for."""
+        given = [self._get(self.config_init, f"output{name}") for name in ("", "_format", "_merge")]
+        folder, file_format, merge = given
+        if folder is None:
+            return []
+        try:
+            return [ShardPredictionWriter(folder, file_format, merge=merge)]
+        except ShardError as error:
+            self._parser(self.subcommand).error(f"output: {error}")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -145,6 +182,17 @@ class ShardCLI(LightningCLI):
             if not parser.exit_on_error:
                 raise
             parser.exit(_FAILED, f"error: {_one_line(error)} (--traceback shows where)\n")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """The arguments of the trainer's method; predictions are written or kept in memory."""
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand == "predict":
+            callbacks = cast("list[object]", cast("Any", self.trainer).callbacks)
+            if any(isinstance(callback, ShardPredictionWriter) for callback in callbacks):
+                kwargs["return_predictions"] = bool(kwargs.get("return_predictions"))
+            elif not any(isinstance(callback, BasePredictionWriter) for callback in callbacks):
+                rank_zero_info("predictions are not written; --output FOLDER writes them to files")
+        return kwargs
 
     @contextmanager
     def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:

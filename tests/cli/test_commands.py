@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_shards import ShardPredictionWriter
 from lightning_shards.__main__ import main
 
 pytestmark = [
@@ -17,6 +18,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 Run = Callable[..., str]
+
+on_predict_start = ShardPredictionWriter.on_predict_start
 
 MODEL = '''
 import torch
@@ -46,7 +49,7 @@ class Net(pl.LightningModule):
 
     def predict_step(self, batch):
         print("predicted", *batch["__key__"])
-        return batch["__key__"]
+        return {"label": batch["label"]}
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -100,11 +103,45 @@ def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_
     assert os.environ["PL_GLOBAL_SEED"] == "0"
 
 
-def test_validate_and_predict_run_over_each_sample_once(run: Run) -> None:
+def test_validate_and_predict_run_over_each_sample_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     assert "val_loss" in run("validate", "--config", "config.yaml")
     told = run("predict", "--config", "config.yaml", "--data.batch_size", "1")
     predicted = [line.split()[1:] for line in told.splitlines() if line.startswith("predicted")]
     assert predicted == [["000000"], ["000001"], ["000002"]]
+    assert "predictions are not written; --output FOLDER writes them" in caplog.text
+
+
+def test_predict_writes_its_predictions_and_keeps_none_in_memory(
+    tmp_path: Path,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(
+        ShardPredictionWriter,
+        "on_predict_start",
+        lambda self, trainer, module: [
+            kept.append(trainer.predict_loop.return_predictions),
+            on_predict_start(self, trainer, module),
+        ],
+    )
+    options = ["--config", "config.yaml", "--output", "out", "--output_format", "csv"]
+    run("predict", *options, "--output_merge", "true")
+    written = (tmp_path / "out/predictions.csv").read_text()
+    assert written == "__id__,__key__,label\n0:0,000000,0\n0:1,000001,1\n0:2,000002,2\n"
+    assert "predictions: 3 rows in out/predictions.csv" in caplog.text
+    assert kept == [False]
+    with pytest.raises(SystemExit) as ended:
+        run("predict", *options)
+    assert ended.value.code == 2
+    assert "error: out already holds predictions.csv, and" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("predict", *options, "--output=s3://bucket")
+    assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
 
 
 def test_the_printed_config_of_a_command_runs_and_prints_as_itself(

@@ -262,6 +262,30 @@ MUTANTS = [
         "callbacks/test_digest.py",
     ),
     Mutant(
+        "predictions.rows:rows_of",
+        "rows = np.flatnonzero(samples.counts)",
+        "rows = np.arange(len(samples.keys))",
+        "callbacks/test_prediction_writer.py predictions",
+    ),
+    Mutant(
+        "predictions.merging:_in_order",
+        "return rows if file.is_sorted else",
+        "return rows if True else",
+        "callbacks/test_prediction_writer.py",
+    ),
+    Mutant(
+        "callbacks.prediction_writer:ShardPredictionWriter._prepare_folder",
+        "require_no_results(self._folder, self._format)",
+        "pass",
+        "callbacks/test_prediction_writer.py",
+    ),
+    Mutant(
+        "callbacks.prediction_writer:ShardPredictionWriter.on_predict_start",
+        "names if writes else []",
+        "names",
+        "callbacks/test_prediction_writer.py",
+    ),
+    Mutant(
         "progress:_require_shape",
         "require_same(loader.shape, saved, TRANSLATE)",
         "pass",

@@ -1,0 +1,1 @@
+"""Files of predictions: what `predict_step` returned as rows, the formats, and merging."""

@@ -1,0 +1,388 @@
+"""Files of predictions: one per rank or merged, whole or not at all, and never mixed with others.
+
+Ranks are threads that call the hooks of their own writer, as a prediction does.
+"""
+
+import csv
+import gc
+import io
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+
+from lightning_shards import (
+    LoaderConfig,
+    ShardDataModule,
+    ShardPredictionWriter,
+    SplitConfig,
+    collectives,
+)
+from lightning_shards.callbacks import prediction_writer
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardError
+from lightning_shards.predictions import merging
+from lightning_shards.predictions.formats import PREDICTION_FORMATS
+from lightning_shards.predictions.rows import ColumnType
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
+)
+
+COUNTS = [5, 0, 9, 3]
+SAMPLES = sum(COUNTS)
+TIMEOUT_S = 30
+
+
+class Ranks:
+    """Collectives of threads: each knows its own number."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.own = threading.local()
+        self.barrier = threading.Barrier(num_ranks, timeout=TIMEOUT_S)
+        self.values: list[Any] = [None] * num_ranks
+
+    def gather(self, value: Any) -> list[Any]:
+        self.values[self.own.rank] = value
+        self.barrier.wait()
+        values = list(self.values)
+        self.barrier.wait()
+        return values
+
+
+def predicted(batch: Any) -> dict[str, Any]:
+    return {"label": batch["label"], "text": [f"is\n{key}" for key in batch["__key__"]]}
+
+
+def predict_rank(
+    writer: ShardPredictionWriter,
+    trainer: Any,
+    step: Callable[[Any], Any],
+    look: Callable[[], None] | None,
+) -> Exception | None:
+    """Call the hooks of one rank in the order of a prediction; the error that ended it."""
+    loaders = trainer.predict_loop._combined_loader.flattened
+    try:
+        writer.setup(trainer, None, "predict")
+        writer.on_predict_start(trainer, None)
+        for number, loader in enumerate(loaders):
+            for step_number, batch in enumerate(loader):
+                writer.on_predict_batch_start(trainer, None, batch, step_number, number)
+                outputs = step(batch)
+                writer.on_predict_batch_end(trainer, None, outputs, batch, step_number, number)
+        if look:
+            look()
+        writer.on_predict_end(trainer, None)
+    except Exception as error:  # noqa: BLE001 the test looks at it
+        writer.on_exception(trainer, None, error)
+        return error
+    return None
+
+
+@pytest.fixture
+def urls(pack_shards):
+    return pack_shards(COUNTS)
+
+
+@pytest.fixture
+def make_data(urls, tmp_path):
+    def made(split: dict[str, Any] | None = None, **options: Any) -> ShardDataModule:
+        return ShardDataModule(
+            predict=SplitConfig(**{"urls": urls} | (split or {})),
+            fields={"label": "cls"},
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+            **{"batch_size": 3, "num_workers": 0} | options,
+        )
+
+    return made
+
+
+@pytest.fixture
+def predict(make_data, monkeypatch):
+    """Predict on as many ranks as there are writers: the error of each, or None."""
+
+    def run(
+        writers: Sequence[ShardPredictionWriter],
+        data: ShardDataModule | None = None,
+        *,
+        step: Callable[[Any], Any] = predicted,
+        num_loaders: int = 1,
+        places: Sequence[int] | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> list[Exception | None]:
+        size, data = len(writers), data or make_data()
+        places = places or range(size)
+        ranks = Ranks(size)
+        for module in (collectives, prediction_writer):
+            monkeypatch.setattr(module, "gather", ranks.gather)
+
+        def rank(number: int) -> Exception | None:
+            ranks.own.rank = number
+            place = {"rank": places[number], "num_replicas": len(set(places))}
+            loaders = [
+                data.loader("predict", rank=place["rank"], world_size=place["num_replicas"])
+                for _ in range(num_loaders)
+            ]
+            trainer = SimpleNamespace(
+                distributed_sampler_kwargs=place,
+                global_rank=number,
+                is_global_zero=number == 0,
+                state=SimpleNamespace(stage=RunningStage.PREDICTING),
+                predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=loaders)),
+            )
+            return predict_rank(writers[number], trainer, step, look)
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(rank, range(size)))
+
+    return run
+
+
+def writers(folder: Path, number: int, file_format: Any = "csv", **options: Any):
+    return [ShardPredictionWriter(str(folder), file_format, **options) for _ in range(number)]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def cells(path: Path) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(path.read_text(), newline="")))[1:]
+
+
+@pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
+def test_merged_files_are_equal_for_all_ranks_and_hold_each_sample_once_in_order(
+    tmp_path, predict, file_format
+):
+    merged = []
+    for size in (1, 2, 3):
+        folder = tmp_path / f"out-{size}"
+        assert predict(writers(folder, size, file_format, merge=True)) == [None] * size
+        assert names(folder) == [f"predictions.{file_format}"]
+        merged.append(folder / f"predictions.{file_format}")
+    assert len({path.read_bytes() for path in merged}) == 1
+    ids = [sample_id for sample_id, _ in PREDICTION_FORMATS[file_format].read(merged[0])]
+    assert ids == [(shard, i) for shard, count in enumerate(COUNTS) for i in range(count)]
+
+
+def test_rows_that_did_not_come_in_order_are_merged_to_the_same_file(tmp_path, predict, make_data):
+    predict(writers(tmp_path / "in_order", 2, merge=True))
+    data = make_data({"sampling": "shuffled", "shuffle_run": 1})
+    assert predict(writers(tmp_path / "shuffled", 2, merge=True), data) == [None, None]
+    merged = [tmp_path / folder / "predictions.csv" for folder in ("in_order", "shuffled")]
+    assert merged[0].read_bytes() == merged[1].read_bytes()
+
+
+def test_each_rank_writes_a_file_and_what_only_fills_a_place_has_no_row(
+    tmp_path, predict, make_data, caplog
+):
+    data = make_data({"urls": str(tmp_path / "shards/shard-000003.tar")}, batch_size=2)
+    caplog.set_level("INFO")
+    assert predict(writers(tmp_path / "out", 4), data) == [None] * 4  # 3 samples
+    assert names(tmp_path / "out") == [f"predictions-0000{i}-of-00004.csv" for i in range(4)]
+    rows = [row for name in names(tmp_path / "out") for row in cells(tmp_path / "out" / name)]
+    assert sorted(row[:3] for row in rows) == [
+        ["0:0", "000014", "4"],
+        ["0:1", "000015", "5"],
+        ["0:2", "000016", "6"],
+    ]
+    assert f"predictions: 3 rows in {tmp_path}/out/predictions-*-of-00004.csv" in caplog.text
+
+
+def test_several_loaders_have_a_file_each(tmp_path, predict):
+    assert predict(writers(tmp_path / "a", 2), num_loaders=2) == [None, None]
+    assert names(tmp_path / "a") == [
+        f"predictions-loader{loader}-0000{rank}-of-00002.csv"
+        for loader in (0, 1)
+        for rank in (0, 1)
+    ]
+    predict(writers(tmp_path / "b", 2, merge=True), num_loaders=2)
+    first, second = names(tmp_path / "b")
+    assert (first, second) == ("predictions-loader0.csv", "predictions-loader1.csv")
+    assert (tmp_path / "b" / first).read_bytes() == (tmp_path / "b" / second).read_bytes()
+
+
+def test_processes_that_share_a_rank_write_one_file(tmp_path, predict):
+    assert predict(writers(tmp_path / "out", 4), places=[0, 0, 1, 1]) == [None] * 4
+    rows = [row for name in names(tmp_path / "out") for row in cells(tmp_path / "out" / name)]
+    assert len(names(tmp_path / "out")) == 2
+    assert len(rows) == SAMPLES
+
+
+@pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
+def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict, file_format):
+    seen: list[str] = []
+
+    def fail() -> None:
+        seen.extend(names(tmp_path / "out"))
+        raise KeyError("of the model")
+
+    [error] = predict(writers(tmp_path / "out", 1, file_format), look=fail)
+    assert isinstance(error, KeyError)
+    del error
+    gc.collect()  # a writer that is not closed says so now
+    [part] = seen
+    assert part.startswith(f".predictions-00000-of-00001.{file_format}.")
+    assert names(tmp_path / "out") == []
+    assert predict(writers(tmp_path / "out", 1)) == [None]
+
+
+def test_a_file_that_cannot_be_finished_leaves_no_file_of_any_rank(tmp_path, predict, monkeypatch):
+    def full(file: Any) -> None:
+        if "00001-of" in file._path.name:
+            raise FileAccessError("the disk is full")
+
+    monkeypatch.setattr(prediction_writer.RankFile, "finish", full)
+    errors = predict(writers(tmp_path / "out", 2))
+    assert [str(error) for error in errors] == [
+        "rank 1 failed: the disk is full",
+        "the disk is full",
+    ]
+    assert names(tmp_path / "out") == []
+
+
+def no_batch(batch: Any) -> None:
+    pytest.fail("a batch was predicted")
+
+
+@pytest.mark.parametrize("name", ["predictions-00000-of-00001.tar", "other.csv"])
+def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(
+    tmp_path, predict, name
+):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / name).touch()
+    given = [*writers(tmp_path / "new", 1), *writers(tmp_path / "used", 1)]
+    errors = predict(given, step=no_batch)
+    assert [type(error) for error in errors] == [ConfigError, ConfigError]
+    assert f"used already holds {name}, and" in str(errors[0])
+    assert "name another folder" in str(errors[1])
+
+
+def test_other_files_and_those_of_killed_runs_do_not_matter(tmp_path, predict):
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / ".predictions-00000-of-00001.csv.0123456789abcdef.part").touch()
+    (tmp_path / "table.parquet").touch()
+    assert predict(writers(tmp_path, 1)) == [None]
+
+
+def test_ranks_that_do_not_share_a_folder_cannot_merge_and_keep_their_files(tmp_path, predict):
+    given = [writers(tmp_path / f"machine{rank}", 1, merge=True)[0] for rank in range(2)]
+    errors = predict(given)
+    assert [type(error) for error in errors] == [FileAccessError, FileAccessError]
+    assert "predictions-00001-of-00002.csv is not on the machine of rank 0" in str(errors[1])
+    assert names(tmp_path / "machine0") == ["predictions-00000-of-00002.csv"]
+    assert names(tmp_path / "machine1") == ["predictions-00001-of-00002.csv"]
+
+
+def test_ranks_of_different_formats_are_refused(tmp_path, predict):
+    given = [*writers(tmp_path, 1, "csv"), *writers(tmp_path, 1, "tar")]
+    for error in predict(given, step=no_batch):
+        assert "the ranks disagree on the format of predictions" in str(error)
+
+
+def test_sampling_that_repeats_is_not_merged(tmp_path, predict, make_data):
+    data = make_data({"sampling": "resampled", "dataset_size": 40})
+    [error] = predict(writers(tmp_path / "out", 1, merge=True), data, step=no_batch)
+    assert "predict with sampling='sequential'" in str(error)
+    assert predict(writers(tmp_path / "out", 1), data) == [None]
+
+
+def test_a_sample_with_two_rows_is_not_merged(tmp_path, predict, make_data):
+    data = make_data({"sampling": "resampled", "dataset_size": 40})
+    step = itemgetter("label")
+    assert predict(writers(tmp_path / "out", 1, "parquet"), data, step=step) == [None]
+    [name] = names(tmp_path / "out")
+    types = {"prediction": ColumnType("int64", 0)}
+    written = merging.WrittenFile(name, 40, is_sorted=False, types=types)
+    with pytest.raises(SampleError, match=r"sample \d of shard \d was predicted twice"):
+        merging.merge_files(tmp_path / "out", [written], "predictions.parquet", "parquet")
+    gc.collect()  # as above
+    assert names(tmp_path / "out") == [name]
+
+
+def test_files_that_changed_or_differ_are_not_merged(tmp_path):
+    first, second = (merging.rank_name("predictions.csv", rank, 2) for rank in range(2))
+    for name in (first, second):
+        (tmp_path / name).write_text("__id__,__key__,x\n0:1,a,1\n")
+    files = [merging.WrittenFile(first, 5, is_sorted=True, types={})]
+    with pytest.raises(FileAccessError, match="hold 1 rows, and 5 were written"):
+        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
+    files.append(merging.WrittenFile(second, 1, is_sorted=True, types={"x": ("int64", 0)}))
+    with pytest.raises(ConfigError, match="different columns or types"):
+        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
+    assert names(tmp_path) == [first, second]
+
+
+def test_batches_return_the_same_columns(tmp_path, predict):
+    columns = iter([{"x": torch.zeros(3)}, {"x": torch.zeros(3, dtype=torch.int64)}])
+    [error] = predict(writers(tmp_path / "out", 1), step=lambda _: next(columns))
+    assert isinstance(error, ConfigError)
+    assert "'x' (int64, 0 dimensions per sample), and for the batches before 'x' (float32" in str(
+        error
+    )
+
+
+def test_a_tuple_batch_is_refused_before_it_is_predicted(tmp_path, predict, make_data):
+    data = make_data(batch_format="tuple")
+    [error] = predict(writers(tmp_path / "out", 1), data, step=no_batch)
+    assert "set batch_format='dict' in the data module" in str(error)
+
+
+def test_a_step_may_change_its_batch(tmp_path, predict):
+    def changing(batch: Any) -> Any:
+        batch.pop("__key__")
+        return batch.pop("label")
+
+    assert predict(writers(tmp_path / "out", 1), step=changing) == [None]
+    assert len(cells(tmp_path / "out/predictions-00000-of-00001.csv")) == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("folder", "file_format", "message"),
+    [
+        ("s3://bucket/out", "csv", "to a local folder, not to 's3://bucket/out'"),
+        ("", "csv", "to a local folder"),
+        ("out", "json", "file_format must be one of"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(folder, file_format, message):
+    with pytest.raises(ConfigError, match=message):
+        ShardPredictionWriter(folder, file_format)
+
+
+def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/predictions.md").read_text()
+    program = page.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
+    exec(program, {"__name__": "page"})
+    assert names(tmp_path / "out") == ["predictions.csv"]
+
+
+class Model(pl.LightningModule):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch["label"]
+
+
+def test_a_trainer_writes_what_it_predicts_and_only_once(tmp_path, make_data):
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)],
+        limit_predict_batches=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    assert trainer.predict(Model(), make_data(), return_predictions=False) is None
+    rows = cells(tmp_path / "out/predictions.csv")
+    assert [row[0] for row in rows] == ["0:0", "0:1", "0:2", "0:3", "0:4", "2:0"]
+    assert [row[1:] for row in rows] == [[f"{number:06d}", str(number)] for number in range(6)]
+    with pytest.raises(ShardError, match=r"already holds predictions\.csv"):
+        trainer.predict(Model(), make_data(), return_predictions=False)
