@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_only
 
+import lightning_shards
 from lightning_shards.config import LoaderConfig, SplitConfig
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.dataprep.writing.writer import ShardWriter
@@ -134,8 +135,8 @@ def flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def describe_machine() -> str:
     """The system, its processors and the versions that matter, in one line."""
-    names = ("lightning-shards", "torch", "lightning", "numpy")
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    others = [f"{name} {version(name)}" for name in ("torch", "lightning", "numpy")]
+    versions = ", ".join([f"lightning-shards {lightning_shards.__version__}", *others])
     python = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     if torch.cuda.is_available():
         python += f", {torch.cuda.get_device_name()} with CUDA {torch.version.cuda}"
