@@ -26,6 +26,7 @@ _TOOLS: Final = {
     "plan": "show an epoch in numbers before it is run",
     "bench": "measure loader and trainer, and name the setting to take",
     "trace": "list the samples that every rank sees at given steps",
+    "selftest": "find out whether this machine, its device and its nodes work",
     "schema": "print the JSON schema by which editors check the section `data`",
 }
 

@@ -12,7 +12,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     commands = (ROOT / ".ci" / "run").read_text().splitlines()
     assert 'pip install -c constraints.txt -e ".[test]" && pytest -n 3 --dist loadfile' in README
     assert commands[-1] == "pytest -n 3 --dist loadfile"
-    assert 'python -m pip install --quiet -c constraints.txt -e ".[docs,test]"' in commands
+    assert 'python -m pip install --quiet -c constraints.txt -e ".[docs,release,test]"' in commands
 
 
 def test_the_readme_names_the_main_command_and_one_of_the_slow_suites():

@@ -111,7 +111,7 @@ def _bench(options: Namespace) -> int:
     _check(options)
     from lightning_shards.profiling.measuring import take_batch
 
-    with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="lightning-shards-bench-") as folder, quiet_lightning():
         subject = _subject(options, folder)
         rows = _settings(options, subject)
         _leave_workers_out(subject.data)
@@ -287,7 +287,7 @@ def _heading(about: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def quiet_lightning() -> Generator[None]:
     """Silence Lightning's messages about each fit, and send prints of a model to stderr."""
     import_module("lightning.pytorch")  # the import sets the levels of its loggers
     loggers = [logging.getLogger(name) for name in _LIGHTNING]
