@@ -357,15 +357,6 @@ def test_settings_that_cannot_work_are_refused(folder, file_format, message):
         ShardPredictionWriter(folder, file_format)
 
 
-def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs/predictions.md").read_text()
-    program = page.split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
-    exec(program, {"__name__": "page"})
-    assert names(tmp_path / "out") == ["predictions.csv"]
-
-
 class Model(pl.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch["label"]
