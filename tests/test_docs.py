@@ -100,6 +100,18 @@ def test_python_of_a_page_compiles_and_imports_public_names(block: str) -> None:
     assert imported <= set(lightning_shards.__all__)
 
 
+# lightning/pytorch/utilities/_pytree.py, torch 2.13
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+def test_the_program_of_the_page_of_predictions_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (DOCS / "predictions.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
+    exec(program, {"__name__": "page"})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text()

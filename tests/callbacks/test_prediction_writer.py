@@ -210,10 +210,10 @@ def test_several_loaders_have_a_file_each(tmp_path, predict):
 
 
 def test_processes_that_share_a_rank_write_one_file(tmp_path, predict):
-    assert predict(writers(tmp_path / "out", 4), places=[0, 0, 1, 1]) == [None] * 4
-    rows = [row for name in names(tmp_path / "out") for row in cells(tmp_path / "out" / name)]
-    assert len(names(tmp_path / "out")) == 2
-    assert len(rows) == SAMPLES
+    given = writers(tmp_path / "out", 4, merge=True)
+    assert predict(given, places=[0, 0, 1, 1]) == [None] * 4
+    assert names(tmp_path / "out") == ["predictions.csv"]
+    assert len(cells(tmp_path / "out/predictions.csv")) == SAMPLES
 
 
 @pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
@@ -355,15 +355,6 @@ def test_a_step_may_change_its_batch(tmp_path, predict):
 def test_settings_that_cannot_work_are_refused(folder, file_format, message):
     with pytest.raises(ConfigError, match=message):
         ShardPredictionWriter(folder, file_format)
-
-
-def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs/predictions.md").read_text()
-    program = page.split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
-    exec(program, {"__name__": "page"})
-    assert names(tmp_path / "out") == ["predictions.csv"]
 
 
 class Model(pl.LightningModule):
