@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_shards.config import Split, SplitConfig
+from lightning_shards.config import Split, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.parsing import build
 
@@ -30,6 +30,8 @@ def module_from_config(
     module_class, settings, unchecked = _chosen_class(
         module_class, _data_section(module_class, config)
     )
+    splits = {name: with_urls(settings[name]) for name in get_args(Split) if name in settings}
+    settings |= splits
     try:
         return build(module_class, settings, "data", unchecked)
     except ConfigError as error:

@@ -20,6 +20,7 @@ from lightning_shards.config import (
     SplitConfig,
     require_at_least,
     require_choice,
+    split_config,
 )
 from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
@@ -50,6 +51,8 @@ _ANSWERED = (
 
 class ShardDataModule(pl.LightningDataModule):
     """Loads WebDataset tar shards for all ranks in lockstep.
+
+    A split is a SplitConfig, a dict of its settings, or only its shards: a pattern or a list.
 
     Args:
         train: The shards to train on.
@@ -91,9 +94,10 @@ class ShardDataModule(pl.LightningDataModule):
         allow_unsafe: list[str] | None = None,
     ) -> None:
         super().__init__()
+        given: dict[Split, object] = {"train": train, "val": val, "test": test, "predict": predict}
         self.splits: dict[Split, SplitConfig | None] = {
-            "train": train, "val": val, "test": test, "predict": predict,
-        }  # fmt: skip
+            name: split_config(name, split) for name, split in given.items()
+        }
         self.fields, self.decode = fields, decode or {}
         self.transforms = load_callables("the transform of", transforms or {})
         self.device_transforms = load_callables("the device transform of", device_transforms or {})
