@@ -191,9 +191,10 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
             )
         return nominal
     if known == 0:
-        raise PlanError(
-            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
-        )
+        hold = f"the {index.num_shards} shards of {split!r} hold"
+        if index.num_shards == 1:
+            hold = f"the only shard of {split!r} holds"
+        raise PlanError(f"{hold} no sample; look at `urls`, or pack them again")
     if dataset_size is None or dataset_size == known:
         return known
     if sampling != "resampled":

@@ -111,8 +111,9 @@ class ShardCLI(LightningCLI):
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
     ``${trainer.devices}`` in a YAML.
 
-    An error of this package ends the command with one line, and with exit status 1 if the data are
-    wrong, else 2. With ``--traceback`` it is raised.
+    An error of this package, of a transform or a stage, or of a file that may not be used ends the
+    command with one line, and with exit status 1 if the data are wrong, else 2. With
+    ``--traceback`` it is raised.
     """
 
     def __init__(
@@ -165,15 +166,15 @@ class ShardCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except ShardError as error:
+        except (ShardError, PermissionError) as error:
             if self._get(self.config, "traceback", default=False):
                 raise
             parser = self._parser(subcommand)
             if not _is_of_the_data(error):
-                parser.error(_one_line(error))
+                parser.error(one_line(error))
             if not parser.exit_on_error:
                 raise
-            parser.exit(_FAILED, f"error: {_one_line(error)} (--traceback shows where)\n")
+            parser.exit(_FAILED, f"error: {one_line(error)} (--traceback shows where)\n")
 
     @contextmanager
     def _errors_in_one_line(self, parser: LightningArgumentParser) -> Generator[None]:
@@ -216,14 +217,16 @@ def _are_urls(value: str) -> bool:
     return isinstance(loaded, str | list) and not _NOT_URLS.fullmatch(value)
 
 
-def _is_of_the_data(error: ShardError) -> bool:
+def _is_of_the_data(error: Exception) -> bool:
     return isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
 
 
-def _one_line(error: ShardError) -> str:
-    """The message, with those notes on it that are no stack of a worker."""
-    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
-    return " ".join("; ".join([str(error), *notes]).split())
+def one_line(error: Exception) -> str:
+    """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
+    said = [str(error), *getattr(error, "__notes__", [])]
+    if not isinstance(error, ShardError):
+        said.append("give this user that right, or name another file or folder")
+    return " ".join("; ".join(said).split())
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from lightning_shards.config import Split, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.parsing import build
+from lightning_shards.parsing import build, nearest_attribute
 
 _T = TypeVar("_T")
 
@@ -139,7 +139,8 @@ def _named_class(module_class: type[_T], path: Any) -> type[_T]:
     try:
         found = known.get(path) or resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"data.class_path cannot be imported: {error}") from error
+        meant = nearest_attribute(error)
+        raise ConfigError(f"data.class_path cannot be imported: {error}{meant}") from error
     if not isinstance(found, type) or not issubclass(found, module_class):
         raise ConfigError(f"data.class_path is {path!r}, which is no {module_class.__name__}")
     return found

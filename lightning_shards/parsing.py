@@ -110,6 +110,14 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
+def nearest_attribute(error: BaseException) -> str:
+    """A question with the nearest name, if an object has no attribute of a name; else nothing."""
+    if not isinstance(error, AttributeError) or not error.name:
+        return ""
+    meant = get_close_matches(error.name, dir(error.obj), 1)
+    return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
 def _parser_of(make: Callable[..., object], section: str) -> Any:
     parser = cast("Any", ArgumentParser(exit_on_error=False, allow_abbrev=False))
     is_class = isinstance(make, type)
@@ -143,7 +151,8 @@ def load_callable(name: str, value: object) -> Callable[..., Any]:
     try:
         function = _load(value)
     except _FAILURES as error:
-        raise ConfigError(f"{name} is {value!r}, which cannot be loaded: {error}") from error
+        meant = nearest_attribute(error)
+        raise ConfigError(f"{name} is {value!r}, which cannot be loaded: {error}{meant}") from error
     if not callable(function):
         raise ConfigError(
             f"{name} must be a callable, its import path like my_module.my_function, or class_path "

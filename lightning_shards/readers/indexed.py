@@ -22,11 +22,13 @@ from lightning_shards.readers.bad_samples import (
     bad_sample,
     epochs_to_try,
     first_good_sample,
+    refused,
     weights_of,
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
+from lightning_shards.readers.user_stages import named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
@@ -110,6 +112,7 @@ class IndexedSource:
             run=int(order.get("shuffle_run", 1)),
             max_bad=self.max_bad,
             draws_from_globals=tuple(self.draws_from_globals),
+            callables=named_callables(self.transforms),
         )
 
     def prepare(self) -> None:
@@ -197,6 +200,7 @@ class IndexedSource:
                             loaded = reader.batch(number, self._weights(planned, span))
                     except BAD as error:
                         if self.max_bad is None and isinstance(error, TransformError):
+                            refused(error)
                             raise  # it names the bad sample; a second try might succeed and hide it
                     loaded = loaded or self._batch_by_samples(rows, span, planned)
                 yield loaded
@@ -274,7 +278,7 @@ class _Rows:
     def _stand_in(self, position: int, error: Exception) -> Sample:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
-            raise error
+            raise refused(error)
         tries = min(self.source.max_bad + 1, self.source.order.samples)
         for shard, sample in self._following(position, tries):
             self.shards.reader(shard)

@@ -32,6 +32,7 @@ class SourceDescription:
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         draws_from_globals: Names of transforms and stages that may draw from the global generators.
             If there is one, threads may not run the source.
+        callables: The user's transforms and stages, each with its name in errors.
     """
 
     reader: str
@@ -42,6 +43,7 @@ class SourceDescription:
     shuffle_buffer: int = 0
     max_bad: int | None = None
     draws_from_globals: tuple[str, ...] = ()
+    callables: tuple[tuple[str, object], ...] = ()
 
 
 class ServedSample(NamedTuple):
