@@ -27,7 +27,6 @@ from lightning_shards.shards.counts.count_files import (
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import stamp_of
-from lightning_shards.shards.storage.fetching import require_given
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.tar.walk import BLOCK
@@ -124,7 +123,7 @@ def load_index(
     http(s) server.
 
     Raises:
-        ShardNotFoundError: A local shard does not exist, or a remote one whose counts are missing.
+        ShardNotFoundError: A local shard does not exist.
         IndexMismatchError: Two sources of counts disagree, or a shard changed since it was indexed.
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
@@ -138,7 +137,7 @@ def load_index(
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not has_ranges(folder) for folder, names in unknown.items()):
-        total = _total(list(unknown), urls) if wants_total else None
+        total = _total(list(unknown)) if wants_total else None
         return ShardIndex(tuple(urls), None, total)
     for folder, names in unknown.items():
         if names:
@@ -174,16 +173,9 @@ def _claims(folder: str, names: Sequence[str]) -> dict[str, CountClaim]:
     return http_claims(folder, names) if _is_http(folder) else {}
 
 
-def _total(folders: Sequence[str], urls: Sequence[str]) -> int | None:
-    """The samples of the http(s) folder that all shards are in, if a file there counts them.
-
-    Raises:
-        ShardError: There is no such file, and the server refuses the first shard.
-    """
-    total = http_total(folders[0]) if len(folders) == 1 and _is_http(folders[0]) else None
-    if total is None:
-        require_given(next(url for url in urls if not has_ranges(url)))
-    return total
+def _total(folders: Sequence[str]) -> int | None:
+    """The samples of the http(s) folder that all shards are in, if a file there counts them."""
+    return http_total(folders[0]) if len(folders) == 1 and _is_http(folders[0]) else None
 
 
 def _is_empty(url: str, claim: CountClaim) -> bool:
