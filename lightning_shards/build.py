@@ -17,6 +17,7 @@ from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field, make_fields, takes_bytes
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.fetching import require_given
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.system.cpus import num_cpus
 from lightning_shards.workers.inline import InlinePool
@@ -178,28 +179,32 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
     """The number of samples in an epoch: from the counts if they are known, else as configured.
 
     Raises:
+        ShardNotFoundError: There are no counts, and by its server there is no such shard.
         ConfigError: The number is unknown, exact sampling lacks counts, or `dataset_size` differs
             from them.
         PlanError: The shards hold no sample.
     """
     known = index.samples
     if known is None:
+        nominal = index.total if dataset_size is None else dataset_size
+        if sampling == "resampled" and nominal is not None:
+            return nominal
+        # perhaps there are no counts because the URL is wrong
+        require_given(next((url for url in index.urls if not has_ranges(url)), ""))
         if sampling != "resampled":
             raise ConfigError(
                 f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
                 "and the shards have no counts; put a wids JSON or sizes.json beside them"
             )
-        nominal = index.total if dataset_size is None else dataset_size
-        if nominal is None:
-            raise ConfigError(
-                f"the number of samples of {split!r} is unknown: its shards are remote and have no "
-                "wids JSON or sizes.json beside them; set dataset_size"
-            )
-        return nominal
-    if known == 0:
-        raise PlanError(
-            f"the {index.num_shards} shards of {split!r} hold no sample; look at `urls`"
+        raise ConfigError(
+            f"the number of samples of {split!r} is unknown: its shards are remote and have no "
+            "wids JSON or sizes.json beside them; set dataset_size"
         )
+    if known == 0:
+        hold = f"the {index.num_shards} shards of {split!r} hold"
+        if index.num_shards == 1:
+            hold = f"the only shard of {split!r} holds"
+        raise PlanError(f"{hold} no sample; look at `urls`, or pack them again")
     if dataset_size is None or dataset_size == known:
         return known
     if sampling != "resampled":

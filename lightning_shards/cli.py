@@ -1,10 +1,12 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
+import re
 import sys
-from collections.abc import Generator
+from argparse import Action
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, cast, get_args
 
 import lightning.pytorch as pl
 from jsonargparse import Namespace
@@ -13,12 +15,14 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError, safe_load
 
 from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
+from lightning_shards.config import Split, SplitConfig, with_urls
 from lightning_shards.config_files import omegaconf_message, placed_message
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
@@ -29,25 +33,50 @@ from lightning_shards.errors import (
     SampleError,
     ShardError,
 )
-from lightning_shards.parsing import cause_of, plain_message
+from lightning_shards.parsing import cause_of, did_you_mean, known_keys, plain_message
 from lightning_shards.predictions.formats import PredictionFormat
 
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
 """Errors of a run that no option mends; a field that no sample has is one of an option."""
 
+_SPLIT_OPTION = re.compile(rf"--data\.(?:init_args\.)?(?:{'|'.join(get_args(Split))})")
+
+_NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
+"""The whole of a value that stands for a split's settings: an interpolation, or their file."""
+
 _FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
 class ShardArgumentParser(LightningArgumentParser):
-    """A parser whose errors are one line, which names the key, the rule and the value."""
+    """A parser whose errors are one line, which names the key, the rule and the value.
+
+    A split may be given by its urls alone, as in ``val: val-*.tar`` and ``--data.val=val-*.tar``.
+    """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End with exit status 2, or raise ArgumentError if the parser was made to do so."""
-        if ex is not None and self.exit_on_error:
+        if ex is None:
+            message += did_you_mean(message, known_keys(self))
+        elif self.exit_on_error:
             plain = plain_message(ex)
             # Models and callbacks may be one of many classes, so there the whole message is kept.
             message = plain if plain.startswith("data") else message
+            message += did_you_mean(plain, known_keys(self))
         super().error(message, ex)
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        """Parse the command line, on which the urls of a split may stand for the split."""
+        given = sys.argv[1:] if args is None else list(args)
+        return cast("Any", super()).parse_args(_with_urls_named(given), *others, **options)
+
+    def _check_value_key(self, action: Action, value: Any, *others: Any, **options: Any) -> Any:
+        """Check a value of a file; jsonargparse has no public place to change it before."""
+        is_split = SplitConfig in get_args(getattr(action, "_typehint", None))
+        if is_split and not (isinstance(value, str) and _NOT_URLS.fullmatch(value)):
+            value = with_urls(value)
+        return cast("Any", super())._check_value_key(  # noqa: SLF001 as above
+            action, value, *others, **options
+        )
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -85,8 +114,9 @@ class ShardCLI(LightningCLI):
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
     ``${trainer.devices}`` in a YAML.
 
-    An error of this package ends the command with one line, and with exit status 1 if the data are
-    wrong, else 2. With ``--traceback`` it is raised.
+    An error of this package, of a transform or a stage, or of a file that may not be used ends the
+    command with one line, and with exit status 1 if the data are wrong, else 2. With
+    ``--traceback`` it is raised.
     """
 
     def __init__(
@@ -173,15 +203,15 @@ class ShardCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except ShardError as error:
+        except (ShardError, PermissionError) as error:
             if self._get(self.config, "traceback", default=False):
                 raise
             parser = self._parser(subcommand)
             if not _is_of_the_data(error):
-                parser.error(_one_line(error))
+                parser.error(one_line(error))
             if not parser.exit_on_error:
                 raise
-            parser.exit(_FAILED, f"error: {_one_line(error)} (--traceback shows where)\n")
+            parser.exit(_FAILED, f"error: {one_line(error)} (--traceback shows where)\n")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """The arguments of the trainer's method; predictions are written or kept in memory."""
@@ -212,14 +242,39 @@ class ShardCLI(LightningCLI):
         return settings.get("init_args", settings)
 
 
-def _is_of_the_data(error: ShardError) -> bool:
+def _with_urls_named(arguments: Sequence[str]) -> list[str]:
+    """The command line with ``--data.val.urls=a.tar`` for ``--data.val=a.tar``.
+
+    So the other settings of a split that a file gives stay as they are.
+    """
+    named: list[str] = []
+    for number, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if not equals:
+            value = (*arguments, "")[number + 1]
+        is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
+        named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
+    return named
+
+
+def _are_urls(value: str) -> bool:
+    try:
+        loaded: object = safe_load(value)
+    except YAMLError:  # a pattern may begin with a brace
+        return True
+    return isinstance(loaded, str | list) and not _NOT_URLS.fullmatch(value)
+
+
+def _is_of_the_data(error: Exception) -> bool:
     return isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
 
 
-def _one_line(error: ShardError) -> str:
-    """The message, with those notes on it that are no stack of a worker."""
-    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
-    return " ".join("; ".join([str(error), *notes]).split())
+def one_line(error: Exception) -> str:
+    """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
+    said = [str(error), *getattr(error, "__notes__", [])]
+    if not isinstance(error, ShardError):
+        said.append("give this user that right, or name another file or folder")
+    return " ".join("; ".join(said).split())
 
 
 def main() -> None:

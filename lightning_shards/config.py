@@ -4,11 +4,13 @@ Configuration stops here. The layers below take plain arguments.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.parsing import load_callable, load_callables
+from lightning_shards.parsing import build, load_callable, load_callables
 from lightning_shards.shards.urls import redact_pattern
 
 Split = Literal["train", "val", "test", "predict"]
@@ -114,6 +116,40 @@ class SplitConfig:
             object.__setattr__(self, "transforms", transforms)
         stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
         object.__setattr__(self, "stages", stages)
+
+
+def split_configs(given: Mapping[Split, object]) -> dict[Split, SplitConfig | None]:
+    """The configurations of splits, which may be given by their urls alone or by dicts.
+
+    Args:
+        given: A SplitConfig, what `urls` may be, or a dict of settings; None: there is no split.
+
+    Raises:
+        ConfigError: One is none of these, or a setting is wrong.
+    """
+    return {name: _split_config(name, split) for name, split in given.items()}
+
+
+def _split_config(name: str, split: object) -> SplitConfig | None:
+    split = with_urls(split)
+    if isinstance(split, Mapping):
+        return build(SplitConfig, cast("Mapping[str, Any]", split), name)
+    if split is not None and not isinstance(split, SplitConfig):
+        raise ConfigError(
+            f"{name} must be a SplitConfig, a dict of its settings, or shards alone as a path, a "
+            f"pattern or a list of them; got {type(split).__name__}"
+        )
+    return split
+
+
+def with_urls(split: object) -> object:
+    """A split that is given by its urls alone as ``{"urls": ...}``, and any other as it is."""
+    if isinstance(split, str | Path):
+        return {"urls": str(split)}
+    if isinstance(split, Sequence):
+        urls = cast("Sequence[object]", split)
+        return {"urls": [str(url) if isinstance(url, Path) else url for url in urls]}
+    return split
 
 
 @dataclass(frozen=True)

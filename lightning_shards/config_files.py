@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_shards.config import Split, SplitConfig
+from lightning_shards.config import Split, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.parsing import build
+from lightning_shards.parsing import build, nearest_attribute
 
 _T = TypeVar("_T")
 
@@ -30,6 +30,8 @@ def module_from_config(
     module_class, settings, unchecked = _chosen_class(
         module_class, _data_section(module_class, config)
     )
+    splits = {name: with_urls(settings[name]) for name in get_args(Split) if name in settings}
+    settings |= splits
     try:
         return build(module_class, settings, "data", unchecked)
     except ConfigError as error:
@@ -137,7 +139,8 @@ def _named_class(module_class: type[_T], path: Any) -> type[_T]:
     try:
         found = known.get(path) or resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"data.class_path cannot be imported: {error}") from error
+        meant = nearest_attribute(error)
+        raise ConfigError(f"data.class_path cannot be imported: {error}{meant}") from error
     if not isinstance(found, type) or not issubclass(found, module_class):
         raise ConfigError(f"data.class_path is {path!r}, which is no {module_class.__name__}")
     return found

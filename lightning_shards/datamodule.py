@@ -20,6 +20,7 @@ from lightning_shards.config import (
     SplitConfig,
     require_at_least,
     require_choice,
+    split_configs,
 )
 from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
@@ -51,6 +52,8 @@ _ANSWERED = (
 
 class ShardDataModule(pl.LightningDataModule):
     """Loads WebDataset tar shards for all ranks in lockstep.
+
+    A split is a SplitConfig, a dict of its settings, or only its shards: a pattern or a list.
 
     Args:
         train: The shards to train on.
@@ -96,9 +99,7 @@ class ShardDataModule(pl.LightningDataModule):
         allow_unsafe: list[str] | None = None,
     ) -> None:
         super().__init__()
-        self.splits: dict[Split, SplitConfig | None] = {
-            "train": train, "val": val, "test": test, "predict": predict,
-        }  # fmt: skip
+        self.splits = split_configs({"train": train, "val": val, "test": test, "predict": predict})
         self.fields, self.decode, self._classes = fields, decode or {}, classes or {}
         self.transforms = load_callables("the transform of", transforms or {})
         self.device_transforms = load_callables("the device transform of", device_transforms or {})

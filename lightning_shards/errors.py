@@ -14,12 +14,14 @@ not know this package can still use ``except ValueError``::
     ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
     │   ├── MissingFieldError (KeyError)    it has none of the suffixes that a field asks for
-    │   └── TransformError                  a transform raised an error on it
+    │   └── TransformError                  a transform raised an error on it, or a stage did
     ├── StateError (ValueError)             a checkpoint of another data set or another run
     ├── DigestError (RuntimeError)          samples served that are not those of the order
     ├── WorkerError (RuntimeError)          a worker that could not start or that died
     └── RankError (RuntimeError)            another rank failed: its message, raised here too
 """
+
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class ShardError(Exception):
@@ -71,7 +73,10 @@ class MissingFieldError(SampleError, KeyError):
 
 
 class TransformError(SampleError):
-    """A transform raised an error on a sample; that error is the cause of this one."""
+    """A transform or a stage raised an error; that error is the cause of this one.
+
+    The cause of one that comes from a worker process is the text of that error.
+    """
 
 
 class StateError(ShardError, ValueError):
@@ -88,3 +93,11 @@ class WorkerError(ShardError, RuntimeError):
 
 class RankError(ShardError, RuntimeError):
     """Another rank failed; its message is raised on this one, so that none waits for it."""
+
+
+def leave_out_own_frames(error: BaseException) -> None:
+    """Let the error's traceback begin in the first frame outside of this package."""
+    frame = error.__traceback__
+    while frame and frame.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.tb_next
+    error.__traceback__ = frame

@@ -11,7 +11,7 @@ import html
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import torch.distributed
 
@@ -228,8 +228,9 @@ class ShardLoader:
         for step in range(last + 1):
             if iteration != self._iteration:
                 raise ShardError(
-                    "two iterations of one loader ran at the same time; finish or drop the first, "
-                    "or make a second loader"
+                    "two iterations of one loader ran at the same time, perhaps by "
+                    "next(iter(loader)) in the middle of an epoch; for a look at some batches make "
+                    "a second loader: data.loader(split, rank=rank, world_size=world_size)"
                 )
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
@@ -241,6 +242,18 @@ class ShardLoader:
                 self.epoch, self._trained = following.epoch, following
             self.times.handed_at = time.perf_counter()
             yield loaded.batch
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse an index, which torch's DataLoader gives to what it takes for a dataset.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "a ShardLoader gives whole batches, made by workers of its own: iterate over it, or "
+            "give it to the trainer, without a torch DataLoader around it; for a DataLoader of "
+            "your own take ShardDataset, which has one sample at each index"
+        )
 
     @property
     def shape(self) -> State:
@@ -277,7 +290,8 @@ class ShardLoader:
                 damaged.
         """
         state = require_state(state, "the train loader")
-        require_same({"version": STATE_VERSION, **self.identity}, state)
+        index = self._source.describe().index
+        require_same({"version": STATE_VERSION, **self.identity}, state, index=index)
         samples = read_count(state, "samples", self.epochs.samples)
         self._resumed = self._trained = Cursor(read_count(state, "epoch"), samples)
         self.epoch = self._resumed.epoch

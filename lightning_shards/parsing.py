@@ -8,9 +8,11 @@ import json
 import re
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -22,6 +24,11 @@ _E = TypeVar("_E", bound=BaseException)
 _KEY = re.compile(r'Parser key "([^"]+)":\s*')
 _UNION = re.compile(r"Subtypes: \[(.*?)\]\s*Errors:.*Given value: (.*)", re.DOTALL)
 _EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)", re.DOTALL)
+_UNKNOWN = (
+    re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
+    re.compile(r"(\S+): Option '([\w.]+)' is not accepted"),
+    re.compile(r"unrecognized arguments: --(\w+)\.([\w.]+)"),
+)
 """The wording of errors in jsonargparse 4.53; other messages are passed on as they are."""
 
 _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
@@ -52,7 +59,8 @@ def build(
     try:
         parsed = parser.parse_object({section: dict(values)}, env=False)
     except _FAILURES as error:
-        problem = ConfigError(plain_message(error))
+        message = plain_message(error)
+        problem = ConfigError(message + did_you_mean(message, known_keys(parser)))
     else:
         try:
             made = _instantiated(parser, parsed)
@@ -67,6 +75,47 @@ def build(
 def json_schema(make: Callable[..., object], section: str) -> dict[str, Any]:
     """The JSON schema of a document with the arguments of `make` in one section."""
     return json.loads(_parser_of(make, section).get_completion_script("jsonschema"))
+
+
+def known_keys(parser: Any) -> Iterator[str]:
+    """The keys of a parser and of its subcommands, with those of dataclasses that may be None."""
+    for action in parser._actions:  # noqa: SLF001 argparse has no public list
+        yield str(action.dest)
+        for kind in get_args(getattr(action, "_typehint", None)):
+            if is_dataclass(kind):
+                yield from (f"{action.dest}.{setting.name}" for setting in fields(kind))
+        choices: object = action.choices
+        if isinstance(choices, Mapping):
+            for subparser in cast("Mapping[str, object]", choices).values():
+                yield from known_keys(subparser)
+
+
+def did_you_mean(message: str, keys: Iterable[str]) -> str:
+    """A question with the nearest key, if a message is about an unknown key; else nothing.
+
+    >>> keys = ["data.batch_size", "data.train.batch_size", "data.loader.pool"]
+    >>> did_you_mean("data.train: Option 'batchsize' is not accepted", keys)
+    "; did you mean 'batch_size'?"
+    >>> did_you_mean("data: Group 'data' does not accept option 'pool'", keys)
+    "; did you mean 'data.loader.pool'?"
+    """
+    match = next(filter(None, (pattern.search(message) for pattern in _UNKNOWN)), None)
+    if match is None:
+        return ""
+    section, _, name = f"{match[1]}.{match[2]}".rpartition(".")
+    known = [key.rpartition(".") for key in dict.fromkeys(keys)]
+    here = [key_name for key_section, _, key_name in known if key_section == section]
+    elsewhere = ["".join(key) for key in known if key[2] == name]
+    meant = get_close_matches(name, here, 1) or elsewhere[:1]
+    return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
+def nearest_attribute(error: BaseException) -> str:
+    """A question with the nearest name, if an object has no attribute of a name; else nothing."""
+    if not isinstance(error, AttributeError) or not error.name:
+        return ""
+    meant = get_close_matches(error.name, dir(error.obj), 1)
+    return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def _parser_of(make: Callable[..., object], section: str) -> Any:
@@ -102,7 +151,8 @@ def load_callable(name: str, value: object) -> Callable[..., Any]:
     try:
         function = _load(value)
     except _FAILURES as error:
-        raise ConfigError(f"{name} is {value!r}, which cannot be loaded: {error}") from error
+        meant = nearest_attribute(error)
+        raise ConfigError(f"{name} is {value!r}, which cannot be loaded: {error}{meant}") from error
     if not callable(function):
         raise ConfigError(
             f"{name} must be a callable, its import path like my_module.my_function, or class_path "

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from lightning_shards.errors import StateError
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.urls import split_url
 
 State = dict[str, int | str]
 """Plain values, equal on all ranks."""
@@ -69,8 +71,15 @@ def require_same(
     expected: State,
     state: Mapping[str, object],
     ways_out: str = "set it back to resume, or start anew without the loader's state",
+    index: ShardIndex | None = None,
 ) -> None:
     """Check that a saved state agrees with this run.
+
+    Args:
+        expected: The values of this run.
+        state: The saved state.
+        ways_out: Two remedies.
+        index: The shards of this run, which are described if the saved ones are others.
 
     Raises:
         StateError: A value differs; the message names the field, both values and two remedies.
@@ -78,10 +87,24 @@ def require_same(
     for name, value in expected.items():
         saved = state.get(name)
         if type(saved) is not type(value) or saved != value:
+            if name == "shards" and index is not None:
+                raise StateError(_other_shards(state.get("epoch_samples"), index))
             raise StateError(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
                 f"{ways_out}"
             )
+
+
+def _other_shards(epoch_samples: object, index: ShardIndex) -> str:
+    samples = "an unknown number" if index.samples is None else index.samples
+    first, last = (split_url(url)[1] for url in (index.urls[0], index.urls[-1]))
+    return (
+        f"the checkpoint is of other shards: its epoch has {_shown(epoch_samples)} samples, and "
+        f"the shards of this run (number of shards: {index.num_shards}, from {first!r} to "
+        f"{last!r}) hold {samples}; their file names, order and counts must be those of the run "
+        "that saved it, whose config.yaml names its urls: set these back to resume, or start anew "
+        "with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+    )
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Settings that cannot work are refused where they are written, with name, value and remedy."""
 
+from pathlib import Path
+
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
@@ -79,3 +82,34 @@ def test_a_module_that_cannot_work_is_refused(settings, message):
 
 def test_no_file_is_looked_for_before_it_is_needed():
     ShardDataModule(SplitConfig("/nowhere/{0..3}.tar"), fields={"label": "cls"})
+
+
+@pytest.mark.parametrize(
+    ("split", "same"),
+    [
+        ("a.tar", SplitConfig("a.tar")),
+        (Path("a.tar"), SplitConfig("a.tar")),
+        (["a.tar", Path("b.tar")], SplitConfig(["a.tar", "b.tar"])),
+        ({"urls": "a.tar", "batch_size": 8}, SplitConfig("a.tar", batch_size=8)),
+        (OmegaConf.create({"urls": ["a.tar"]}), SplitConfig(["a.tar"])),
+        (OmegaConf.create(["a.tar"]), SplitConfig(["a.tar"])),
+        (None, None),
+    ],
+)
+def test_a_split_may_be_given_by_its_urls_alone_or_as_a_dict(split, same):
+    module = ShardDataModule("t.tar", val=split, fields={"label": "cls"})
+    assert module.splits["val"] == same
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"url": "a.tar"}, r"^Group 'val' does not accept option 'url'; did you mean 'urls'\?$"),
+        ({"urls": "a.tar", "batch_size": "x"}, r"^val.batch_size: expected int or None, got x$"),
+        ({1, 2}, r"^val must be a SplitConfig, a dict of its settings, or .*; got set$"),
+        ([], r"^urls is empty; give a path"),
+    ],
+)
+def test_what_is_no_split_is_refused(split, message):
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule("t.tar", val=split, fields={"label": "cls"})

@@ -128,6 +128,13 @@ def test_a_config_is_not_changed_by_being_read():
     assert settings == {"train": {"urls": "a.tar"}, "fields": {"label": "cls"}}
 
 
+def test_a_split_may_be_its_urls_alone(given):
+    urls = {"train": SETTINGS["train"]["urls"], "val": SETTINGS["val"]["urls"]}
+    module = ShardDataModule.from_config(given(SETTINGS | urls))
+    splits = (SplitConfig("train-{000..003}.tar"), SplitConfig(["val-0.tar", "val-1.tar"]))
+    assert (module.splits["train"], module.splits["val"]) == splits
+
+
 def test_a_dict_in_code_may_hold_callables_and_dataclasses():
     split = SplitConfig("a.tar", transforms={"label": abs})
     settings = {"train": split, "fields": {"label": "cls"}, "transforms": {"label": float}}
@@ -139,10 +146,12 @@ def test_a_dict_in_code_may_hold_callables_and_dataclasses():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batchsize": 3}, r"^data: Group 'data' does not accept option 'batchsize'$"),
-        ({"train": {"url": "a"}}, r"^data.train: Option 'url' is not accepted$"),
-        ({"train": "a.tar"}, r"^data.train: expected SplitConfig or None, got a.tar$"),
+        ({"batchsize": 3}, r"accept option 'batchsize'; did you mean 'batch_size'\?$"),
+        ({"train": {"url": "a"}}, r"^data.train: Option 'url' .*; did you mean 'urls'\?$"),
+        ({"train": 3}, r"^data.train: expected SplitConfig or None, got 3$"),
+        ({"train": [3]}, r"^data.train.urls: expected str or list\[str\], got \[3\]$"),
         ({"loader": {"pre": 3}}, r"^data: Group 'data' does not accept option 'loader.pre'$"),
+        ({"pool": "x"}, r"accept option 'pool'; did you mean 'data.loader.pool'\?$"),
         ({"batch_size": "x"}, r"^data.batch_size: expected int, got x$"),
         ({"batch_size": 2.5}, r"^data.batch_size: expected int, got 2.5$"),
         ({"batch_size": 0}, r"^data: batch_size must be a whole number of at least 1, got 0$"),

@@ -168,7 +168,8 @@ def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:
 def _size(report: _RankReport, world_size: int) -> str:
     resumed = f" from sample {report.begin.samples:,} on" if report.begin.samples else ""
     samples = report.samples - report.begin.samples
-    return f"{samples:,} samples in {report.steps:,} steps of {world_size} ranks{resumed}"
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    return f"{samples:,} samples in {report.steps:,} steps of {ranks}{resumed}"
 
 
 def _loss(bad: Counter[str]) -> str:

@@ -214,7 +214,8 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     """The state in a checkpoint, after a check that it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
-    require_same({"version": CHECKPOINT_VERSION, **identity}, state)
+    index = loader.source.describe().index
+    require_same({"version": CHECKPOINT_VERSION, **identity}, state, index=index)
     epoch = read_count(state, "epoch")
     read_count(state, "ended", epoch, least=max(0, epoch - 1))
     read_count(state, "samples", loader.epochs.samples)

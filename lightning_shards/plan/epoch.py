@@ -109,8 +109,9 @@ class EpochPlan:
             raise PlanError(
                 "the data set has no samples; check the shard pattern and the counts in its index"
             )
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         raise PlanError(
-            f"{self.samples} samples do not fill one step of {self.world_size} ranks x "
+            f"{self.samples} samples do not fill one step of {ranks} x "
             f"{self.batch_size} samples; lower the batch size or set remainder='pad'"
         )
 

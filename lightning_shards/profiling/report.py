@@ -188,13 +188,14 @@ def _cheaper(totals: TimeTotals) -> str:
 def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]:
     rates = [throughput for throughput, _ in columns.values()]
     waited = "waited for data" + ("" if context.device in ("cpu", "cuda") else ", at most")
+    moved = "from loader to step" if context.device == "cpu" else "moved to the device"
     rows: dict[str, list[str]] = {
         "": list(columns),
         "trained, samples/s": [rate_text(rate.trained) for rate in rates],
         "loader alone, samples/s": [rate_text(rate.loader) for rate in rates],
         "trainer alone, samples/s": [rate_text(rate.trainer) for rate in rates],
         waited: [f"{rate.wait_fraction:.1%}" for rate in rates],
-        "moved to the device": [f"{rate.transfer_fraction:.1%}" for rate in rates],
+        moved: [f"{rate.transfer_fraction:.1%}" for rate in rates],
         "device starved, at most": [f"{rate.starved_fraction:.1%}" for rate in rates],
         "bottleneck": [rate.side.removesuffix("-bound") for rate in rates],
         "headroom": [f"{rate.headroom:.1f}x" for rate in rates],

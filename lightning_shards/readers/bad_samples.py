@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
+from typing import TypeVar
 
 from lightning_shards.errors import DamagedShardError, SampleError
 from lightning_shards.plan.cursor import Cursor
@@ -17,12 +18,16 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
 
+_E = TypeVar("_E", bound=Exception)
+
 BAD = (SampleError, DamagedShardError)
 """Errors that one sample can cause: a field is missing, decoding or a transform fails, damage."""
 
 SAMPLES_TRIED = 8
 """Samples tried before a fit if bad ones are allowed. If one of a hundred is bad, all eight are bad
 once in 10**16 starts, while a wrong field or transform fails on all of them each time."""
+
+_ADVICE = "if only few samples are bad: on_bad_sample='substitute' with max_bad trains without them"
 
 _MESSAGE_LENGTH = 1000
 _NAMED = 3
@@ -31,6 +36,12 @@ _NAMED = 3
 def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
     """A record of a sample that raised this error."""
     return BadSample(shard, sample, type(error).__name__, str(error)[:_MESSAGE_LENGTH])
+
+
+def refused(error: _E) -> _E:
+    """The error of a bad sample that may not be replaced, with the setting that would allow it."""
+    error.add_note(_ADVICE)
+    return error
 
 
 class StandIn(Sample):
@@ -76,7 +87,8 @@ def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
         place: The rank and the world size.
 
     Raises:
-        ShardError: All samples are bad; the error is that of the first one.
+        ShardError: All samples are bad; the error is that of the first one, and says how many
+            were tried if bad samples are allowed.
     """
     errors: list[Exception] = []
     for step, source in enumerate(sources):
@@ -84,6 +96,12 @@ def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
             return next(source.batches(place, Cursor(0, step * place.world_size)))
         except BAD as error:
             errors.append(error)
+    if len(errors) > 1:  # on_bad_sample is 'substitute' already
+        errors[0].__notes__ = []
+        errors[0].add_note(
+            f"all {len(errors)} samples that were tried before the start are bad, which is no case "
+            "for on_bad_sample='substitute'; look at fields, decode and transforms"
+        )
     raise errors[0]
 
 
@@ -120,7 +138,7 @@ class BadSampleLedger:
     def lose_planned(self, shard: int, samples: range, error: Exception) -> None:
         """Leave out these samples, which were planned, or raise the error."""
         if self.max_bad is None:
-            raise error
+            raise refused(error)
         if not self.are_counted:
             self.gaps.extend([None] * len(samples))
             return
@@ -131,7 +149,7 @@ class BadSampleLedger:
     def lose_rest(self, shard: int, sample: int, error: Exception) -> None:
         """Leave out the rest of a shard, of which no sample was planned, or raise the error."""
         if self.max_bad is None:
-            raise error
+            raise refused(error)
         self.found.append(bad_sample(shard, sample, error))
         self._require_budget()
 

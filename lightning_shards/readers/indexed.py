@@ -22,11 +22,13 @@ from lightning_shards.readers.bad_samples import (
     bad_sample,
     epochs_to_try,
     first_good_sample,
+    refused,
     weights_of,
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
+from lightning_shards.readers.user_stages import named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import (
@@ -111,6 +113,7 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
+            callables=named_callables(self.transforms),
         )
 
     def prepare(self) -> None:
@@ -199,6 +202,7 @@ class IndexedSource:
                         loaded = reader.batch(number)
                 except BAD as error:
                     if self.max_bad is None and isinstance(error, TransformError):
+                        refused(error)
                         raise  # it names the bad sample; a second try might succeed and hide it
                 yield loaded or self._batch_by_samples(rows, span, planned[number])
 
@@ -276,7 +280,7 @@ class _Rows:
     def _stand_in(self, position: int, error: Exception) -> Sample:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.source.max_bad is None:
-            raise error
+            raise refused(error)
         tries = min(self.source.max_bad + 1, self.source.order.samples)
         for shard, sample in self._following(position, tries):
             self.shards.reader(shard)

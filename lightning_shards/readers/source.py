@@ -35,6 +35,7 @@ class SourceDescription:
         fields: The fields of each sample; empty if they do not come from members.
         draws_from_globals: Names of transforms and stages that may draw from the global generators.
             If there is one, threads may not run the source.
+        callables: The user's transforms and stages, each with its name in errors.
     """
 
     reader: str
@@ -46,6 +47,7 @@ class SourceDescription:
     max_bad: int | None = None
     fields: tuple[Field, ...] = ()
     draws_from_globals: tuple[str, ...] = ()
+    callables: tuple[tuple[str, object], ...] = ()
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""

@@ -11,11 +11,11 @@ node and worker splits are not used: they ask the environment for the rank, repe
 workers, and give ranks unequal shares.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
@@ -37,6 +37,7 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
+from lightning_shards.readers.user_stages import NamedStage, Stage, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.field_stages import ApplyTransforms, DecodeFields
@@ -51,14 +52,11 @@ from lightning_shards.samples.fields import (
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.storage.fetching import fetch_problem
+from lightning_shards.shards.storage.fetching import fetch_problem, require_given
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
 from lightning_shards.shards.urls import redact, require_hosts
-
-Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
-"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
 
 _STAGE_POSITIONS = 1 << 48
 """Where the positions that seed stages begin, far above those of samples."""
@@ -112,6 +110,7 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
+            callables=named_callables(self.transforms, self.stages),
         )
 
     def prepare(self) -> None:
@@ -224,9 +223,8 @@ class StreamSource:
                 "stages that add samples need sampling='resampled'"
             )
         names = [field.name for field in self.fields]
-        weights = worker_epoch.weights(step)
-        if self.max_bad is not None:
-            weights = weights_of(rows, weights)
+        planned = worker_epoch.weights(step)
+        weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
             return make_batch(rows, names, weights, self.batch_format, arena=arena)
 
@@ -278,7 +276,8 @@ class StreamSource:
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        stages += [DecodeFields(self.fields, ledger.lose, clock), *self.stages]
+        stages.append(DecodeFields(self.fields, ledger.lose, clock))
+        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
         transforms = SampleTransforms(self.transforms, seeds, clock)
         stride = place.world_size * place.num_workers
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
@@ -362,6 +361,8 @@ def fetch_samples(url: str) -> Generator[Sample]:
     """The samples of a remote shard, by webdataset's openers and tar expansion.
 
     Raises:
+        ShardNotFoundError: Its server says that there is no such shard.
+        FileAccessError: Its server says that it may not be read.
         DamagedShardError: It cannot be fetched or read to its end.
     """
     number, problem = 0, ""
@@ -374,6 +375,8 @@ def fetch_samples(url: str) -> Generator[Sample]:
     except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or curl raise
         problem = f"{type(error).__name__}: {fetch_problem(error)}"
     if problem:  # outside: that error holds the whole URL, and would be the context of this one
+        if not number:
+            require_given(url)
         raise DamagedShardError(
             f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
             "be fetched, then fetch or write it again"

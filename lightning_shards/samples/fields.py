@@ -18,6 +18,7 @@ from lightning_shards.errors import (
     SampleError,
     TransformError,
     UnsafeError,
+    leave_out_own_frames,
 )
 from lightning_shards.samples import images
 from lightning_shards.samples.arrays import (
@@ -32,6 +33,7 @@ from lightning_shards.samples.own_generators import (
     outside_workers,
     seeded_objects,
 )
+from lightning_shards.samples.remedies import decode_remedy
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.classes import ClassNames
@@ -146,10 +148,11 @@ class Field:
                 f"{where}: member {suffix!r} of field {self.name!r}: {error}"
             ) from error
         except Exception as error:
+            leave_out_own_frames(error)
             raise SampleError(
                 f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
-                f"{decoder!r} for field {self.name!r}: {error}; repair the shard, or name another "
-                f"decoder in `decode`"
+                f"{decoder!r} for field {self.name!r}: {error}; "
+                f"{decode_remedy(self.name, decoder, data)}"
             ) from error
 
 
@@ -351,6 +354,7 @@ def _transformed(sample: Sample, name: str, transform: Transform, rng: object | 
     try:
         return transform(sample[name]) if rng is None else transform(sample[name], rng=rng)
     except Exception as error:
+        leave_out_own_frames(error)
         raise TransformError(
             f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
             f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"

@@ -3,7 +3,7 @@
 import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 _EPILOG = """\
 Editors with a YAML language server take it by a comment in the first lines of a configuration:
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     ).parse_args(arguments)
+    from lightning_shards.config import Split
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.parsing import json_schema
 
@@ -30,4 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Allows the sections of a LightningCLI that are not known here, such as model and trainer.
     schema["additionalProperties"] = True
     schema.pop("required", None)
+    urls = schema["$defs"]["SplitConfig"]["properties"]["urls"]["anyOf"]
+    for split in get_args(Split):  # which may be given by its urls alone
+        schema["properties"]["data"]["properties"][split]["anyOf"] += urls
     print(json.dumps(schema, indent=1))

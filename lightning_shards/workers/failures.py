@@ -1,5 +1,6 @@
 """How an error of a worker process travels to the trainer, which raises it in step order."""
 
+import logging
 import pickle
 import traceback
 from collections.abc import Sequence
@@ -12,11 +13,22 @@ from lightning_shards.errors import SampleError, ShardError, WorkerError
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.messages import MessageMaker, PickledMessage, require_picklable
 
+_log = logging.getLogger(__name__)
+
+
+class WorkerTraceback(Exception):  # noqa: N818 like multiprocessing's RemoteTraceback
+    """The cause of an error in a worker process, with its stack there, as text."""
+
+    def __str__(self) -> str:
+        """The text on lines of its own."""
+        return f"\n{self.args[0].rstrip()}"
+
 
 class _Ours(NamedTuple):
-    """An error of this package, with the worker's stack as text."""
+    """An error of this package, with its cause and with its whole stack in the worker as text."""
 
     error: ShardError
+    cause: str
     stack: str
 
 
@@ -26,8 +38,9 @@ Failure: TypeAlias = _Ours | ExceptionWrapper
 def failure_of(error: Exception, worker: int) -> Failure:
     """An error that was caught in this worker, in a form that can be pickled."""
     stack = "".join(traceback.format_exception(error))
+    cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
     failure: Failure = (
-        _Ours(error, stack)
+        _Ours(error, cause, stack)
         if isinstance(error, ShardError)
         else ExceptionWrapper(
             (type(error), error, error.__traceback__), f"in worker process {worker}"
@@ -36,7 +49,7 @@ def failure_of(error: Exception, worker: int) -> Failure:
     try:
         pickle.loads(pickle.dumps(failure))  # noqa: S301 what this process made itself
     except Exception:  # noqa: BLE001 a class of the user's may raise anything here
-        return _Ours(_nearest(error), stack)
+        return _Ours(_nearest(error), cause or stack, stack)
     return failure
 
 
@@ -51,8 +64,8 @@ def _nearest(error: Exception) -> ShardError:
 def raise_failure(failure: Failure) -> NoReturn:
     """Raise in the trainer the error that a worker failed with."""
     if isinstance(failure, _Ours):
-        failure.error.add_note(f"It happened in a worker process:\n{failure.stack}")
-        raise failure.error
+        _log.debug("an error in a worker process: %s", failure.stack)
+        raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
     failure.reraise()
     raise AssertionError  # reraise() does not return
 

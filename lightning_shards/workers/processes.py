@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import multiprocessing.util
 import os
+import pickle
 import shutil
 import sys
 import weakref
@@ -111,7 +112,12 @@ class ProcessPool:
         return PoolDescription("processes", self.num_workers * self.threads, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
-        """Start the workers at the cursor."""
+        """Start the workers at the cursor.
+
+        Raises:
+            ConfigError: A transform or a stage cannot be sent to them.
+            WorkerError: They cannot be started.
+        """
         context = copy.copy(multiprocessing.get_context(self.start_method))
         if self.start_method == "forkserver":
             names = [name for name in _PRELOAD if name in sys.modules]
@@ -128,7 +134,13 @@ class ProcessPool:
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # otherwise torch would draw a seed from the global one
         )
-        return _ProcessStream(_started(loader, context), stages, self.worker_timeout_s)
+        try:
+            iterator = _started(loader, context)
+        except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):
+            if problem := _not_sent(source):
+                raise problem from None
+            raise
+        return _ProcessStream(iterator, stages, self.worker_timeout_s)
 
 
 class _WorkerShare(IterableDataset[Any]):
@@ -170,6 +182,22 @@ class _WorkerShare(IterableDataset[Any]):
         return start_threads(
             self._source, place, self._cursor, self._pool.threads, self._pool.prefetch_factor, 0.0
         )
+
+
+def _not_sent(source: Source) -> ConfigError | None:
+    """The error about the transform or stage that cannot be pickled; None if all can be."""
+    for name, function in source.describe().callables:
+        try:
+            pickle.dumps(function)
+        except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
+            kind = getattr(function, "__qualname__", type(function).__qualname__)
+            return ConfigError(
+                f"{name} is {kind}, which cannot be sent to worker processes "
+                f"({type(error).__name__}: {error}); define it at the top level of a module, where "
+                "they can import it (no lambda, no function inside of a function), or take "
+                "pool='threads'"
+            )
+    return None
 
 
 def _started(loader: DataLoader[Any], context: Any) -> Any:

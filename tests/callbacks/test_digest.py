@@ -118,7 +118,7 @@ def test_each_epoch_is_proven_by_one_line(
     served = steps * 4 if remainder == "drop" else SAMPLES
     assert list(said()) == ["epoch 0", "epoch 1"]
     for line in said().values():
-        assert line.startswith(f"{served} samples in {steps} steps of 1 ranks, as the order says")
+        assert line.startswith(f"{served} samples in {steps} steps of 1 rank, as the order says")
 
 
 def test_the_line_names_the_digest_of_what_the_model_was_given(make_data, make_trainer, said):
@@ -175,8 +175,8 @@ def test_a_resumed_epoch_is_proven_from_where_it_was_resumed(
     first.save_checkpoint(tmp_path / "saved.ckpt")
     second = make_trainer(ExactResume())
     second.fit(Model(), make_data(batch_size=2), ckpt_path=tmp_path / "saved.ckpt")
-    assert said()["epoch 0"].startswith("12 samples in 6 steps of 1 ranks from sample 8 on, as")
-    assert said()["epoch 1"].startswith("20 samples in 10 steps of 1 ranks, as")
+    assert said()["epoch 0"].startswith("12 samples in 6 steps of 1 rank from sample 8 on, as")
+    assert said()["epoch 1"].startswith("20 samples in 10 steps of 1 rank, as")
 
 
 # --- wrong runs -----------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_loader_of_another_world_than_the_trainers_proves_nothing(
 def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeypatch, said):
     monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
     make_trainer().fit(Model(), make_data())
-    assert "of 1 ranks, as the order says" in said()["epoch 1"]
+    assert "of 1 rank, as the order says" in said()["epoch 1"]
 
 
 # --- bad samples ----------------------------------------------------------------------------------

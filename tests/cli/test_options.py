@@ -56,6 +56,43 @@ def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("val", "options", "wanted"),
+    [
+        ("a.tar", [], SplitConfig("a.tar")),
+        (["a.tar", "b.tar"], [], SplitConfig(["a.tar", "b.tar"])),
+        ("a.tar", ["--data.val.batch_size=8"], SplitConfig("a.tar", batch_size=8)),
+        ({"urls": "a.tar", "batch_size": 8}, ["--data.val=b"], SplitConfig("b", batch_size=8)),
+        ({"urls": "a.tar", "batch_size": 8}, ["--data.val", "b"], SplitConfig("b", batch_size=8)),
+        (None, ["--data.val={a,b}-*.tar"], SplitConfig("{a,b}-*.tar")),
+        (None, ["--data.val=[a, b]"], SplitConfig(["a", "b"])),
+        (None, ["--data.val={urls: a, batch_size: 8}"], SplitConfig("a", batch_size=8)),
+        ("${data.train}", [], SplitConfig("train-{000..003}.tar", batch_size=8)),
+        ("${oc.select:nowhere,a}.tar", [], SplitConfig("a.tar")),
+        ("a.tar", ["--data.val=null"], None),
+    ],
+)
+def test_a_split_may_be_its_urls_alone(
+    val: object,
+    options: list[str],
+    wanted: SplitConfig | None,
+    make_cli: Callable[..., ShardCLI],
+    config: dict[str, Any],
+) -> None:
+    assert make_cli(*options, data=config["data"] | {"val": val}).datamodule.splits["val"] == wanted
+
+
+def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli: Callable[..., ShardCLI]) -> None:
+    settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
+    data = {
+        "class_path": "lightning_shards.ShardDataModule",
+        "init_args": {"train": "a.tar", "val": "b.tar", "fields": {"label": "cls"}},
+    }
+    cli = make_cli("--data.init_args.val=c.tar", settings=settings, data=data)
+    assert cli.datamodule.splits["train"] == SplitConfig("a.tar")
+    assert cli.datamodule.splits["val"] == SplitConfig("c.tar")
+
+
 def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(
     make_cli: Callable[..., ShardCLI], tmp_path: Path
 ) -> None:

@@ -38,6 +38,23 @@ def test_a_misspelt_key_in_the_yaml_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("where", "key", "meant"),
+    [
+        ("data", "batchsize", "batch_size"),
+        ("data", "pool", "data.loader.pool"),
+        ("loader", "prefech_factor", "prefetch_factor"),
+        ("trainer", "max_epoch", "max_epochs"),
+    ],
+)
+def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
+    where: str, key: str, meant: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    data, trainer = config["data"], config["trainer"]
+    {"data": data, "trainer": trainer, "loader": data["loader"]}[where][key] = 1
+    assert refused(data=data, trainer=trainer).endswith(f"; did you mean {meant!r}?")
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ("--data.batch_size=many", "data.batch_size: expected int, got many"),
@@ -56,7 +73,18 @@ def test_a_misspelt_key_in_the_yaml_is_refused(
         ),
         ("--data.loader.prefetch_factor=x", "data.loader.prefetch_factor: expected int, got x"),
         ("--data.decode=[1]", "data.decode: expected dict[str, str] or None, got [1]"),
-        ("--data.train.batchsize=3", "data.train: Option 'batchsize' is not accepted"),
+        (
+            "--data.train.batchsize=3",
+            "data.train: Option 'batchsize' is not accepted; did you mean 'batch_size'?",
+        ),
+        ("--data.val=3", "data.val: expected SplitConfig or None, got 3"),
+        (
+            "--data.prefetch_factor=3",
+            (
+                "unrecognized arguments: --data.prefetch_factor=3; did you mean "
+                "'data.loader.prefetch_factor'?"
+            ),
+        ),
         ("--data.test.batch_size=3", "data.test: the following arguments are required: urls"),
     ],
 )

@@ -8,6 +8,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.inline import produce
 
@@ -50,6 +51,9 @@ class NumberedSource:
 
     def identity(self):
         return self.named
+
+    def describe(self):
+        return SourceDescription("numbers", "sequential")
 
     def with_epochs(self, epochs):
         return replace(self, epochs=epochs)

@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "callbacks.resume:_checked",
-        'require_same({"version": CHECKPOINT_VERSION, **identity}, state)',
+        'require_same({"version": CHECKPOINT_VERSION, **identity}, state, index=index)',
         "pass",
         "callbacks/test_resume.py",
     ),

@@ -100,7 +100,7 @@ def test_tensor_parallel_ranks_get_the_same_batches_those_of_one_rank(
 def test_samples_of_tensor_parallel_ranks_are_counted_once(started: Any) -> None:
     """26 of them, not 52; `torchrun`'s two ranks share 24."""
     for epoch in range(2):
-        assert f"epoch {epoch}: 26 samples in 13 steps of 1 ranks, as the order" in started.output
+        assert f"epoch {epoch}: 26 samples in 13 steps of 1 rank, as the order" in started.output
         assert f"epoch {epoch}: 24 samples in 6 steps of 2 ranks, as the order" in started.output
 
 

@@ -77,7 +77,7 @@ def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(
 ) -> None:
     data = recorder.make_data(folder, "indexed")
     tuner = Tuner(make_trainer())
-    with pytest.raises(PlanError, match=r"26 samples do not fill one step of 1 ranks x 32 samples"):
+    with pytest.raises(PlanError, match=r"26 samples do not fill one step of 1 rank x 32 samples"):
         tuner.scale_batch_size(recorder.Recorder(), datamodule=data, init_val=16)
 
 

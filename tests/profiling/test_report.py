@@ -37,7 +37,7 @@ def test_the_report_is_a_verdict_a_table_and_one_change() -> None:
         "  loader alone, samples/s           100           50",
         "  trainer alone, samples/s          167          100",
         "  waited for data                 40.0%        50.0%",
-        "  moved to the device              0.0%         0.0%",
+        "  from loader to step              0.0%         0.0%",
         "  bottleneck                     loader       loader",
         "  headroom                         1.7x         2.0x",
         "to change: set num_workers to 4 (now 2)",
@@ -47,7 +47,9 @@ def test_the_report_is_a_verdict_a_table_and_one_change() -> None:
 def test_stages_of_a_loader_are_named_and_the_longest_is_to_be_made_cheaper() -> None:
     slow = replace(rank(4, 20), read_s=2.4, decode_s=14.2, collate_s=0.8, transfer_s=1)
     lines = write_report({"whole run": [slow]}, around(2, cores=2)).splitlines()
-    assert "  moved to the device             10.0%" in lines
+    assert "  from loader to step             10.0%" in lines
+    on_cuda = write_report({"whole run": [slow]}, replace(around(2, cores=2), device="cuda"))
+    assert "  moved to the device             10.0%" in on_cuda.splitlines()
     assert lines[-2] == "the loader's time: decode 71%, other 13%, read 12%"
     assert lines[-1] == (
         "to change: make samples cheaper to load (decode takes 71% of their time: smaller images, "

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.stream import read_shard
 from lightning_shards.shards import urls as urls_module
@@ -36,7 +36,7 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         file = self.server.folder / Path(unquote(path)).name
         self.server.asked.append(self.path)
         if not file.exists():
-            self.send_error(404)
+            self.send_error(403 if "forbidden" in self.path else 404)
             return
         body = file.read_bytes()
         self.send_response(200)
@@ -88,7 +88,7 @@ def keys(url):
 
 def failure(url):
     """The message of the error that reading this shard gives, and all that a traceback shows."""
-    with pytest.raises(DamagedShardError) as caught:
+    with pytest.raises((DamagedShardError, ShardNotFoundError)) as caught:
         keys(url)
     return str(caught.value), "".join(traceback.format_exception(caught.value))
 
@@ -117,9 +117,16 @@ def test_leaving_a_stalled_download_does_not_wait_for_it(root, pack_shards):
 
 def test_a_shard_that_the_server_does_not_have_is_an_error(root, pack_shards):
     pack_shards([3])
-    message, _ = failure(f"http://{root}/gone.tar")
-    assert f"http://{root}/gone.tar cannot be read on after 0 samples" in message
-    assert "check that it can be fetched" in message
+    with pytest.raises(ShardNotFoundError) as caught:
+        keys(f"http://{root}/gone.tar")
+    gone = f"http://{root}/gone.tar does not exist: its server answers 404 Not Found; check the URL"
+    assert str(caught.value).startswith(gone)
+
+
+def test_a_shard_that_the_server_refuses_is_an_error(root, pack_shards):
+    pack_shards([3])
+    with pytest.raises(FileAccessError, match=r"may not be read: its server answers 403 Forbidden"):
+        keys(f"http://user:secret@{root}/forbidden.tar?sig=secret")
 
 
 def test_a_server_that_is_not_there_is_an_error():
@@ -183,6 +190,12 @@ def test_remote_shards_without_counts_are_resampled(pack_shards, load_labels):
     labels = load_labels("shard-00000{0,1}.tar", dataset_size=8)
     assert len(labels) == 8
     assert set(labels) <= set(range(6))
+
+
+@pytest.mark.parametrize("settings", [{}, {"dataset_size": 8}])
+def test_a_url_that_leads_nowhere_is_told_so_before_a_size_is_asked_for(load_labels, settings):
+    with pytest.raises(ShardNotFoundError, match=r"gone.tar does not exist: .* 404 Not Found"):
+        load_labels("gone.tar", **settings)
 
 
 def test_remote_shards_with_counts_are_served_once(server, pack_shards, load_labels):

@@ -207,7 +207,7 @@ def test_one_of_the_settings_is_recommended_with_a_sentence(totals):
     assert [chosen[name] for name in wanted] in [
         [row[name] for name in wanted] for row in found["settings"]
     ]
-    assert chosen["limit"] in ("trainer", "loader", "both")
+    assert chosen["limit"] in ("trainer", "loader", "both", "unsure")
     assert "samples/s" in chosen["sentence"]
 
 

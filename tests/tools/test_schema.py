@@ -49,6 +49,11 @@ def test_every_config_is_valid(path: Path, validator: Draft202012Validator) -> N
     validator.validate(yaml.safe_load(path.read_text()))
 
 
+def test_a_split_may_be_its_urls_alone(validator: Draft202012Validator) -> None:
+    urls = {"train": "a.tar", "val": ["a.tar", "b.tar"], "fields": {"label": "cls"}}
+    validator.validate({"data": urls})
+
+
 def test_sections_of_which_it_knows_nothing_are_left_open(validator: Draft202012Validator) -> None:
     validator.validate({"model": {"anything": 1}, "trainer": {"max_epochs": 3}, "seed": 1})
 

@@ -9,11 +9,9 @@ import socketserver
 import subprocess
 import sys
 import threading
-from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import islice
 from multiprocessing.util import Finalize
-from operator import itemgetter
 from types import ModuleType
 
 import psutil
@@ -48,14 +46,42 @@ def test_a_pool_without_a_process_or_a_batch_is_refused(name, value):
         ProcessPool(**{"num_workers": 1, name: value})
 
 
-def test_an_error_brings_the_stack_of_its_worker(pack_shards, make_source):
-    source = make_source(pack_shards([4]), transforms={"label": itemgetter("no such key")})
+def refuse(label):
+    raise RuntimeError(f"no {label}")
+
+
+def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(
+    pack_shards, make_source, caplog
+):
+    source = make_source(pack_shards([4]), transforms={"label": refuse})
+    with caplog.at_level("DEBUG", "lightning_shards"), pytest.raises(SampleError) as caught:
+        first_batch(ProcessPool(1, start_method="fork"), source)
+    cause = str(caught.value.__cause__)
+    assert "in refuse\n" in cause
+    assert "\nRuntimeError: no " in cause
+    assert "in _transformed" not in cause
+    assert "in _transformed" in caplog.text  # the whole stack
+
+
+def test_an_error_without_a_cause_brings_no_stack(pack_shards, make_source):
+    source = make_source(pack_shards([4]), fields={"label": "cls2"})
     with pytest.raises(SampleError) as caught:
         first_batch(ProcessPool(1, start_method="fork"), source)
-    (note,) = caught.value.__notes__
-    assert note.startswith("It happened in a worker process:\nTraceback")
-    assert "in _transformed" in note
-    assert "TypeError: 'int' object is not subscriptable" in note
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own
+@pytest.mark.parametrize("kind", ["transforms", "stages"])
+def test_a_function_that_cannot_be_sent_is_named_with_its_remedy(kind, pack_shards, make_source):
+    given = {"transforms": {"label": lambda label: label}, "stages": (lambda samples: samples,)}
+    source = make_source(pack_shards([4]), **{kind: given[kind]})
+    with pytest.raises(ConfigError) as caught:
+        first_batch(ProcessPool(1, start_method="spawn"), source)
+    named = {"transforms": "the transform of 'label' is ", "stages": "stages[0] is "}[kind]
+    assert str(caught.value).startswith(named)
+    assert "<lambda>, which cannot be sent to worker processes" in str(caught.value)
+    assert "at the top level of a module" in str(caught.value)
+    assert "pool='threads'" in str(caught.value)
 
 
 def crash_when_leaving(label):
@@ -77,9 +103,22 @@ def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(
 
 
 def test_an_error_that_is_not_ours_is_raised_too(pack_shards, make_source):
-    source = make_source(pack_shards([4]), stages=(partial(map, itemgetter("no such key")),))
+    source = _Broken(make_source(pack_shards([4])))
     with pytest.raises(KeyError, match="no such key"):
         first_batch(ProcessPool(1, start_method="fork"), source)
+
+
+class _Broken:
+    """A source of the user's own, with an error of its own."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def batches(self, place, cursor, arena=None):
+        raise KeyError("no such key")
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
 
 
 @pytest.mark.slow  # torch looks for the dead every five seconds

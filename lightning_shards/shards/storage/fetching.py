@@ -5,14 +5,25 @@ here. It is imported with the first remote shard, because it imports torch.
 """
 
 import re
+from base64 import b64encode
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from typing import IO, Any, Final, NamedTuple, cast
-from urllib.parse import quote
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import Request, urlopen
 
-from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    FileAccessError,
+    ShardError,
+    ShardNotFoundError,
+)
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.urls import (
@@ -24,6 +35,12 @@ from lightning_shards.shards.urls import (
 )
 
 _CHUNK: Final = 1 << 20
+
+_ANSWER_S: Final = 10.0
+"""Seconds to wait for a server that is asked why it refuses a shard."""
+
+_GONE: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_FORBIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 _ADDRESS = re.compile(r"https?://(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.%\w]+\]")
 """The start of a URL up to the end of an IPv6 address."""
@@ -183,6 +200,55 @@ def fetch_problem(error: Exception) -> str:
     return text.partition(" @ ")[0]
 
 
+def http_refusal(url: str) -> HTTPStatus | None:
+    """The status by which a server refuses an http(s) shard.
+
+    None if it gives the shard or does not answer, and for every other URL. This is one request.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        return None
+    parts = urlsplit(plain_url(url))
+    user, at, host = parts.netloc.rpartition("@")
+    headers = {"Range": "bytes=0-0"}
+    if at:
+        headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
+    try:
+        request = Request(parts._replace(netloc=host).geturl(), headers=headers)  # noqa: S310
+        with urlopen(request, timeout=_ANSWER_S):  # noqa: S310
+            return None
+    except HTTPError as error:
+        error.close()
+        return HTTPStatus(error.code) if error.code in set(HTTPStatus) else None
+    except (OSError, HTTPException, ValueError):
+        return None
+
+
+def require_given(url: str) -> None:
+    """Check that the server of an http(s) shard does not refuse it; every other URL passes.
+
+    Raises:
+        ShardNotFoundError: It answers that there is no such shard.
+        FileAccessError: It answers that the shard may not be read.
+    """
+    status = http_refusal(url)
+    if status is None:
+        return
+    if status in _GONE:
+        raise ShardNotFoundError(
+            f"{redact(url)} does not exist: its server answers {_shown(status)}; check the URL and "
+            "the numbers in its braces"
+        )
+    if status in _FORBIDDEN:
+        raise FileAccessError(
+            f"{redact(url)} may not be read: its server answers {_shown(status)}; check who may "
+            "read it, and whether its signature has expired"
+        )
+
+
+def _shown(status: HTTPStatus) -> str:
+    return f"{status.value} {status.phrase}"
+
+
 def _kill(stream: Any) -> None:
     """End the program of a Pipe; closing it would wait for a program that waits for its server."""
     stream.proc.kill()
@@ -202,6 +268,8 @@ def _fetch(url: str, file: IO[bytes]) -> None:
     except Exception as error:  # noqa: BLE001 whatever webdataset or its programs raise
         problem = f"{type(error).__name__}: {fetch_problem(error)}"
     if problem:  # raised outside `except`, so that the error with the URL is not its context
+        status = None if size else http_refusal(url)
+        problem = problem if status is None else f"the server answers {_shown(status)}"
         raise DamagedShardError(
             f"{redact(url)} cannot be fetched: after {size:,} bytes {problem}; check the URL, the "
             "network, and who may read it"

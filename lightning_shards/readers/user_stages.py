@@ -1,0 +1,48 @@
+"""The user's own stages and transforms: plain callables, by the names that errors call them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
+from lightning_shards.samples.collate import Sample
+
+Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
+
+
+@dataclass(frozen=True)
+class NamedStage:
+    """A stage whose errors name it by its number in `stages`."""
+
+    number: int
+    stage: Stage
+
+    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """The samples that the stage makes of these.
+
+        Raises:
+            TransformError: The stage raised an error, which is the cause of this one.
+            ShardError: What is read or decoded before the stage failed.
+        """
+        try:
+            yield from self.stage(samples)
+        except ShardError:
+            raise
+        except Exception as error:
+            leave_out_own_frames(error)
+            name = getattr(self.stage, "__name__", type(self.stage).__name__)
+            raise TransformError(
+                f"stages[{self.number}], which is {name}, failed: {type(error).__name__}: {error}; "
+                "it is called with an iterator of samples, each a dict of fields"
+            ) from error
+
+
+def named_callables(
+    transforms: Mapping[str, object], stages: Iterable[object] = ()
+) -> tuple[tuple[str, object], ...]:
+    """The user's transforms and stages, each with its name in errors."""
+    return (
+        *((f"the transform of {name!r}", transform) for name, transform in transforms.items()),
+        *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
+    )

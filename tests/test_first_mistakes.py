@@ -1,0 +1,252 @@
+"""The mistakes of a first hour: each ends in one sentence with a remedy, here in full."""
+
+import io
+import os
+import re
+import tarfile
+import threading
+from collections.abc import Callable
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, build
+from lightning_shards.cli import KeepConfigCallback, one_line
+from lightning_shards.errors import ShardError
+from lightning_shards.workers.pool import PoolDescription
+
+GIVES_WHOLE_BATCHES = (
+    "a ShardLoader gives whole batches, made by workers of its own: iterate over it, or give it to "
+    "the trainer, without a torch DataLoader around it; for a DataLoader of your own take "
+    "ShardDataset, which has one sample at each index"
+)
+FEW = "; if only few samples are bad: on_bad_sample='substitute' with max_bad trains without them"
+
+
+def write(name: str, members: list[bytes], suffix: str = "cls") -> None:
+    with tarfile.open(name, "w") as tar:
+        for number, data in enumerate(members):
+            info = tarfile.TarInfo(f"{number}.{suffix}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def module(urls: Any = "a.tar", **settings: Any) -> ShardDataModule:
+    split = SplitConfig(urls, sampling="sequential") if isinstance(urls, str) else urls
+    settings = {"fields": {"label": "cls"}, "batch_size": 2, "num_workers": 0} | settings
+    settings.setdefault("loader", LoaderConfig(cache_dir="cache"))
+    return ShardDataModule(split, **settings)
+
+
+def labels_of(*labels: str) -> None:
+    write("a.tar", [label.encode() for label in labels])
+    list(module().loader("train"))
+
+
+def lambda_with_processes() -> None:
+    loader = LoaderConfig(cache_dir="cache", multiprocessing_context="spawn")
+    data = module(transforms={"label": lambda label: label}, num_workers=1, loader=loader)
+    next(iter(data.loader("train")))
+
+
+def bad_image() -> None:
+    write("a.tar", [b"no image"] * 2, "png")
+    list(module(fields={"image": "png"}).loader("train"))
+
+
+def missing_url() -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            url = f"http://user:secret@127.0.0.1:{server.server_address[1]}/gone.tar?sig=secret"
+            module({"urls": url}).loader("train")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def other_checkpoint() -> None:
+    state = module().loader("train").state_dict()
+    write("b.tar", [b"1"] * 6)
+    module("{a,b}.tar").loader("train").load_state_dict(state)
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.open
+
+    def refuse(path: Any, *others: Any, **options: Any) -> int:
+        if str(path).endswith("a.tar"):
+            raise PermissionError(13, "Permission denied", path)
+        return plain(path, *others, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    module().loader("train")
+
+
+def loader_without_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    next(iter(module().loader("train")))
+
+
+MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
+    "a label that is no number": (
+        lambda: labels_of("1", "bag", "1", "1"),
+        (
+            "sample '1' of a.tar: member 'cls' (3 bytes) cannot be decoded as 'int' for field "
+            "'label': "
+            "invalid literal for int() with base 10: b'bag'; for texts set decode: {label: text}; "
+            "for "
+            "names of classes set decode: {label: class} and classes: {label: [...]}, or leave "
+            "classes "
+            f"out where a classes.json is beside the shards{FEW}"
+        ),
+    ),
+    "a lambda": (
+        lambda_with_processes,
+        (
+            "the transform of 'label' is lambda_with_processes.<locals>.<lambda>, which cannot be "
+            "sent "
+            "to worker processes (AttributeError: Can't pickle local object "
+            "'lambda_with_processes.<locals>.<lambda>'); define it at the top level of a module, "
+            "where "
+            "they can import it (no lambda, no function inside of a function), or take "
+            "pool='threads'"
+        ),
+    ),
+    "a bad image": (
+        bad_image,
+        (
+            "sample '0' of a.tar: member 'png' (8 bytes) cannot be decoded as 'rgb' for field "
+            "'image': "
+            "cannot identify image file <_io.BytesIO object at ADDRESS>; repair the shard, or name "
+            f"another decoder in `decode`{FEW}"
+        ),
+    ),
+    "a URL that leads nowhere": (
+        missing_url,
+        (
+            "http://127.0.0.1:PORT/gone.tar does not exist: its server answers 404 Not Found; "
+            "check "
+            "the URL and the numbers in its braces"
+        ),
+    ),
+    "a wrapped loader": (
+        lambda: next(iter(DataLoader(module().loader("train")))),
+        GIVES_WHOLE_BATCHES,
+    ),
+    "another checkpoint": (
+        other_checkpoint,
+        (
+            "the checkpoint is of other shards: its epoch has 4 samples, and the shards of this "
+            "run "
+            "(number of shards: 2, from 'a.tar' to 'b.tar') hold 10; their file names, order and "
+            "counts must be those of the run that saved it, whose config.yaml names its urls: set "
+            "these back to resume, or start anew with its weights alone: "
+            "Model.load_from_checkpoint(path), and fit without ckpt_path"
+        ),
+    ),
+    "no permission": (
+        unreadable,
+        "a.tar cannot be opened: Permission denied; give this user the right to read it",
+    ),
+    "a split of another type": (
+        lambda: module({"a.tar"}),
+        (
+            "train must be a SplitConfig, a dict of its settings, or shards alone as a path, a "
+            "pattern "
+            "or a list of them; got set"
+        ),
+    ),
+    "a plain string that matches nothing": (
+        lambda: module(["gone-*.tar"]).loader("train"),
+        (
+            "no file matches gone-*.tar; check the folder and the pattern, and that this machine "
+            "sees "
+            "the folder"
+        ),
+    ),
+    "a loader without ranks": (
+        loader_without_ranks,
+        (
+            "this is one of 2 processes, and its loader was made without rank and world_size: all "
+            "would get the same batches; with a Trainer, trainer.fit(model, datamodule=data) finds "
+            "out "
+            "the rank by itself; else make the loader with the numbers of its process: "
+            "data.loader(split, rank=rank, world_size=world_size), as in "
+            "trainer.distributed_sampler_kwargs"
+        ),
+    ),
+    "a typo in a class": (
+        lambda: ShardDataModule.from_config({"class_path": "lightning_shards.ShardDataModul"}),
+        (
+            "data.class_path cannot be imported: module 'lightning_shards' has no attribute "
+            "'ShardDataModul'; did you mean 'ShardDataModule'?"
+        ),
+    ),
+    "an empty tar": (
+        labels_of,
+        "the only shard of 'train' holds no sample; look at `urls`, or pack them again",
+    ),
+    "a label 0.5": (
+        lambda: labels_of("0.5", "1.5"),
+        (
+            "sample '0' of a.tar: member 'cls' (3 bytes) cannot be decoded as 'int' for field "
+            "'label': "
+            "invalid literal for int() with base 10: b'0.5'; for such numbers set decode: "
+            f"{{label: json}}{FEW}"
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own, of the lambda
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_in_one_sentence_with_a_remedy(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, message = MISTAKES[mistake]
+    write("a.tar", [b"1"] * 4)
+    patches = [monkeypatch] if make.__code__.co_argcount else []
+    with pytest.raises(ShardError) as caught:
+        make(*patches)
+    told = re.sub(r"0x[0-9a-f]+", "ADDRESS", one_line(caught.value))
+    assert re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", told) == message
+
+
+def test_too_many_workers_are_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "num_cpus", lambda: 2)
+    write("a.tar", [b"1"] * 4)
+    source = module().source("train")
+    assert build.describe("train", source, 1, PoolDescription("processes", 64)) == (
+        "train: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples "
+        "(0 dropped, 0 repeated); 64 workers of each rank on 2 cores start slowly"
+    )
+
+
+def test_a_second_run_keeps_the_first_ones_configuration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.yaml").touch()
+    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path, accelerator="cpu", devices=1)
+    parser: Any = None  # not asked, as nothing is saved
+    with caplog.at_level("INFO"):
+        KeepConfigCallback(parser, parser).setup(trainer, pl.LightningModule(), "fit")
+    assert caplog.messages[-1] == (
+        f"config.yaml exists in {tmp_path} and is kept, so the configuration of this run is not "
+        "saved; name another trainer.default_root_dir"
+    )
