@@ -101,3 +101,12 @@ def leave_out_own_frames(error: BaseException) -> None:
     while frame and frame.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.tb_next
     error.__traceback__ = frame
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun, for messages.
+
+    >>> count_of(1, "rank"), count_of(2_000, "shard")
+    ('1 rank', '2,000 shards')
+    """
+    return f"{number:,} {noun}{'s'[: number != 1]}"

@@ -278,7 +278,7 @@ def test_remote_shards_without_counts_cannot_be_served_once(sampling, make_modul
 
 def test_a_url_that_does_not_exist_is_named(make_module, urls):
     gone = urls[0].replace("000000", "{000000..000004}")
-    with pytest.raises(ShardNotFoundError, match=r"2 of 5 shards do not exist: .*000003.tar"):
+    with pytest.raises(ShardNotFoundError, match=r"2 of 5 shards missing: .*000003.tar"):
         make_module(SplitConfig(gone)).loader("train")
 
 

@@ -78,7 +78,7 @@ def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path: Path) -> 
     for each in (data, loader, loader.source, loader.pool, data.splits, loader.state_dict()):
         assert SECRET not in repr(each)
         assert SECRET not in str(each)
-    assert "1 shards" in repr(ShardIndex((URLS[0],), None))
+    assert "1 shard," in repr(ShardIndex((URLS[0],), None))
 
 
 @pytest.mark.parametrize(

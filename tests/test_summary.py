@@ -104,7 +104,7 @@ def test_a_loader_says_what_an_epoch_is(make_module, urls):
         f"ShardLoader of rank 1 of 2: {epoch}, 2 steps of 2 x 2 samples, {made}"
     )
     limited = module.loader("train").with_epoch(1)
-    assert repr(limited) == f"ShardLoader: {epoch}, 1 steps of 1 x 2 samples, {made}"
+    assert repr(limited) == f"ShardLoader: {epoch}, 1 step of 1 x 2 samples, {made}"
     assert limited._repr_html_() == f"<p>{limited!r}</p>".replace("'", "&#x27;")
 
 
@@ -219,7 +219,7 @@ def test_a_transform_that_cannot_be_copied_is_used_as_it_is(make_module, urls):
 
 def test_what_cannot_be_peeked_at_is_a_clear_error(make_module, urls):
     module = make_module(SplitConfig(urls), test=SplitConfig("/nowhere/a.tar"), batch_size=50)
-    with pytest.raises(PlanError, match="11 samples do not fill one step of 1 ranks x 50"):
+    with pytest.raises(PlanError, match="11 samples do not fill one step of 1 rank x 50"):
         module.peek("train")
     with pytest.raises(ConfigError, match="there is no 'val' split"):
         module.peek("val")

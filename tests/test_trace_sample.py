@@ -6,7 +6,7 @@ from lightning_shards.readers.read_ahead import ReadBuffer
 from tests.trace_sample import moves_of, one_batch_read_ahead, trace_sample
 
 MOST_MOVES = 20
-MOST_CALLS = 45
+MOST_CALLS = 46
 MOST_CALLERS = 2
 
 

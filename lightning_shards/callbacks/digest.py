@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.collectives import gather
-from lightning_shards.errors import DigestError, SampleError
+from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import Served, ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
@@ -168,8 +168,8 @@ def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:
 def _size(report: _RankReport, world_size: int) -> str:
     resumed = f" from sample {report.begin.samples:,} on" if report.begin.samples else ""
     samples = report.samples - report.begin.samples
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    return f"{samples:,} samples in {report.steps:,} steps of {ranks}{resumed}"
+    steps, ranks = count_of(report.steps, "step"), count_of(world_size, "rank")
+    return f"{count_of(samples, 'sample')} in {steps} of {ranks}{resumed}"
 
 
 def _loss(bad: Counter[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError, PlanError, count_of
 
 Remainder = Literal["drop", "pad", "balanced"]
 """What happens to the samples that fill no whole step."""
@@ -109,7 +109,7 @@ class EpochPlan:
             raise PlanError(
                 "the data set has no samples; check the shard pattern and the counts in its index"
             )
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        ranks = count_of(self.world_size, "rank")
         raise PlanError(
             f"{self.samples} samples do not fill one step of {ranks} x "
             f"{self.batch_size} samples; lower the batch size or set remainder='pad'"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from lightning_shards.errors import count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan
@@ -52,10 +53,10 @@ class SourceDescription:
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""
         num_shards = 0 if self.index is None else self.index.num_shards
-        shards = {0: "", 1: " from 1 shard"}.get(num_shards, f" from {num_shards:,} shards")
+        shards = f" from {count_of(num_shards, 'shard')}" if num_shards else ""
         return (
             f"{plan.samples:,} samples{shards}, {self.sampling} by the {self.reader} reader, "
-            f"{steps:,} steps of {plan.world_size} x {plan.batch_size} samples"
+            f"{count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"
         )
 
 

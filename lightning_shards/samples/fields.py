@@ -18,6 +18,7 @@ from lightning_shards.errors import (
     SampleError,
     TransformError,
     UnsafeError,
+    count_of,
     leave_out_own_frames,
 )
 from lightning_shards.samples import images
@@ -150,7 +151,7 @@ class Field:
         except Exception as error:
             leave_out_own_frames(error)
             raise SampleError(
-                f"{where}: member {suffix!r} ({len(data)} bytes) cannot be decoded as "
+                f"{where}: member {suffix!r} ({count_of(len(data), 'byte')}) cannot be decoded as "
                 f"{decoder!r} for field {self.name!r}: {error}; "
                 f"{decode_remedy(self.name, decoder, data)}"
             ) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import IndexMismatchError
+from lightning_shards.errors import IndexMismatchError, count_of
 from lightning_shards.shards.counts.cache import CountsCache
 from lightning_shards.shards.counts.count_files import (
     CountClaim,
@@ -93,7 +93,7 @@ class ShardIndex:
 
     def __repr__(self) -> str:
         """Numbers only, because URLs may hold passwords, and there may be 10^6 of them."""
-        return f"ShardIndex({self.num_shards} shards, {self.samples} samples)"
+        return f"ShardIndex({count_of(self.num_shards, 'shard')}, {self.samples} samples)"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardIndex):

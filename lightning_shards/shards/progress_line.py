@@ -33,7 +33,12 @@ def progress_line(
         yield lambda: None
         return
     text = f"{verb} {{n}} of {{total}}{{desc}}"  # the folder may contain braces
-    with _Bar(total=total, desc=f" shards in {where or '.'}", bar_format=text, miniters=1) as bar:
+    with _Bar(
+        total=total,
+        desc=f" shard{'s'[: total != 1]} in {where or '.'}",
+        bar_format=text,
+        miniters=1,
+    ) as bar:
         yield bar.update
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
-from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
+from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
 from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
 from lightning_shards.shards.regular_files import open_regular
 
@@ -161,7 +161,7 @@ def require_local_shards(urls: Sequence[str]) -> None:
         else f"the folder {folder} does not exist on this machine: check the path and the mount"
     )
     raise ShardNotFoundError(
-        f"{len(missing)} of {len(urls)} shards do not exist: {named}{more}; {remedy}"
+        f"{len(missing)} of {count_of(len(urls), 'shard')} missing: {named}{more}; {remedy}"
     )
 
 

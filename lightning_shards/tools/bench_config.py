@@ -16,7 +16,7 @@ from lightning_shards.cli import ShardArgumentParser, ShardCLI
 from lightning_shards.config import LoaderConfig, SplitConfig
 from lightning_shards.config_files import read_setting
 from lightning_shards.datamodule import ShardDataModule
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.parsing import plain_message
 from lightning_shards.profiling.measuring import Fit
 from lightning_shards.readers.stream import read_shard
@@ -184,7 +184,7 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 def _first_suffixes(urls: Sequence[str]) -> list[str]:
     for sample in _first_samples(urls):
         return [name for name in sample if not name.startswith("__")]
-    raise ConfigError(f"the {len(urls)} shards of --urls hold no sample")
+    raise ConfigError(f"--urls names {count_of(len(urls), 'shard')} without a sample")
 
 
 def _first_samples(urls: Sequence[str]) -> Iterator[dict[str, Any]]:

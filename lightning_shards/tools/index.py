@@ -13,6 +13,7 @@ from lightning_shards.dataprep.indexes.indexing import (
     write_index,
 )
 from lightning_shards.dataprep.inspection.survey import Survey, survey
+from lightning_shards.errors import count_of
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
 from lightning_shards.tools.shard_options import add_shard_options, shards_of
@@ -85,7 +86,8 @@ def _document(found: Survey, written: Sequence[Path]) -> dict[str, Any]:
 
 def _print(found: Survey, written: Sequence[Path]) -> None:
     print_findings(found.findings)
-    print(f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}")
+    samples, shards = count_of(found.samples, "sample"), count_of(len(found.shards), "shard")
+    print(f"{samples} in {shards}, {human(found.size_bytes)}")
     for path in written[-_MAX_NAMED:]:
         print(f"wrote {path}")
     if len(written) > _MAX_NAMED:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lightning_shards.dataprep.inspection.contents import Content, class_counts, contents_of
 from lightning_shards.dataprep.inspection.survey import FieldSizes, Survey, survey
+from lightning_shards.errors import count_of
 from lightning_shards.tools.console import (
     FAILED,
     human,
@@ -114,7 +115,8 @@ def _field(sizes: FieldSizes) -> dict[str, Any]:
 
 
 def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]) -> None:
-    print(f"{found.samples:,} samples in {len(found.shards):,} shards, {human(found.size_bytes)}")
+    held = f"{count_of(found.samples, 'sample')} in {count_of(len(found.shards), 'shard')}"
+    print(f"{held}, {human(found.size_bytes)}")
     samples, size = document["samples_per_shard"], document["bytes_per_shard"]
     print(
         f"a shard: {samples['least']:,} to {samples['most']:,} samples (median "

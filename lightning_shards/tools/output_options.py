@@ -16,7 +16,7 @@ from typing import Any, Final
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.packing import Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
 from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.tools.console import add_run_options, human, printable
@@ -131,7 +131,8 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
     for data_set in written.data_sets.values():
         size = human(data_set.size_bytes)
         print(
-            f"{data_set.samples:,} samples in {data_set.shards:,} shards, {size}: {data_set.urls}"
+            f"{count_of(data_set.samples, 'sample')} in {count_of(data_set.shards, 'shard')}, "
+            f"{size}: {data_set.urls}"
         )
     samples = len(listing.catalog)
     fields = listing.catalog.field_counts()
@@ -145,7 +146,7 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
         paths = ", ".join(str(options.out / split / CLASSES) for split in written.data_sets)
         print(f"{len(listing.classes):,} classes of the field {CLASS_SUFFIX}: {paths}")
     if written.kept_shards:
-        print(f"{written.kept_shards:,} shards were there already")
+        print(f"there already: {count_of(written.kept_shards, 'shard')}")
     smallest = min(written.data_sets.values(), key=lambda data_set: data_set.payload_share)
     if smallest.payload_share < _LEAST_PAYLOAD:
         print(_overhead_note(smallest))

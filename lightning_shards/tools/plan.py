@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.footprint import DataShape, Workers, footprint
 from lightning_shards.tools.console import human, run_tool, table
 
@@ -219,11 +219,11 @@ def _sizes(plan: Any, step: int) -> list[int]:
 def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     size, batch = document["bytes"], document["batch_bytes"]
     head = (
-        f"{document['split']}: {document['samples']:,} samples in {document['shards']:,} shards, "
-        f"{_size(size)}, {document['sampling']} by the {document['reader']} reader, "
-        f"{document['remainder']}; a batch of {document['batch_size']:,} is {_size(batch)}"
+        f"{document['split']}: {count_of(document['samples'], 'sample')} in "
+        f"{count_of(document['shards'], 'shard')}, {_size(size)}, {document['sampling']} by the "
+        f"{document['reader']} reader, {document['remainder']}; a batch of "
+        f"{document['batch_size']:,} is {_size(batch)}"
     )
-    lines = [head]
     cells = [["ranks", *(f"{row['world_size']:,}" for row in rows)]]
     for label, key, show in (
         ("steps per rank", "steps", _count),
@@ -244,14 +244,14 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         ("a node: shuffle buffers", "buffer_bytes", _size),
     ):
         cells.append([label, *(show(row[key]) for row in rows)])
-    lines.append(table(cells))
+    lines = [head, table(cells)]
     if document["note"]:
         lines.append(f"note: {document['note']}")
     empty = [row["world_size"] for row in rows if not row["steps"]]
     if empty:
         lines.append(
-            f"note: with {empty[0]} ranks no step is full; lower the batch size, or take "
-            "remainder='pad'"
+            f"note: with {count_of(empty[0], 'rank')} no step is full; lower the batch size, or "
+            "take remainder='pad'"
         )
     lines += _drop_notes(document["samples"], rows)
     lines += _shm_notes(rows)
@@ -265,7 +265,11 @@ def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
     remarks = {
         row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]
     }
-    return [f"note: with {size} ranks it {remark}" for size, remark in remarks.items() if remark]
+    return [
+        f"note: with {count_of(size, 'rank')} it {remark}"
+        for size, remark in remarks.items()
+        if remark
+    ]
 
 
 def _shm_notes(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -18,6 +18,7 @@ from lightning_shards.dataprep.inspection.contents import Content
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.survey import FieldSizes, ShardSurvey, Survey
 from lightning_shards.dataprep.inspection.thumbnails import Thumbnail
+from lightning_shards.errors import count_of
 from lightning_shards.tools.console import human, printable
 from lightning_shards.tools.page_style import STYLE
 
@@ -300,7 +301,7 @@ def _shards(shards: Sequence[ShardSurvey]) -> ET.Element:
     titles = _element("tr", *(_element("th", title) for title in ("shard", "samples", "size")))
     table = _element("table", _element("thead", titles), _element("tbody", *rows))
     rest = len(shards) - len(rows)
-    summary = _element("summary", f"{len(shards):,} shards" if len(shards) > 1 else "1 shard")
+    summary = _element("summary", count_of(len(shards), "shard"))
     more = [_element("p", f"and {rest:,} more", class_="note")] if rest else []
     is_open = {"open": ""} if len(shards) <= _FEW_SHARDS else {}
     return _section("Shards", _element("details", summary, table, *more, **is_open))

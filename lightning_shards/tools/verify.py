@@ -13,6 +13,7 @@ from lightning_shards.dataprep.writing.class_files import (
     require_no_other_classes,
     write_classes,
 )
+from lightning_shards.errors import count_of
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.tools.console import (
     FAILED,
@@ -101,4 +102,4 @@ def _print(checked: Checked, num_shards: int) -> None:
         if len(repair.lost) > _MAX_LOST:
             print(f"  and {len(repair.lost) - _MAX_LOST:,} more, in {REPORT}")
     verdict = f"{len(checked.failures):,} problems" if checked.failures else "all is well"
-    print(f"{num_shards:,} shards, {checked.samples:,} samples: {verdict}")
+    print(f"{count_of(num_shards, 'shard')}, {count_of(checked.samples, 'sample')}: {verdict}")

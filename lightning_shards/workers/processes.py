@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.errors import ConfigError, WorkerError, count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
@@ -319,10 +319,10 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
         mib = 2**20
         raise ConfigError(
             f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
-            f"{needed / mib:,.0f} MiB: {pool.ranks} ranks x {pool.num_workers} workers x "
-            f"{buffers} messages of {size / mib:,.1f} MiB. Enlarge it "
-            "(docker run --shm-size), or lower prefetch_factor, num_workers or batch_size; "
-            "pool='threads' needs none"
+            f"{needed / mib:,.0f} MiB: {count_of(pool.ranks, 'rank')} x "
+            f"{count_of(pool.num_workers, 'worker')} x {count_of(buffers, 'message')} of "
+            f"{size / mib:,.1f} MiB. Enlarge it (docker run --shm-size), or lower prefetch_factor, "
+            "num_workers or batch_size; pool='threads' needs none"
         )
 
 

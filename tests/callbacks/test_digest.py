@@ -21,7 +21,7 @@ from lightning_shards import (
     SplitConfig,
 )
 from lightning_shards.callbacks import digest as digest_module
-from lightning_shards.errors import DigestError, SampleError
+from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.collate import BadSample, make_batch
@@ -164,7 +164,8 @@ def test_an_epoch_that_ends_early_is_proven_as_far_as_it_went(
     options, samples, make_data, make_trainer, said
 ):
     make_trainer(**options).fit(Model(), make_data())
-    assert said()["epoch 0"].startswith(f"{samples} samples in {samples // 4} steps")
+    steps = count_of(samples // 4, "step")
+    assert said()["epoch 0"].startswith(f"{samples} samples in {steps} of")
 
 
 def test_a_resumed_epoch_is_proven_from_where_it_was_resumed(

@@ -57,7 +57,7 @@ def killed(
         "block_at": 3,
     }
     with start_ranks(folder, [case]):
-        assert wait_for(lambda: all(blocked(folder, rank) for rank in RANKS), within_s=90)
+        assert wait_for(lambda: all(blocked(folder, rank) for rank in RANKS), within_s=200)
         found = {rank: dict(blocked(folder, rank) or {}) for rank in RANKS}
         for rank in RANKS:
             children = psutil.Process(found[rank]["pid"]).children(recursive=True)

@@ -85,7 +85,9 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
         decode("cls", b"seven")
     assert str(caught.value).startswith("sample 'k' of https://h/0.tar: member 'cls' (5 bytes)")
     assert "as 'int' for field 'x'" in str(caught.value)
-    assert "name another decoder in `decode`" in str(caught.value)
+    assert "for texts set decode: {x: text}; for names of classes set" in str(caught.value)
+    with pytest.raises(SampleError, match="repair the shard, or name another decoder in `decode`"):
+        decode("cls", b"\xff")
 
 
 @pytest.mark.parametrize(

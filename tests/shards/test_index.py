@@ -190,7 +190,7 @@ def test_a_scan_shows_its_progress_when_asked(write_shards, load, capsys):
     load(urls[:1])
     assert capsys.readouterr().err == ""  # not a terminal
     load(urls, show_progress=True)
-    assert capsys.readouterr().err.split("\r")[-1].startswith("counted 1 of 1 shards in /")
+    assert capsys.readouterr().err.split("\r")[-1].startswith("counted 1 of 1 shard in /")
     load(urls, show_progress=True)
     assert capsys.readouterr().err == ""  # all in the cache
 
@@ -198,5 +198,5 @@ def test_a_scan_shows_its_progress_when_asked(write_shards, load, capsys):
 def test_a_missing_shard_comes_before_all_else(write_shards, load, forbid_scans):
     urls = write_shards([3])
     forbid_scans()
-    with pytest.raises(ShardNotFoundError, match=r"1 of 2 shards do not exist: .*999.tar"):
+    with pytest.raises(ShardNotFoundError, match=r"1 of 2 shards missing: .*999.tar"):
         load([*urls, urls[0].replace("000.tar", "999.tar")])

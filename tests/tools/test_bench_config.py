@@ -45,5 +45,5 @@ def test_named_fields_and_decoders_are_taken(batch_of):
 
 
 def test_shards_without_samples_are_an_error(batch_of, pack_shards):
-    with pytest.raises(ConfigError, match="the 1 shards of --urls hold no sample"):
+    with pytest.raises(ConfigError, match="--urls names 1 shard without a sample"):
         batch_of(urls=pack_shards([0], "none"))

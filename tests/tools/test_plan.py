@@ -125,7 +125,7 @@ def test_a_plan_remarks_which_worlds_drop_more_than_one_percent(config, capsys):
     """Of 23 samples 3 are dropped by one rank and by two, and 64 ranks have no step at all."""
     plan.main(["--config", str(config(batch_size=10)), "--world-size", "1,2,64"])
     out = capsys.readouterr().out
-    assert "note: with 1 ranks it drops 3 of 23 samples (13.0 %) in each epoch" in out
+    assert "note: with 1 rank it drops 3 of 23 samples (13.0 %) in each epoch" in out
     assert out.count(" it drops ") == 2
 
 

@@ -223,7 +223,7 @@ def test_errors_and_progress_name_the_url_and_not_the_copy(run, folder, root, tm
     assert repairs[url]["lost"][""].startswith(f"{url} is empty")
     for scan in (survey, check_shards):
         scan([f"{url}?sig=secret"], cache=CacheFolder(tmp_path / "cache"), show_progress=True)
-        assert f"1 of 1 shards in {root}\n" in capsys.readouterr().err
+        assert f"1 of 1 shard in {root}\n" in capsys.readouterr().err
 
 
 def test_a_tar_that_was_uploaded_cut_is_damaged(run, folder, root, tmp_path):

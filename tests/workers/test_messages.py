@@ -323,10 +323,10 @@ def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeyp
     with pytest.raises(ConfigError) as caught:
         ProcessPool(2, **large)
     assert "has 100 MiB free, and the workers need 160 MiB" in str(caught.value)
-    assert "1 ranks x 2 workers x 4 messages of 20.0 MiB" in str(caught.value)
+    assert "1 rank x 2 workers x 4 messages of 20.0 MiB" in str(caught.value)
     assert "--shm-size" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"need 640 MiB: 8 ranks x 1 workers"):
+    with pytest.raises(ConfigError, match=r"need 640 MiB: 8 ranks x 1 worker x"):
         ProcessPool(1, ranks=8, **large)
-    with pytest.raises(ConfigError, match=r"need 160 MiB: 1 ranks x 10 workers x 4 messages of 4"):
+    with pytest.raises(ConfigError, match=r"need 160 MiB: 1 rank x 10 workers x 4 messages of 4"):
         ProcessPool(10, start_method="fork", batch=BatchBytes(shared=2**20))
     require_shared_memory(fits, str(tmp_path / "none"))  # other systems have no such folder

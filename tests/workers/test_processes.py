@@ -245,10 +245,19 @@ def descendants_left(owner, end):
     names = sorted(process.name() for process in descendants)
     end(owner)
     owner.wait(timeout=30)
-    _, alive = psutil.wait_procs(descendants, timeout=5)
+    _, left = psutil.wait_procs(descendants, timeout=5)
+    alive = [process for process in left if not has_ended(process)]
     for process in alive:
         process.kill()
     return names, alive
+
+
+def has_ended(process):
+    """Whether nothing of a process is left but its status, which its parent may fetch late."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.slow
