@@ -93,6 +93,11 @@ def require_same(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
                 f"{ways_out}"
             )
+    if "shards" in expected and "classes" in state and "classes" not in expected:
+        raise StateError(
+            f"the checkpoint was made with classes={_shown(state['classes'])}, this run decodes no "
+            f"label by names of classes; {ways_out}"
+        )
 
 
 def _other_shards(epoch_samples: object, index: ShardIndex) -> str:
