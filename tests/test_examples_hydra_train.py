@@ -30,11 +30,12 @@ def run(tmp_path: Path, forked_programs: ForkedPrograms) -> Callable[..., tuple[
 def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_logs(
     tmp_path: Path, run: Callable[..., tuple[int, str]]
 ) -> None:
-    options = ["data.num_workers=0", "data.batch_size=50", "trainer.max_epochs=1"]
+    options = ["data.num_workers=1", "data.batch_size=50", "trainer.max_epochs=1"]
     status, output = run("data=each_once", *options)
     assert status == 0, output
     assert "shuffled by the indexed reader, 30 steps of 1 x 50 samples" in output
     assert "val accuracy: " in output
+    assert "leaked" not in output  # semaphores of the workers
     [saved] = tmp_path.glob("outputs/*/*/.hydra/config.yaml")
     assert OmegaConf.load(saved).data.train.sampling == "shuffled"
     assert list(saved.parents[1].glob("lightning_logs/version_0/checkpoints/*.ckpt"))
