@@ -10,6 +10,7 @@ not know this package can still use ``except ValueError``::
     ├── UrlError (ValueError)               a pattern of shards that cannot be read
     ├── ShardNotFoundError (FileNotFoundError)   a shard, or all that a pattern should have matched
     ├── FileAccessError (OSError)           a file that exists and cannot be opened or read
+    ├── StorageError (OSError)              a remote object that could not be read or written
     ├── IndexMismatchError (ValueError)     two sources of counts, or counts and shard, disagree
     ├── DamagedShardError (OSError)         a tar whose bytes are not what a tar holds
     ├── SampleError (ValueError)            one sample cannot be turned into a batch row
@@ -54,6 +55,10 @@ class ShardNotFoundError(ShardError, FileNotFoundError):
 
 class FileAccessError(ShardError, OSError):
     """A file exists and cannot be used: no permission, a fifo or folder, or too large."""
+
+
+class StorageError(ShardError, OSError):
+    """Bytes of a remote object could not be fetched or written, after all retries."""
 
 
 class IndexMismatchError(ShardError, ValueError):
@@ -106,7 +111,8 @@ def leave_out_own_frames(error: BaseException) -> None:
 def count_of(number: int, noun: str) -> str:
     """A number with its noun, for messages.
 
-    >>> count_of(1, "rank"), count_of(2_000, "shard")
-    ('1 rank', '2,000 shards')
+    >>> count_of(1, "rank"), count_of(2_000, "shard"), count_of(2, "process")
+    ('1 rank', '2,000 shards', '2 processes')
     """
-    return f"{number:,} {noun}{'s'[: number != 1]}"
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -87,7 +87,7 @@ class Footprint:
 def buffers_per_worker(prefetch_factor: int) -> int:
     """Shared buffers that one worker process needs, one for each message in shared memory.
 
-    torch asks a worker for message number k + prefetch_factor when it hands out number k. While
+    A worker may begin message number k + prefetch_factor when the trainer takes number k. While
     the worker makes that message, those from number k on may be on their way or in use. One more
     buffer is left to the trainer, for the batches that it works with. (A message that is larger
     than any before it needs another buffer for a moment.)

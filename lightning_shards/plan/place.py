@@ -17,12 +17,14 @@ class Place:
         world_size: Number of data-parallel ranks.
         worker: Number of this worker within its rank, 0 <= worker < num_workers.
         num_workers: Number of workers that share the batches of this rank, at least 1.
+        num_nodes: Number of nodes that the ranks are spread over evenly, in their order.
     """
 
     rank: int = 0
     world_size: int = 1
     worker: int = 0
     num_workers: int = 1
+    num_nodes: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a place outside its own world.
@@ -36,6 +38,19 @@ class Place:
         ):
             if not 0 <= value < total:
                 raise ConfigError(f"{name} must be from 0 to {total - 1}, got {value} of {total}")
+
+    @property
+    def ranks_of_node(self) -> range:
+        """The ranks of the node of this one; all if they cannot be spread evenly.
+
+        >>> Place(rank=5, world_size=8, num_nodes=2).ranks_of_node
+        range(4, 8)
+        """
+        if self.world_size % self.num_nodes:
+            return range(self.world_size)
+        ranks = self.world_size // self.num_nodes
+        first = self.rank - self.rank % ranks
+        return range(first, first + ranks)
 
     def with_worker(self, worker: int, num_workers: int) -> "Place":
         """The place of one worker of this rank."""

@@ -39,12 +39,16 @@ _REMEDIES: Final = {
 
 
 @contextmanager
-def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, None]:
+def new_file(
+    path: Path, *, mode: int = _PUBLIC, outlives_power: bool = True
+) -> Generator[BinaryIO, None, None]:
     """A file to write, put at `path` when the block ends; after an error `path` is as before.
 
     Args:
         path: Where the file goes. A link there is replaced; the file it points to is not touched.
         mode: Permissions of the file.
+        outlives_power: Whether the file must be whole after a power cut, too, which takes the disk
+            some ms. It need not where a reader sees that it is not whole, and makes it again.
 
     Raises:
         FileAccessError: `path` is a folder, a fifo or the like, or cannot be written.
@@ -58,7 +62,7 @@ def new_file(path: Path, *, mode: int = _PUBLIC) -> Generator[BinaryIO, None, No
         with file:
             try:
                 yield file
-                _publish(file, part, path)
+                _publish(file, part, path, is_synced=outlives_power)
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -118,11 +122,12 @@ def not_written(path: Path, error: OSError) -> OSError:
     return FileAccessError(f"{path} cannot be written: {error.strerror or error}; {remedy}")
 
 
-def _publish(file: BinaryIO, part: Path, path: Path) -> None:
-    """Sync a written file to the disk and give it its name."""
+def _publish(file: BinaryIO, part: Path, path: Path, *, is_synced: bool) -> None:
+    """Give a written file its name, synced to the disk first."""
     try:
         file.flush()
-        os.fsync(file.fileno())  # a power cut could leave the name without the contents
+        if is_synced:
+            os.fsync(file.fileno())  # a power cut could leave a name without contents
         part.replace(path)
     except OSError as error:
         raise not_written(path, error) from error

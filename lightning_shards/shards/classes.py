@@ -30,6 +30,11 @@ _MOST_COMPARED = 500
 
 DIGEST_LENGTH: Final = 16  # hex digits
 
+ClassFiles = Mapping[str, str]
+"""By URL of a remote folder what is in its `classes.json`; bytes that are not UTF-8 as surrogates.
+
+A folder that has none is left out."""
+
 _FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
 
 _log = logging.getLogger(__name__)
@@ -131,35 +136,26 @@ def read_classes(folder: str) -> ClassNames | None:
     """
     path = Path(folder) / CLASSES
     data = read_beside(path)
-    if data is None:
-        return None
-    try:
-        content: object = json.loads(data, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}; write {_FORM}") from error
-    if isinstance(content, _Pairs):
-        return _checked(content, str(path))
-    if isinstance(content, list):
-        return numbered(cast("list[object]", content), str(path))
-    raise ConfigError(f"{path} holds {type(content).__name__}; write {_FORM}")
+    return None if data is None else _parsed(data, str(path))
 
 
-def agreed_classes(urls: Iterable[str]) -> ClassNames:
+def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames:
     """The classes that every folder of these shards has.
 
+    Args:
+        urls: The shards.
+        remote: What was found in the remote folders among theirs.
+
     Raises:
-        ConfigError: A folder is remote or has none, or two folders have different ones.
+        ConfigError: A folder has none, or two folders have different ones.
     """
-    folders = _folders(urls)
-    found = {folder: read_classes(folder) if is_local(folder) else None for folder in folders}
+    found = {folder: _classes_in(folder, remote or {}) for folder in _folders(urls)}
     for folder, classes in found.items():
         if classes is None:
-            place = f"{folder or '.'} has none that can be read; write one there, {_FORM}, or"
-            if not is_local(folder):
-                place = f"{redact(folder)} is remote, where it is not looked for;"
             raise ConfigError(
                 f"the decoder 'class' takes the numbers of classes from {CLASSES} beside the "
-                f"shards, and {place} give the names in the configuration, as in "
+                f"shards, and {redact(folder) or '.'} has none that can be read; write one there, "
+                f"{_FORM}, or give the names in the configuration, as in "
                 "classes: {label: [cat, dog]}"
             )
     classes = _same(found)
@@ -167,8 +163,12 @@ def agreed_classes(urls: Iterable[str]) -> ClassNames:
     return classes
 
 
-def known_classes(urls: Iterable[str]) -> ClassNames | None:
+def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames | None:
     """The classes that the folders of these shards have as far as they have any, with warnings.
+
+    Args:
+        urls: The shards.
+        remote: What was found in the remote folders among theirs.
 
     Raises:
         ConfigError: Two folders have different ones.
@@ -176,7 +176,7 @@ def known_classes(urls: Iterable[str]) -> ClassNames | None:
     found: dict[str, ClassNames | None] = {}
     for folder in _folders(urls):
         try:
-            found[folder] = read_classes(folder) if is_local(folder) else None
+            found[folder] = _classes_in(folder, remote or {})
         except ConfigError as error:
             _log.warning("passed over: %s", error)
     classes = _same(found)
@@ -184,6 +184,28 @@ def known_classes(urls: Iterable[str]) -> ClassNames | None:
     if classes is not None and absent:
         _log.warning("%s is taken for %s, too, which has none", classes.source, redact(absent[0]))
     return classes
+
+
+def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
+    if is_local(folder):
+        return read_classes(folder)
+    text = remote.get(folder)
+    if text is None:
+        return None
+    return _parsed(text.encode("utf-8", "surrogateescape"), f"{redact(folder)}/{CLASSES}")
+
+
+def _parsed(data: bytes, source: str) -> ClassNames:
+    """The classes in the bytes of a `classes.json`; errors as of `read_classes`."""
+    try:
+        content: object = json.loads(data, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is no JSON: {error}; write {_FORM}") from error
+    if isinstance(content, _Pairs):
+        return _checked(content, source)
+    if isinstance(content, list):
+        return numbered(cast("list[object]", content), source)
+    raise ConfigError(f"{source} holds {type(content).__name__}; write {_FORM}")
 
 
 class _Pairs(list[tuple[str, object]]):

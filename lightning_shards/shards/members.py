@@ -8,7 +8,7 @@ read is an error that names the shard.
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -23,8 +23,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import ShardStat, Storage
-from lightning_shards.shards.tar.plain_runs import scan_samples
+from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
+from lightning_shards.shards.tar.plain_runs import SampleRun, scan_samples
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import damaged
 from lightning_shards.shards.urls import redact
@@ -212,13 +212,20 @@ def scan_members(
             crcs.extend(map(data.crc32, run.offsets.data, run.sizes.data))
     if shard_stat(url, storage) != stamp:
         raise damaged("changed while it was read: a program still writes it", url, 0)
+    return table_of_samples(run, stamp, np.array(crcs) if with_crc32 else None)
+
+
+def table_of_samples(
+    run: SampleRun, stamp: tuple[int, int], crc32s: NDArray[np.uint32] | None
+) -> MemberTable:
+    """The table of these samples, which are all of a shard; `crc32s` are those of its members."""
     return MemberTable(
         keys=np.frombuffer(run.keys, np.uint8),
         key_starts=_starts(run.key_lengths),
         sample_starts=_starts(run.num_members),
         offsets=_frozen(run.offsets),
         sizes=_frozen(run.sizes),
-        crc32=_frozen(np.array(crcs)) if with_crc32 else None,
+        crc32=None if crc32s is None else _frozen(crc32s),
         suffix_ids=_frozen(run.suffix_ids.astype(np.uint32)),
         suffixes=tuple(run.suffixes),
         file_size=stamp[0],
@@ -229,19 +236,6 @@ def scan_members(
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions at which parts of these lengths begin, and the end of the last one."""
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
-
-
-def shard_stat(url: str, storage: Storage) -> ShardStat:
-    """Size and version of what is at this URL now; it is not held open.
-
-    Raises:
-        ShardNotFoundError: There is no such shard.
-        FileAccessError: This process may not or cannot read it.
-    """
-    try:
-        return storage.stat(url)
-    finally:
-        storage.close(url)
 
 
 class ShardReader:
@@ -255,6 +249,7 @@ class ShardReader:
         path: Path of a local tar, or a URL of the storage.
         table: What the shard holds.
         storage: What reads the tar; None for local files.
+        on_change: Called before the error that says that a shard was replaced.
 
     Attributes:
         url: The tar.
@@ -273,20 +268,28 @@ class ShardReader:
         path: str | os.PathLike[str],
         table: MemberTable,
         storage: Storage | None = None,
+        *,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
-        self.url = os.fspath(path)
+        self.url, self._on_change = os.fspath(path), on_change
         self.storage = LocalStorage() if storage is None else storage
         self.table, self.is_closed = table, False
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
+        if self.storage.is_remote:
+            return  # each read compares what the shard is
         stat = self.storage.stat(self.url)
         if stat.size != table.file_size or self.expected not in (None, stat):
             self.close()
-            raise self._changed(stat.size)
+            raise self._changed(stat)
 
     @property
     def expected(self) -> tuple[int, int] | None:
-        """What the tar must be when it is read; None if the table has crc32s to compare instead."""
-        return None if self.table.crc32 is not None else self.table.stamp
+        """What the tar must be when it is read; None if the table has crc32s to compare instead.
+
+        A remote tar must be what it was in any case, because that costs nothing.
+        """
+        has_crc32 = self.table.crc32 is not None
+        return None if has_crc32 and not self.storage.is_remote else self.table.stamp
 
     def read(self, sample: int, suffix: str) -> bytes:
         """The data of one member, checked against its crc32 where the table has one.
@@ -310,7 +313,9 @@ class ShardReader:
         stat = self.expected
         try:
             data = self.storage.read(self.url, offset, offset + size, stat)
-        except ShardError:
+        except ShardError as error:
+            if self._on_change is not None and isinstance(error, IndexMismatchError):
+                self._on_change()
             raise
         except (OSError, MemoryError) as error:
             what = f"could not be read: {getattr(error, 'strerror', None) or 'no memory for it'}"
@@ -329,10 +334,19 @@ class ShardReader:
         (offset, size, num_read), now = read, self.storage.stat(self.url)
         there = max(0, min(now.size - offset, size))
         if there == size and stat not in (None, now):
-            raise self._changed(now.size)
+            raise self._changed(now)
         if num_read < size:
             what = f"was cut short: {there} of {size} bytes are there"
             raise self._damaged(what, sample, suffix, offset)
+
+    def require_same(self, now: ShardStat) -> None:
+        """Hold what the tar is now against what it was when its members were listed.
+
+        Raises:
+            IndexMismatchError: It is another one.
+        """
+        if now != self.table.stamp:
+            raise self._changed(now)
 
     def members_with(self, suffixes: tuple[str, ...]) -> NDArray[np.int64]:
         """The result of `MemberTable.members_with`, which is kept while the shard is open."""
@@ -351,10 +365,15 @@ class ShardReader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _changed(self, size: int) -> IndexMismatchError:
-        """The error for a shard that has changed and now has this size."""
-        what = f"it has {size} bytes, {self.table.file_size} by its member table"
-        if size == self.table.file_size:
+    def _changed(self, now: ShardStat) -> IndexMismatchError:
+        """The error for a shard that has changed, and is this now."""
+        if self._on_change is not None:
+            self._on_change()
+        what = f"it has {now.size} bytes, {self.table.file_size} by its member table"
+        if self.storage.is_remote:
+            version = self.table.mtime_ns
+            what += f"; it is version {now.version:x}, and the table was of version {version:x}"
+        elif now.size == self.table.file_size:
             what = "it was written to after its members were listed"
         return IndexMismatchError(
             f"{redact(self.url)} changed since it was indexed: {what}; start the run anew, or "

@@ -89,25 +89,37 @@ class CacheFolder:
             raise
         return file
 
-    def write(self, path: Path, data: bytes | bytearray) -> None:
+    def write(self, path: Path, data: bytes | bytearray, *, outlives_power: bool = True) -> None:
         """Put a file into the cache in one step; missing folders are made.
+
+        `outlives_power` is as of `new_file`.
 
         Raises:
             FileAccessError: A folder is another user's or open to others, there is no home folder,
                 or the file is not written.
             OSError: A folder cannot be made.
         """
+        self.make_folder(path.parent)
+        with new_file(path, mode=_FILE_MODE, outlives_power=outlives_power) as file:
+            file.write(data)
+
+    def make_folder(self, folder: Path) -> None:
+        """Make the cache folder, or a folder below it, if it is missing.
+
+        Raises:
+            FileAccessError: It, or a folder that it is in, is another user's or open to others, or
+                there is no home folder.
+            OSError: It cannot be made.
+        """
         root = self.root
         if _lacks_home(root):
             raise FileAccessError("Could not determine home directory.")
-        for folder in reversed(root.parents):
-            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        for folder in _folders(root, path):
-            if not _is_there(folder, root):
-                folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
-                _is_there(folder, root)
-        with new_file(path, mode=_FILE_MODE) as file:
-            file.write(data)
+        for above in reversed(root.parents):
+            above.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        for part in _folders(root, folder / "file"):
+            if not _is_there(part, root):
+                part.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
+                _is_there(part, root)
 
 
 def _digest(folder: str | Path) -> str:

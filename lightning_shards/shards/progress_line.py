@@ -65,5 +65,20 @@ def progress_bar(
         yield begin
 
 
+@contextmanager
+def bytes_bar(
+    verb: str, total: int, *, show: bool | None = None
+) -> Generator[Callable[[int], object], None, None]:
+    """A function to call with the bytes of each part: `fetched:  48%|####     | 11.3G/23.6G`.
+
+    `show=None` draws only on a terminal.
+    """
+    if not _is_shown(show):
+        yield lambda _: None
+        return
+    with _Bar(total=total, desc=verb, unit="B", unit_scale=True, ascii=True) as bar:
+        yield bar.update
+
+
 def _is_shown(show: bool | None) -> bool:
     return sys.stderr.isatty() if show is None else show

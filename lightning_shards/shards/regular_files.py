@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from os import PathLike
+from pathlib import Path
 from typing import Final
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
@@ -102,3 +103,11 @@ def _not_opened(path: str | PathLike[str], flags: int, error: OSError) -> FileAc
         return irregular(path, mode)
     remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
     return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
+
+
+def is_newer(path: Path, shard: Path) -> bool:
+    """Whether a file was written after the shard that it counts; False if either is unreadable."""
+    try:
+        return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
+    except OSError:  # a link to nowhere
+        return False

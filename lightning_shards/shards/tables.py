@@ -3,47 +3,46 @@
 All processes of a machine share the pages of a sidecar. It only saves time: it holds while the
 shard has the size and time of change that it was made from, a damaged one is made again, and a
 table that cannot be written stays in memory. Any number of processes may write a sidecar; readers
-see a whole file or none. The format, all numbers little-endian::
+see a whole file or none. `table_bytes` describes the format.
 
-    magic 8 · version u4 · crc32 of all that follows u4 · length of the JSON in bytes u8
-    JSON: sizes of the arrays, stamp of the shard, suffixes; filled up with spaces to 8 bytes
-    the arrays of `MemberTable`, widest items first, so that each one is aligned
+Remote shards are never scanned. Their tables are fetched from beside them and kept with size and
+version of the shard, which are compared with every answer of the store: that costs nothing.
 """
 
 import errno
-import json
 import logging
 import mmap
 import os
-import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
-from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable, scan_members, shard_stat
+from lightning_shards.errors import (
+    DamagedShardError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardError,
+)
+from lightning_shards.shards.beside import MAX_INDEX_BYTES
+from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.storage.protocol import ShardStat
+from lightning_shards.shards.published.dali_index import dali_table, local_dali_index
+from lightning_shards.shards.published.remote_tables import absence, are_beside, fetched_tables
+from lightning_shards.shards.regular_files import is_newer, read_regular
+from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import plain_path, redact
-
-_MAGIC: Final = b"LSmember"
-_VERSION: Final = 1
-_PREFIX: Final = struct.Struct("<8sIIQ")
-_CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
-_ALIGNMENT: Final = 8
+from lightning_shards.shards.table_bytes import UnusableTableError, packed, unpacked
+from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of
 
 _log = logging.getLogger(__name__)
 
 
 class TableStore:
-    """The member tables of shards that can be read by ranges, made on first use.
+    """The member tables of shards that can be read by ranges, made or fetched on first use.
 
     The store holds no file open: callers keep the tables that they use, each with one memory map
     (and its file descriptor). It is picklable, with the tables that could not be written.
@@ -54,6 +53,9 @@ class TableStore:
             the crc32s of a shard that was written again are replaced. Only the tools that index
             or write shards set it: a run checks a shard against the existing checksums.
         storages: What reads the shards; None for the package's own.
+        takes_dali: Whether DALI's index of a local shard saves the scan. Only readers set it,
+            because a scan finds damage that an index does not show. Tables that come from such an
+            index have sidecars of their own.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class TableStore:
         *,
         with_crc32: bool = False,
         storages: Storages | None = None,
+        takes_dali: bool = False,
     ) -> None:
-        self._cache = cache
+        self._cache, self._takes_dali = cache, takes_dali
         self._with_crc32, self._storages = with_crc32, storages or Storages()
         self._unwritten: dict[Path, MemberTable] = {}
 
@@ -76,14 +79,18 @@ class TableStore:
 
         Raises:
             ShardNotFoundError: There is no such file.
-            FileAccessError: The kept table, or a folder of the cache, could be another user's work.
+            FileAccessError: The kept table, or a folder of the cache, could be another user's work;
+                or the table beside a remote shard is damaged.
+            ConfigError: There is no table beside a remote shard.
+            StorageError: It could not be had, after all retries.
             DamagedShardError: The shard had to be scanned and is not one whole tar archive, or has
                 the same members as before and other bytes in them.
-            IndexMismatchError: The shard holds another number of samples than expected.
+            IndexMismatchError: The shard holds another number of samples than expected, or a remote
+                one has another size than its table says.
         """
         url = _url_of(path)
         table = self.kept_table(url)
-        if table is None or not self._is_current(table, url):
+        if table is None or not self._is_current(table, url, expected_samples):
             table = self._renew(url, table)
         if expected_samples is not None and table.num_samples != expected_samples:
             raise IndexMismatchError(
@@ -92,6 +99,10 @@ class TableStore:
                 "run anew (where a wids JSON or a sizes.json counts it, remake that first)"
             )
         return table
+
+    def is_scanned(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the table of this shard is made by a scan; if not, it is fetched."""
+        return not self._storages.of(_url_of(path)).is_remote
 
     def has_current(self, path: str | os.PathLike[str]) -> bool:
         """Whether there is a current table of this shard, so that it need not be scanned."""
@@ -105,20 +116,91 @@ class TableStore:
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
-        sidecar = self._cache.sidecar_of(_url_of(path))
-        kept = self._unwritten.get(sidecar)
-        return open_table(sidecar, self._cache) if kept is None else kept
+        url = _url_of(path)
+        kept = self._opened(self._cache.sidecar_of(url))
+        if kept is None and self._takes_dali and is_local(url):
+            kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
+        return kept
 
-    def _is_current(self, table: MemberTable, url: str) -> bool:
+    def fetch(self, urls: Sequence[str]) -> None:
+        """Fetch the tables of remote shards that are not kept yet, all at once.
+
+        Raises:
+            ShardError: As of `table_of`.
+        """
+        missing: dict[str, list[str]] = {}
+        for url in dict.fromkeys(urls):
+            if not self._is_kept(url) and self._storages.of(url).is_remote:
+                missing.setdefault(scheme_of(url), []).append(url)
+        for of_scheme in missing.values():
+            tables = fetched_tables(of_scheme, self._storages.of(of_scheme[0]))
+            for url, table in zip(of_scheme, tables, strict=True):
+                self._keep(url, table)
+
+    def is_beside(self, url: str) -> bool:
+        """Whether there is a table of this remote shard, which is then kept.
+
+        Raises:
+            UnusableIndexError: There is only an index of DALI, which cannot stand for one.
+            ShardError: There is one that cannot be used, or the store does not answer.
+        """
+        if self._is_kept(url) or are_beside(url, self._storages.of(url)):
+            self.fetch([url])
+            return True
+        return False
+
+    def absence(self, url: str, patterns: str, num_shards: int) -> str:
+        """What is said of remote shards without tables: the first, all, and their number."""
+        return absence(url, patterns, self.size_of(url), num_shards)
+
+    def size_of(self, url: str) -> int:
+        """Bytes of a shard, asked anew; errors as of `Storage.stat`."""
+        return self._stat(url).size
+
+    def refresh(self, replaced: str, urls: Sequence[str]) -> None:
+        """Let the next run read a remote data set of which this shard was replaced.
+
+        The kept tables of all its shards are removed, because the others were replaced, too, as a
+        rule. A table without crc32s stays, unless it is the replaced one and was made anew: nothing
+        else shows that bytes are others. What goes wrong is not worth an error beside that at hand.
+        """
+        with suppress(ShardError, OSError):
+            for url in dict.fromkeys(urls):
+                table = self.kept_table(url) if self._storages.of(url).is_remote else None
+                if table is not None and table.crc32 is not None:
+                    self._cache.sidecar_of(url).unlink(missing_ok=True)
+                    self._unwritten.pop(self._cache.sidecar_of(url), None)
+            old = self.kept_table(replaced)
+            if old is not None:
+                (new,) = fetched_tables([replaced], self._storages.of(replaced))
+                if not old.has_same_members(new):
+                    self._keep(replaced, new)
+
+    def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
         """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
+        if self._storages.of(url).is_remote:
+            # Each read compares what the shard is. Another count shows that it was made anew.
+            return expected in (None, table.num_samples)
         lacks_crc32 = self._with_crc32 and table.crc32 is None
         # An empty table is never believed: scanning such a shard takes no time.
         return table.num_samples > 0 and table.stamp == self._stat(url) and not lacks_crc32
+
+    def _is_kept(self, url: str) -> bool:
+        sidecar = self._cache.sidecar_of(url)
+        return sidecar in self._unwritten or sidecar.exists()
 
     def _stat(self, url: str) -> ShardStat:
         return shard_stat(url, self._storages.of(url))
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
+        if self._storages.of(url).is_remote:
+            (fetched,) = fetched_tables([url], self._storages.of(url))
+            self._keep(url, fetched)
+            return self.kept_table(url) or fetched
+        dali = self._by_dali(url) if self._takes_dali and old is None else None
+        if dali is not None:
+            self._keep(str(local_dali_index(url)), dali)
+            return dali
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(
             url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)
@@ -138,11 +220,29 @@ class TableStore:
         self._keep(url, table)
         return table
 
+    def _opened(self, sidecar: Path) -> MemberTable | None:
+        kept = self._unwritten.get(sidecar)
+        return open_table(sidecar, self._cache) if kept is None else kept
+
+    def _by_dali(self, url: str) -> MemberTable | None:
+        """The table by DALI's index of a local shard; None if there is none that can be used."""
+        index = local_dali_index(url)
+        if not is_local(url) or not is_newer(index, Path(url)):
+            return None
+        try:
+            data = read_regular(index, MAX_INDEX_BYTES)
+            return dali_table(data, url, self._storages.of(url), source=str(index))
+        except FileAccessError as error:
+            _log.info("the headers of %s are read: %s", url, error)
+            return None
+
     def _keep(self, url: str, table: MemberTable) -> None:
         """Write the sidecar; if that fails, keep the table in memory."""
         sidecar = self._cache.sidecar_of(url)
         try:
-            write_table(sidecar, table, self._cache)
+            # A block needs hundreds of fetched ones; what a power cut tears is fetched again.
+            is_scanned = self.is_scanned(url)
+            write_table(sidecar, table, self._cache, outlives_power=is_scanned)
             self._unwritten.pop(sidecar, None)
         except OSError as error:
             if not self._unwritten:
@@ -163,13 +263,16 @@ def build_tables(
 ) -> None:
     """Make the tables that the store lacks; finished ones stay if a later shard is damaged.
 
+    Those of remote shards are fetched when they are needed: there may be 10^6 of them.
+
     `show_progress` draws a line on stderr; None does so on a terminal.
 
     Raises:
         ShardNotFoundError: A shard does not exist.
         DamagedShardError: A shard is not one whole tar archive.
     """
-    missing = [path for path in dict.fromkeys(paths) if not store.has_current(path)]
+    missing = [path for path in dict.fromkeys(paths) if store.is_scanned(path)]
+    missing = [path for path in missing if not store.has_current(path)]
     if not missing:
         return
     folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
@@ -195,9 +298,11 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
     )
 
 
-def write_table(path: Path, table: MemberTable, cache: CacheFolder) -> None:
+def write_table(
+    path: Path, table: MemberTable, cache: CacheFolder, *, outlives_power: bool = True
+) -> None:
     """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
-    cache.write(path, _packed(table))
+    cache.write(path, packed(table), outlives_power=outlives_power)
 
 
 def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
@@ -212,8 +317,12 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
     try:
         with os.fdopen(sidecar, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                raise _Unusable("is empty")  # an empty file cannot be mapped
-            return _unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                raise UnusableTableError("is empty")  # an empty file cannot be mapped
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            table = unpacked(mapped)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)  # all was read once, of which little is used
+            return table
     except (OSError, ValueError, RecursionError) as error:  # hostile JSON gives the last two
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise FileAccessError(
@@ -222,109 +331,3 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
             ) from error
         _log.warning("the member table %s is made again: %s", path, error)
         return None
-
-
-class _Unusable(ValueError):  # noqa: N818 - a signal within this module, never seen outside
-    """The reason why a sidecar is treated as absent."""
-
-
-def _packed(table: MemberTable) -> bytearray:
-    """The contents of the sidecar."""
-    facts = {
-        "num_samples": table.num_samples,
-        "num_members": len(table.offsets),
-        "key_bytes": len(table.keys),
-        "file_size": table.file_size,
-        "mtime_ns": table.mtime_ns,
-        "has_crc32": table.crc32 is not None,
-        "suffixes": table.suffixes,
-    }
-    header = json.dumps(facts).encode("ascii")
-    header += b" " * (-len(header) % _ALIGNMENT)
-    values = [
-        np.asarray(getattr(table, name), dtype).tobytes() for name, dtype, _ in _columns(facts)
-    ]
-    packed = bytearray(_PREFIX.pack(_MAGIC, _VERSION, 0, len(header)) + header + b"".join(values))
-    _PREFIX.pack_into(packed, 0, _MAGIC, _VERSION, crc32(packed[_CHECKED_FROM:]), len(header))
-    return packed
-
-
-def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """Name, type and length of the arrays in a sidecar, in their order."""
-    samples, members = facts["num_samples"], facts["num_members"]
-    kinds = {
-        "key_starts": ("<i8", samples + 1),
-        "sample_starts": ("<i8", samples + 1),
-        "offsets": ("<i8", members),
-        "sizes": ("<i8", members),
-        "suffix_ids": ("<u4", members),
-        "crc32": ("<u4", members),
-        "keys": ("|u1", facts["key_bytes"]),
-    }
-    return [(name, *kinds[name]) for name in ARRAY_FIELDS if name != "crc32" or facts["has_crc32"]]
-
-
-def _unpacked(data: mmap.mmap) -> MemberTable:
-    """The table in these bytes, after a check of their checksum and of all positions in them."""
-    if len(data) < _PREFIX.size:
-        raise _Unusable("it is cut short")
-    magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION):
-        raise _Unusable("it is of another version, or no member table")
-    if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
-        raise _Unusable("it is damaged: its checksum does not match")
-    if header_bytes % _ALIGNMENT:
-        raise _Unusable("its arrays are not aligned")  # numpy could not read its items
-    position = _PREFIX.size + header_bytes
-    facts = _facts(json.loads(data[_PREFIX.size : position]))
-    columns = _columns(facts)
-    if position + sum(length * int(kind[2]) for _, kind, length in columns) != len(data):
-        raise _Unusable("its arrays do not fill it")
-    arrays: dict[str, NDArray[Any] | None] = {"crc32": None}
-    for name, kind, length in columns:
-        values = np.frombuffer(data, kind, length, position)
-        position += values.nbytes
-        arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
-    names = {"suffixes": tuple(facts["suffixes"])}
-    stamp = {"file_size": facts["file_size"], "mtime_ns": facts["mtime_ns"]}
-    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **stamp)
-    if not _is_sound(table):
-        raise _Unusable("it points to where nothing is")
-    return table
-
-
-def _facts(content: object) -> dict[str, Any]:
-    """The JSON of a sidecar, with values of the right types."""
-    facts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    counts = [facts.get(name) for name in ("num_samples", "num_members", "key_bytes", "file_size")]
-    suffixes = facts.get("suffixes")
-    are_right = (
-        all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
-        and type(facts.get("mtime_ns")) is int
-        and type(facts.get("has_crc32")) is bool
-        and isinstance(suffixes, list)
-        and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
-    )
-    if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
-        raise _Unusable("its JSON is not that of a member table")
-    return facts
-
-
-def _is_sound(table: MemberTable) -> bool:
-    """Whether every number in the table lies within the array or file that it points into."""
-    offsets, sizes, size = table.offsets, table.sizes, table.file_size
-    if ((offsets < 0) | (sizes < 0) | (offsets > size) | (sizes > size)).any():
-        return False
-    ends = offsets + sizes
-    return bool(
-        _cuts(table.sample_starts, len(offsets))
-        and _cuts(table.key_starts, len(table.keys))
-        and (offsets[1:] >= ends[:-1]).all()
-        and (ends <= size).all()
-        and (table.suffix_ids < len(table.suffixes)).all()
-    )
-
-
-def _cuts(starts: NDArray[np.int64], length: int) -> bool:
-    """Whether these positions cut a list of this length into consecutive pieces."""
-    return bool(starts[0] == 0 and starts[-1] == length and (starts[:-1] <= starts[1:]).all())

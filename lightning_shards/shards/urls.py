@@ -15,13 +15,11 @@ from contextlib import suppress
 from socket import getaddrinfo
 from typing import Final
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
 from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
 from lightning_shards.shards.regular_files import open_regular
-
-ALLOWED_SCHEMES: Final = ("file", "http", "https", "gs", "hf", "ais", "sftp", "ftps", "scp", "htgs")
+from lightning_shards.shards.scheme_table import SCHEMES
 
 MAX_EXPANDED: Final = 10**6
 """Shards that the braces of one data set may stand for."""
@@ -33,6 +31,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
+_QUERY = re.compile(r"(?=[?#])|$")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
 _JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
@@ -124,6 +123,16 @@ def split_url(url: str) -> tuple[str, str]:
         return os.path.split(url)
     folder, _, name = redact(url).rpartition("/")
     return folder, name
+
+
+def url_beside(url: str, name: str) -> str:
+    """The URL of a file in the folder of a remote shard; user, password and query are kept.
+
+    >>> url_beside("https://host/data/000.tar?sig=1", "classes.json")
+    'https://host/data/classes.json?sig=1'
+    """
+    path, query = _QUERY.split(url, maxsplit=1)
+    return f"{path.rpartition('/')[0]}/{name}{query}"
 
 
 def split_joined(pattern: str) -> list[str]:
@@ -224,17 +233,17 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse unknown schemes, and characters that curl and gsutil would expand themselves."""
-    if scheme == "s3":
-        raise UrlError(
-            f"{redact(url)!r}: s3 is not read yet; use presigned https:// urls, or "
-            "'pipe:aws s3 cp URL -' with allow_unsafe=['pipe']"
-        )
-    if scheme not in ALLOWED_SCHEMES:
-        allowed = (*ALLOWED_SCHEMES, "pipe") if allow_pipe else ALLOWED_SCHEMES
+    """Refuse unknown schemes, keys in the URLs of buckets, and wildcards."""
+    if scheme not in SCHEMES:
+        allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
         raise UrlError(
             f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}; "
             "a local file of that name is written with a leading ./"
+        )
+    if SCHEMES[scheme].client == "cloud" and "@" in url.partition("://")[2].partition("/")[0]:
+        raise UrlError(
+            f"{redact(url)!r} was given with a user or a key; write {scheme}://BUCKET/KEY, and "
+            "keep keys where the tools of this store keep them"
         )
     if not _REMOTE_WILDCARDS.search(url):
         return
@@ -300,11 +309,13 @@ def plain_path(path: str) -> str:
 def require_hosts(urls: Sequence[str]) -> None:
     """Check that the hosts of http(s) URLs have an address, unless a proxy would look them up.
 
-    curl, which reads such shards, would try an unknown host again for a minute.
+    What reads such shards would try an unknown host again for minutes.
 
     Raises:
         ShardNotFoundError: A host has no address.
     """
+    from urllib.request import getproxies  # HTTP and TLS, which local shards do not need
+
     proxies = getproxies()
     parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
     for scheme, address in parts:

@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from operator import getitem
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 _WATCH_INTERVAL_S = 1.0
 
@@ -86,7 +86,13 @@ def _watch(owner_pid: int, folder: str | None) -> None:
                 time.sleep(_WATCH_INTERVAL_S)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # curl too, which may wait for a silent server
+    os.killpg(0, signal.SIGKILL)  # the programs of pipes too
+
+
+def wait_for_guard() -> NoReturn:
+    """Wait for the end by the guard, which first removes what a killed owner left."""
+    while True:
+        signal.pause()
 
 
 def kill(pid: int) -> None:

@@ -9,10 +9,8 @@ import json
 import logging
 import re
 import urllib.error
-import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Final, cast
 
@@ -34,13 +32,17 @@ from lightning_shards.shards.counts.count_formats import (
     length_in,
     other_counts,
 )
+from lightning_shards.shards.counts.wids import MARKER, counted_shards
 from lightning_shards.shards.urls import redact
-from lightning_shards.shards.wids import MARKER, counted_shards
 
 HTTP_TIMEOUT_S: Final = 10.0
 
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
+
+FetchBeside = Callable[[str, int], bytes | None]
+"""Fetches at most so many bytes of a file, and one more; None if it is absent. It raises OSError if
+the server does not answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +84,17 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     return claims
 
 
-def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
-    """The counts that `sizes.json` and `wids.json`, or other tools' files, give on a web server.
+def remote_claims(
+    folder: str, names: Iterable[str], fetch: FetchBeside | None = None
+) -> dict[str, CountClaim]:
+    """The counts that `sizes.json` and `wids.json`, or other tools' files, give in a remote folder.
 
     A file that cannot be read gives no counts; errors of the server show when shards are read.
+
+    Args:
+        folder: URL of the folder.
+        names: File names of the shards that are asked for.
+        fetch: Fetches a file; None for one request to a web server.
 
     Raises:
         IndexMismatchError: The two files disagree.
@@ -98,8 +107,8 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
             break
         url = f"{folder}/{file_name}"
         try:
-            content = _fetch_json(url)
-        except (OSError, HTTPException) as error:
+            content = _fetch_json(url, fetch or _fetch)
+        except OSError as error:
             _log.info("no counts from %s: %s", url, error)
             break  # the server does not answer: waiting once is enough
         for name, claim in _claims(content, url, parts, wanted):
@@ -107,15 +116,15 @@ def http_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     return claims
 
 
-def http_total(folder: str) -> int | None:
-    """The samples that open_clip's `__len__` counts in all shards of a folder of a web server.
+def remote_total(folder: str, fetch: FetchBeside | None = None) -> int | None:
+    """The samples that open_clip's `__len__` counts in all shards of a remote folder.
 
     None if there is no such number. It does not say which shards it counts.
     """
     url = f"{folder}/{LENGTH}"
     try:
-        content = _fetch(url, MAX_HEADER)
-    except (OSError, HTTPException) as error:
+        content = (fetch or _fetch)(url, MAX_HEADER)
+    except OSError as error:
         _log.info("no total from %s: %s", url, error)
         return None
     if content is None:
@@ -138,18 +147,21 @@ def http_start(url: str, num_bytes: int) -> bytes | None:
 
     This is one request; the rest is left unread if the server sends the whole shard.
     """
-    request = urllib.request.Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
+    from http.client import HTTPException  # local shards need neither of these
+    from urllib.request import Request, urlopen
+
+    request = Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+        with urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
             return cast("bytes", reply.read(num_bytes))
     except (OSError, HTTPException, ValueError) as error:
         _log.info("no first bytes of %s: %s", redact(url), type(error).__name__)
         return None
 
 
-def _fetch_json(url: str) -> object:
-    """The content of a JSON file on a web server; None if it is absent, too large or not JSON."""
-    data = _fetch(url, beside.MAX_INDEX_BYTES)
+def _fetch_json(url: str, fetch: FetchBeside) -> object:
+    """The content of a remote JSON file; None if it is absent, too large or not JSON."""
+    data = fetch(url, beside.MAX_INDEX_BYTES)
     if data is None:
         return None
     if len(data) > beside.MAX_INDEX_BYTES:
@@ -168,14 +180,19 @@ def _fetch_json(url: str) -> object:
 
 def _fetch(url: str, max_bytes: int) -> bytes | None:
     """A file on a web server, at most `max_bytes` + 1 bytes of it; None if it is absent."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
     try:
         # Only folders of http(s) shards get here.
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+        with urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
             return cast("bytes", reply.read(max_bytes + 1))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code not in _ABSENT:
             _log.info("no counts from %s: %s", url, error)
+    except HTTPException as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
     return None
 
 
@@ -237,6 +254,8 @@ def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
             f"{name} holds {known.samples} samples by {known.source}, {claim.samples} by "
             f"{claim.source}; delete or remake the one that is out of date"
         )
+    if known.size_bytes is None:
+        claims[name] = claim  # it may say how large the shard is
 
 
 def _check_size(shard: Path, claim: CountClaim) -> None:

@@ -20,7 +20,7 @@ from lightning_shards.shards.beside import (
     read_start,
     require_regular,
 )
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.regular_files import is_newer, open_regular
 
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
 """Files that are requested in a folder of an http(s) server."""
@@ -61,7 +61,7 @@ def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
     ):
         counts = counts_in(read_json(path), below)
         for name in sorted(wanted & counts.keys()):
-            if _is_newer(path, folder / name):
+            if is_newer(path, folder / name):
                 wanted.discard(name)
                 yield name, counts[name], str(path)
     for name in sorted(wanted):
@@ -159,7 +159,7 @@ def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] 
         if file_name not in listed:
             continue
         require_regular(folder / file_name)
-        if not _is_newer(folder / file_name, shard):
+        if not is_newer(folder / file_name, shard):
             continue
         if file_name == LENGTH and sum(other.endswith(".tar") for other in listed) != 1:
             continue  # it counts all shards of the folder together
@@ -167,14 +167,6 @@ def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] 
         if samples is not None:
             return samples, str(folder / file_name)
     return None
-
-
-def _is_newer(path: Path, shard: Path) -> bool:
-    """Whether a file was written after the shard that it counts; False if either is unreadable."""
-    try:
-        return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
-    except OSError:  # a link to nowhere
-        return False
 
 
 def _is_end(shard: Path, position: int) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from lightning_shards.errors import ShardError
+from lightning_shards.errors import FileAccessError, ShardError, ShardNotFoundError
+from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 
 _NO_MEMORY = memoryview(b"")
 
@@ -58,9 +59,15 @@ class Storage(Protocol):
         largest_ahead: Mean bytes of a field's members up to which they are read ahead, those of a
             whole batch in one call. Larger ones are read one by one, when they are decoded, which
             a storage should want only if a read costs next to nothing.
+        is_remote: Whether a request takes so long that shards are not scanned: their member tables
+            lie beside them. A kept table is believed until a read finds another version, so each
+            read must be told what the shard is, and compares it at no cost.
+        fetches_ahead: Whether `fetch_ahead` has an effect.
     """
 
     has_ranges: bool = True
+    is_remote: bool = False
+    fetches_ahead: bool = False
     coalesced_gap: int = 1 << 20
     largest_read: int = 8 << 20
     largest_ahead: int = 1 << 62
@@ -109,11 +116,46 @@ class Storage(Protocol):
         """
         return [self._read_ranges(shard_reads) for shard_reads in reads]
 
+    def stats(self, urls: Sequence[str]) -> list[ShardStat]:
+        """What `stat` gives for each shard; errors as of `stat`."""
+        return [self.stat(url) for url in urls]
+
+    def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
+        """Small files that lie beside shards: their bytes from the first on, `most_bytes` at most.
+
+        Returns:
+            None for one that does not exist, or that this process may not read.
+
+        Raises:
+            ShardError: The store does not answer.
+        """
+        return [self._whole(url, most_bytes) for url in urls]
+
     def announce(self, reads: Sequence[ShardReads]) -> None:
         """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
 
+    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+        """Begin to fetch these ranges, in this order, and nothing that was named so before.
+
+        All processes of a node name the same ranges, each with its own share of them first, so
+        that each range is fetched once. Errors are not raised: whoever reads the bytes gets them.
+        """
+
+    def fetch_totals(self) -> FetchTotals:
+        """What this process has fetched from afar so far, and how long its batches waited."""
+        return NO_FETCHES
+
     def close(self, url: str) -> None:
         """Let go of what is held for this shard; it may be asked for again."""
+
+    def close_all(self) -> None:
+        """Let go of what is held for all shards together, such as connections and threads."""
+
+    def _whole(self, url: str, most_bytes: int) -> bytes | None:
+        try:
+            return self.read(url, 0, most_bytes)
+        except (ShardNotFoundError, FileAccessError):
+            return None
 
     def _read_ranges(self, reads: ShardReads) -> list[int]:
         begin, sizes = 0, list[int]()
@@ -132,3 +174,16 @@ class Storage(Protocol):
             raise
         except OSError:
             return b""
+
+
+def shard_stat(url: str, storage: Storage) -> ShardStat:
+    """Size and version of what is at this URL now; it is not held open.
+
+    Raises:
+        ShardNotFoundError: There is no such shard.
+        FileAccessError: This process may not or cannot read it.
+    """
+    try:
+        return storage.stat(url)
+    finally:
+        storage.close(url)

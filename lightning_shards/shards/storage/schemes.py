@@ -1,22 +1,23 @@
-"""Which storage reads the shards of which URL: one table, and the questions that it answers."""
+"""Which storage reads the shards of which URL, as the table of schemes says how each is read."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.storage.fetching import CommandStorage
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.scheme_table import RANGED_SCHEMES, SCHEMES
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import Storage
-from lightning_shards.shards.urls import ALLOWED_SCHEMES, redact, scheme_of
+from lightning_shards.shards.storage.remote import RemoteStorage
+from lightning_shards.shards.storage.streaming import StreamOnlyStorage
+from lightning_shards.shards.urls import redact, scheme_of
 
 MakeStorage = Callable[[], Storage]
-
-STORAGES: Final[Mapping[str, type[Storage]]] = {
-    **dict.fromkeys((*ALLOWED_SCHEMES, "pipe"), CommandStorage),
-    "": LocalStorage,
-    "file": LocalStorage,
-}
-"""The storage of each scheme that the package knows; that of a plain path is empty."""
 
 
 class Storages:
@@ -28,7 +29,7 @@ class Storages:
     """
 
     def __init__(self, given: Mapping[str, MakeStorage] | None = None) -> None:
-        self._makers: dict[str, MakeStorage] = {**STORAGES, **(given or {})}
+        self._makers: dict[str, MakeStorage] = {**_MAKERS, **(given or {})}
         self._made: dict[str, Storage] = {}
 
     def of(self, url: str) -> Storage:
@@ -47,8 +48,77 @@ class Storages:
             self._made[scheme] = self._makers[scheme]()
         return self._made[scheme]
 
+    def fetch_totals(self) -> FetchTotals:
+        """What all storages together have fetched from afar in this process."""
+        totals = (storage.fetch_totals() for storage in tuple(self._made.values()))
+        return reduce(FetchTotals.plus, totals, NO_FETCHES)
+
+    def close(self) -> None:
+        """Let all storages go of their connections and threads."""
+        for storage in tuple(self._made.values()):  # another thread may just need one
+            storage.close_all()
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRemoteStorage:
+    """Makes the storage of remote shards in the process that reads; it is pickled and compared.
+
+    Attributes:
+        settings: Of its transport.
+        cache: The cache of the run, if it has one. It follows from the folder and the shards, so
+            it is not compared.
+    """
+
+    settings: TransportSettings
+    cache: PieceCache | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self) -> Storage:
+        """A storage that has opened nothing yet."""
+        connections = self.settings.connections
+        if self.cache is None:
+            return RemoteStorage(RemoteTransport(self.settings), connections)
+        # the thread that reads makes requests of its own, beside those that fetch
+        settings = replace(self.settings, connections=connections + 1)
+        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
+
+    def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
+        """What makes the storage of a worker of one rank, where a node has so many ranks."""
+        connections = max(1, self.settings.connections // ranks)
+        return replace(self, settings=replace(self.settings, connections=connections))
+
+
+def shared_out(
+    storages: Mapping[str, MakeStorage] | None, ranks: int
+) -> Mapping[str, MakeStorage] | None:
+    """The same for one rank of a node with so many: each has its part of the connections."""
+    if storages is None or ranks == 1:
+        return storages
+    return {
+        scheme: make.of_one_rank(ranks) if isinstance(make, MakeRemoteStorage) else make
+        for scheme, make in storages.items()
+    }
+
+
+def remote_storages(
+    settings: TransportSettings, cache: PieceCache | None = None
+) -> dict[str, MakeStorage]:
+    """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
+    return dict.fromkeys(RANGED_SCHEMES, MakeRemoteStorage(settings, cache))
+
 
 def has_ranges(url: str) -> bool:
-    """Whether any sample of this shard can be read; if not, it can only be streamed."""
-    scheme = scheme_of(url)
-    return scheme in STORAGES and STORAGES[scheme].has_ranges
+    """Whether any range of this shard can be read; if not, it can only be streamed."""
+    scheme = SCHEMES.get(scheme_of(url))
+    return scheme is not None and scheme.reading != "opener"
+
+
+_BY_READING: Final[Mapping[str, MakeStorage]] = {
+    "file": LocalStorage,
+    "ranges": MakeRemoteStorage(TransportSettings()),
+    "opener": StreamOnlyStorage,
+}
+
+_MAKERS: Final[Mapping[str, MakeStorage]] = {
+    name: _BY_READING[scheme.reading] for name, scheme in SCHEMES.items()
+}
+"""What makes the storage of each scheme where none is given."""

@@ -9,7 +9,7 @@ it looks at every block of data.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from typing import Final, NamedTuple
 
@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import BLOCK, Buffer, group_members, walk_members
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    Buffer,
+    Member,
+    group_members,
+    walk_members,
+)
 
 _WINDOWS: Final = (128, 2048)
 """Tar blocks read together: few at first, to see whether members are small, and then 1 MiB. Reads
@@ -113,7 +119,13 @@ def scan_samples(data: Buffer, url: str) -> SampleRun:
         DamagedShardError: The bytes are not one whole tar archive.
     """
     runs = list(plain_runs(data))
-    runs.append(_walk(data, url, runs[-1].stop if runs else 0))
+    start = runs[-1].stop if runs else 0
+    samples = group_members(walk_members(data, url, start), url)
+    return joined_runs([*runs, run_of(samples, len(data))])
+
+
+def joined_runs(runs: Sequence[SampleRun]) -> SampleRun:
+    """Runs of one tar that follow each other, at least one, as one run."""
     names = dict.fromkeys(name for run in runs for name in run.suffixes)
     numbers = {name: number for number, name in enumerate(names)}
     ids = [np.array([numbers[name] for name in run.suffixes], np.int64) for run in runs]
@@ -129,13 +141,13 @@ def scan_samples(data: Buffer, url: str) -> SampleRun:
     )
 
 
-def _walk(data: Buffer, url: str, position: int) -> SampleRun:
-    """The samples from a header on, read one by one."""
+def run_of(samples: Iterable[tuple[str, dict[str, Member]]], stop: int) -> SampleRun:
+    """The run of samples that were read one by one; `stop` is its end."""
     keys = bytearray()
     key_lengths, num_members = array("q"), array("q")
     offsets, sizes, suffix_ids = array("q"), array("q"), array("q")
     numbers: dict[str, int] = {}
-    for key, fields in group_members(walk_members(data, url, position), url):
+    for key, fields in samples:
         encoded = key.encode("utf-8", "surrogateescape")
         keys += encoded
         key_lengths.append(len(encoded))
@@ -147,7 +159,7 @@ def _walk(data: Buffer, url: str, position: int) -> SampleRun:
     lengths, counts = np.array(key_lengths), np.array(num_members)
     extents = np.array(offsets), np.array(sizes)
     return SampleRun(
-        len(data), bytes(keys), lengths, counts, *extents, list(numbers), np.array(suffix_ids)
+        stop, bytes(keys), lengths, counts, *extents, list(numbers), np.array(suffix_ids)
     )
 
 

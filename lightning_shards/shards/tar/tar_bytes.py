@@ -14,7 +14,7 @@ from typing import Final
 from lightning_shards.errors import DamagedShardError, ShardError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import Storage
+from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.tar.walk import damaged, group_members, walk_members
 
 _DIRECT: Final = 16_384
@@ -74,6 +74,11 @@ class TarBytes:
             return self._read(start, stop - start)
         self._move_window(start, stop)
         return self._window[: stop - start]
+
+    @property
+    def stat(self) -> ShardStat:
+        """What the tar was when it was opened."""
+        return self._stat
 
     def rewind(self) -> None:
         """Forget the window, so that the tar can be read from its start again."""

@@ -73,10 +73,27 @@ class Member(NamedTuple):
     unprotected: int = 0
 
 
-def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
+class OtherEntry(NamedTuple):
+    """What is in the tar and is no regular file.
+
+    Attributes:
+        name: Its name, which is not checked.
+        flag: Its type.
+        stop: Offset behind its data.
+    """
+
+    name: str
+    flag: int
+    stop: int
+
+
+def walk_members(
+    data: Buffer, url: str, start: int = 0, others: list[OtherEntry] | None = None
+) -> Iterator[Member]:
     """The regular files of the tar in file order; `url` only serves the messages.
 
-    `start` is the offset of a header that does not follow an extended one.
+    `start` is the offset of a header that does not follow an extended one. What is no regular file
+    is added to `others`.
 
     ustar, GNU long names, PAX headers and base-256 sizes are understood. Folders, links, devices
     and unknown types are passed over, as `tarfile` does; sparse files are refused.
@@ -98,6 +115,8 @@ def walk_members(data: Buffer, url: str, start: int = 0) -> Iterator[Member]:
                 if flag in _REGULAR:
                     name, unprotected = _member_name(header, overrides)
                     yield Member(name, offset, size, unprotected)
+                elif others is not None:
+                    others.append(_other(header, overrides, flag, offset + size))
                 if chained:
                     chained, overrides = 0, {}
             position = offset + (size + BLOCK - 1 & -BLOCK)
@@ -281,6 +300,11 @@ def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int
     return long_name.decode("utf-8", "surrogateescape"), len(long_name) - compared
 
 
+def _other(header: bytes, overrides: dict[bytes, bytes], flag: int, stop: int) -> OtherEntry:
+    name = overrides.get(b"path", header[:100].partition(b"\0")[0])
+    return OtherEntry(name.decode("utf-8", "surrogateescape"), flag, stop)
+
+
 def _shown(name: bytes) -> str:
     return repr(name.decode("utf-8", "backslashreplace"))
 
@@ -354,8 +378,9 @@ def _check_end(data: Buffer, position: int, chained: int) -> None:
     """Refuse anything but zeros after the end marker, and extended headers just before it."""
     if chained:
         raise _HeaderDamage("ends after an extended header that belongs to no member")
-    for start in range(position, len(data), _TAIL_CHUNK):
-        chunk = data[start : start + _TAIL_CHUNK]
+    start = position + BLOCK  # the end marker itself was read
+    while chunk := data[start : start + _TAIL_CHUNK]:
+        start += len(chunk)
         if chunk.count(0) != len(chunk):
             raise _HeaderDamage(
                 "has data after the end of the archive (two archives glued together?)"

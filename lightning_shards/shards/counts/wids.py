@@ -3,8 +3,10 @@
 This package writes it so::
 
     {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "train", "shardlist": [
-        {"url": "000.tar", "md5sum": "0123456789abcdef...", "nsamples": 30, "filesize": 20480}]}
+        {"url": "000.tar", "md5sum": "0123456789abcdef...", "nsamples": 30, "filesize": 20480,
+         "members": "000.tar.members"}]}
 
+The last is the member table beside the shard, where it was made with the index.
 Other programs leave fields out, and a damaged file may hold anything, so readers check the type of
 each value before they use it.
 """
@@ -57,10 +59,13 @@ def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
     return CountedShard(url, samples, size if is_number(size) else None)
 
 
-def wids_entry(name: str, samples: int, size_bytes: int, md5: str | None) -> dict[str, str | int]:
+def wids_entry(
+    name: str, samples: int, size_bytes: int, md5: str | None, table: str | None = None
+) -> dict[str, str | int]:
     """The entry of a shard beside the index: it has no folder, so the folder may move."""
     checksum = {} if md5 is None else {"md5sum": md5}
-    return {"url": name} | checksum | {"nsamples": samples, "filesize": size_bytes}
+    members = {} if table is None else {"members": table}
+    return {"url": name} | checksum | {"nsamples": samples, "filesize": size_bytes} | members
 
 
 def write_wids(path: Path, entries: Sequence[Mapping[str, str | int]]) -> None:

@@ -1,0 +1,152 @@
+"""One request to a store: the protocol of a backend, its answer, and why one failed."""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, Literal, NamedTuple, Protocol
+
+FailureKind = Literal["again", "busy", "denied", "absent", "changed", "beyond", "final"]
+"""What is to be done: try again; try again with fewer connections; try once more with fresh
+credentials; nothing, as there is no such object, it is another version, the range begins behind its
+end, or trying again would not help."""
+
+_AGAIN: Final = frozenset({408, 425, 500, 502, 504, *range(520, 528), 529})
+_BUSY: Final = frozenset({429, 503})
+_DENIED: Final = frozenset({401, 403, 407})
+_ABSENT: Final = frozenset({404, 410})
+_CHANGED: Final = 412
+_BEYOND: Final = 416
+
+
+class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
+    """Why a request failed.
+
+    Attributes:
+        what: One clause for a message. It holds nothing that a store said in its own words, because
+            stores repeat signatures and keys.
+        kind: What is to be done.
+        retry_after_s: Seconds that the server asks to wait.
+        remedy: What the user can do.
+        version: The version that was found, of kind `changed`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        kind: FailureKind = "again",
+        *,
+        retry_after_s: float | None = None,
+        remedy: str = "",
+        version: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.kind: FailureKind = kind
+        self.retry_after_s = retry_after_s
+        self.remedy = remedy
+        self.version = version
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAnswer:
+    """What a store answers to the request for a range, before its bytes come.
+
+    Attributes:
+        begin: Offset of the first byte that comes.
+        stop: Offset behind the last one.
+        size: Bytes of the whole object.
+        version: Its ETag, else its time of change and size.
+        chunks: The bytes; it raises RequestFailure where they break off.
+        has_ranges: Whether the store sent this range, and not the whole object, out of which the
+            range is cut.
+    """
+
+    begin: int
+    stop: int
+    size: int
+    version: str
+    chunks: Iterable[bytes | memoryview]
+    has_ranges: bool = True
+
+
+class RequestBackend(Protocol):
+    """Makes single requests, without retries; any thread may call any method."""
+
+    @abstractmethod
+    def get(
+        self, url: str, begin: int, end: int, version: str | None
+    ) -> AbstractContextManager[RangeAnswer]:
+        """Ask for a range that is not empty, of this version if the store can check it.
+
+        A range that begins at the object's end or beyond gives an answer without bytes.
+
+        Raises:
+            RequestFailure: There is no such answer.
+        """
+        ...
+
+    @abstractmethod
+    def put(self, url: str, data: bytes) -> None:
+        """Write a whole object.
+
+        Raises:
+            RequestFailure: It is not written.
+        """
+        ...
+
+    def refresh(self, url: str) -> None:
+        """Forget credentials, so that the next request looks for fresh ones."""
+
+    def close(self) -> None:
+        """Close all connections and end what waits for them, as far as can be."""
+
+
+class StatusLine(NamedTuple):
+    """A status with its phrase; the server's own phrase is never shown."""
+
+    status: int
+
+    def __str__(self) -> str:
+        known = self.status in set(HTTPStatus)
+        return f"{self.status} {HTTPStatus(self.status).phrase}" if known else str(self.status)
+
+
+def failure_of_status(
+    status: int, *, retry_after_s: float | None = None, remedy: str = ""
+) -> RequestFailure:
+    """Why a request failed that was answered by this status."""
+    kind: FailureKind = "final"
+    if status in _AGAIN:
+        kind = "again"
+    elif status in _BUSY:
+        kind = "busy"
+    elif status in _DENIED:
+        kind = "denied"
+    elif status in _ABSENT:
+        kind = "absent"
+    elif status == _CHANGED:
+        kind = "changed"
+    elif status == _BEYOND:
+        kind = "beyond"
+    what = f"the server answers {StatusLine(status)}"
+    return RequestFailure(what, kind, retry_after_s=retry_after_s, remedy=remedy)
+
+
+def version_of(etag: str | None, changed: object, size: int) -> str:
+    """The version of an object by what its store says of it.
+
+    >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
+    ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
+    """
+    return etag or f"{changed or 'no date'}, {size} bytes"
+
+
+def is_exact(version: str | None) -> bool:
+    """Whether equal versions prove equal bytes: of strong ETags alone, not of dates.
+
+    >>> [is_exact(version) for version in ('"a1"', 'W/"a1"', "Sun, 22 Nov 2026, 3 bytes", None)]
+    [True, False, False, False]
+    """
+    return version is not None and version.startswith('"')

@@ -1,0 +1,1 @@
+"""The cache of fetched pieces that the processes of a node share."""

@@ -1,0 +1,237 @@
+"""The cache of pieces that the processes of a node share, without a daemon.
+
+A piece is fetched once per node and kept as one immutable file, from which all ranks and workers
+read. Whatever happens to a process, a file or a lock, no reader sees a wrong byte: a piece gets its
+name when it is whole, it is checked by whoever opens it first, it never changes, and who reads it
+keeps its file open when it is dropped. Locks only save downloads.
+
+What cannot be kept, since the disk is full or the folder cannot be used, is served from memory.
+"""
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Final
+
+from lightning_shards.errors import DamagedShardError, FileAccessError
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.limits import CacheNeed
+from lightning_shards.shards.remote.cache.open_runs import OpenRuns
+from lightning_shards.shards.remote.cache.piece_files import OpenPiece, open_piece, write_piece
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, lock_of
+from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
+from lightning_shards.shards.remote.cache.piece_room import CacheCounts, NewPiece, PieceRoom
+from lightning_shards.shards.urls import redact
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_POLL_S: Final = 0.005  # while another process fetches what is wanted
+
+_log = logging.getLogger(__name__)
+
+Fetch = Callable[[], bytes | bytearray | memoryview]
+"""Fetches the bytes of one piece."""
+
+
+class PieceCache:
+    """The pieces that a node keeps, as one process and all its threads see them.
+
+    It enters the folder when it is first used, again in each process that is forked, and can be
+    pickled: other processes of the run enter it, too.
+
+    Args:
+        root: The cache folder of the user.
+        path: The folder of pieces; see `piece_folder.folder_of_pieces`.
+        run: A name that all processes of this run have, and no other run.
+        need: What the run needs on this node.
+
+    Attributes:
+        need: As given.
+    """
+
+    def __init__(self, root: CacheFolder, path: Path, run: str, need: CacheNeed) -> None:
+        self.need = need
+        self._given = (root, path, run, need)
+        self._entered: dict[int, _Entered] = {}  # by process, as a fork has its parent's
+        self._counts: dict[int, CacheCounts] = {}
+
+    def open(self, piece: Piece) -> OpenPiece | None:
+        """A piece that is in the cache; None if it is not, or not whole.
+
+        Raises:
+            FileAccessError: The cache folder is another user's, or others may write to it.
+        """
+        return self._here().open(piece)
+
+    def load(self, piece: Piece, fetch: Fetch, *, wait_s: float = 0.0) -> OpenPiece | None:
+        """A piece from the cache, or fetched and kept; None if another process fetches it.
+
+        Args:
+            piece: Which one.
+            fetch: Is called at most once, and by one process of the node at a time.
+            wait_s: How long to wait for another process that fetches it.
+
+        Raises:
+            FileAccessError: As of `open`.
+            DamagedShardError: `fetch` gave another number of bytes.
+            Exception: What `fetch` raises; the next one who asks for the piece fetches it.
+        """
+        here, end = self._here(), perf_counter() + wait_s
+        while True:
+            found = here.open(piece) or here.load(piece, fetch)
+            if found is not None or perf_counter() >= end:
+                return found
+            sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Leave the folder; open pieces stay readable. Used again, it enters the folder again."""
+        entered = self._entered.pop(os.getpid(), None)
+        if entered is not None:
+            entered.leave()
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What this process had to do with the cache so far."""
+        return self._counts.setdefault(os.getpid(), CacheCounts())
+
+    def __reduce__(self) -> tuple[type["PieceCache"], tuple[object, ...]]:
+        """Pickle what it was made of; it is entered by each process."""
+        return PieceCache, self._given
+
+    def _here(self) -> "_Entered":
+        here = self._entered.get(os.getpid())
+        if here is None:
+            made = _Entered(*self._given, self.counts)
+            here = self._entered.setdefault(os.getpid(), made)
+            if here is not made:  # another thread was faster
+                made.leave()
+        return here
+
+
+class _Entered:
+    """The cache in one process: what it holds open, and what it counts."""
+
+    def __init__(
+        self, root: CacheFolder, path: Path, run: str, need: CacheNeed, counts: CacheCounts
+    ) -> None:
+        self._folder, self._run = PieceFolder(root, path), run
+        self._runs = OpenRuns(self._folder)
+        self._room = PieceRoom(self._folder, self._runs, counts)
+        self._lock, self._warned, self._counts = threading.Lock(), False, counts
+        self._held: tuple[int, int] | None = None
+        present = None
+        try:
+            present = self._folder.enter()
+            self._held = present, self._runs.register(run, need)
+        except FileAccessError:
+            raise
+        except OSError as error:
+            if present is not None:
+                self._folder.leave(present)
+            self._warn(error)
+
+    def open(self, piece: Piece) -> OpenPiece | None:
+        """See `PieceCache.open`."""
+        opened = self._opened(piece)
+        if opened is not None:
+            with self._lock:
+                self._counts.opened += 1
+                self._counts.opened_bytes += piece.size
+        return opened
+
+    def load(self, piece: Piece, fetch: Fetch) -> OpenPiece | None:
+        """The piece, fetched; None if another process fetches it."""
+        lock = None
+        if self._held is not None:
+            try:
+                lock = self._folder.locks.take(lock_of(number_of(piece.folder, piece.name)))
+            except OSError as error:
+                self._warn(error)
+            else:
+                if lock is None:
+                    return None
+        try:
+            # it may have come between the look at the cache and the lock
+            opened = None if lock is None else self.open(piece)
+            return opened or self._fetched(piece, fetch, can_keep=lock is not None)
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+    def leave(self) -> None:
+        """Leave the folder."""
+        if self._held is not None:
+            (present, registered), self._held = self._held, None
+            self._runs.forget(self._run, registered)
+            self._folder.leave(present)
+
+    def _opened(self, piece: Piece) -> OpenPiece | None:
+        if self._held is None:
+            return None
+        try:
+            return open_piece(self._path_of(piece), piece.begin, piece.end)
+        except OSError as error:
+            self._warn(error)
+            return None
+
+    def _fetched(self, piece: Piece, fetch: Fetch, *, can_keep: bool) -> OpenPiece:
+        data = memoryview(fetch()).cast("B")
+        if len(data) != piece.size:
+            raise DamagedShardError(
+                f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte {piece.begin:,}, "
+                f"not {piece.size:,}; check the network, and whether the object is being replaced"
+            )
+        kept = None
+        if can_keep:
+            try:
+                kept = self._kept(piece, data)
+            except OSError as error:
+                self._warn(error)
+        with self._lock:
+            self._counts.fetched += 1
+            self._counts.fetched_bytes += piece.size
+            self._counts.bypassed += kept is None
+        return kept or OpenPiece(piece.begin, piece.end, None, data)
+
+    def _kept(self, piece: Piece, data: memoryview, *, is_last: bool = False) -> OpenPiece | None:
+        """The piece in a new file of the cache; None if there is no room for it."""
+        room = self._room.take(piece)
+        if room is None:
+            return None
+        try:
+            write_piece(room.file, data)
+            self._publish(piece, room)
+        except BaseException as error:
+            is_full = isinstance(error, OSError) and error.errno in _FULL
+            with suppress(OSError):  # the first error tells more
+                self._room.give_back(room, is_full=is_full)
+            if not is_full or is_last:
+                raise
+        else:
+            return OpenPiece(piece.begin, piece.end, room.file)
+        return self._kept(piece, data, is_last=True)  # after an eviction
+
+    def _publish(self, piece: Piece, room: NewPiece) -> None:
+        path = self._path_of(piece)
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)  # noqa: PTH102, PTH120 a string
+        os.rename(room.path, path)  # noqa: PTH104 a string
+
+    def _path_of(self, piece: Piece) -> str:
+        return f"{self._folder.path}/{piece.folder}/{piece.name}"
+
+    def _warn(self, error: OSError) -> None:
+        """Say once per process why pieces are not kept."""
+        with self._lock:
+            is_first, self._warned = not self._warned, True
+        if is_first:
+            _log.warning(
+                "the cache of pieces in %s cannot be used: %s; what is not kept there is fetched "
+                "again when it is wanted again: make room there, or name another cache_dir",
+                self._folder.path,
+                error.strerror or error,
+            )

@@ -1,0 +1,207 @@
+"""Files that hold one piece each: written once, checked when they are opened, never changed.
+
+A file holds the bytes of the piece and a trailer of 64 bytes: magic, version, length and crc32. It
+is not synced to the disk. After a power cut it may be torn, and whoever opens it next finds that
+out: length and crc32 are checked before a byte is used.
+
+One check is enough for a node until it starts anew. A file that was checked, or written, since the
+machine started gets a time of change that is made from the identity of this start (a seal): a write
+by anybody would set another one, and so would another start expect.
+"""
+
+import hashlib
+import os
+import stat
+import struct
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from lightning_shards.shards.checksums import crc32
+
+TRAILER_BYTES: Final = 64
+_TRAILER: Final = struct.Struct("<8sIQI40x")
+_MAGIC: Final = b"lsPIECE\n"
+_VERSION: Final = 1
+_CHUNK: Final = 1 << 20
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class OpenPiece:
+    """The bytes of one piece, from its file or from memory; they cannot change any more.
+
+    Threads may share it. Its file stays readable when the cache drops it.
+
+    Args:
+        begin: Offset in the object of the first byte.
+        end: Offset behind the last byte.
+        file: The descriptor of its file, which is closed with this; None for a piece in memory.
+        data: The bytes of a piece in memory.
+
+    Attributes:
+        begin: See above.
+        end: See above.
+        file: The descriptor; the byte at offset `begin` of the object is its first one.
+    """
+
+    def __init__(
+        self, begin: int, end: int, file: int | None, data: memoryview | None = None
+    ) -> None:
+        self.begin, self.end, self.file, self._data = begin, end, file, data
+        self._closing = None if file is None else weakref.finalize(self, os.close, file)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes at these offsets of the object, which must be in the piece.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        data = bytearray(stop - start)
+        self.read_into(start, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, start: int, into: memoryview) -> None:
+        """Fill this memory with the bytes from this offset of the object on.
+
+        Raises:
+            OSError: The file cannot be read, or the piece ends before.
+        """
+        assert self.begin <= start <= start + len(into) <= self.end
+        first, done = start - self.begin, 0
+        if self.file is None:
+            assert self._data is not None
+            into[:] = self._data[first : first + len(into)]
+            return
+        while done < len(into):
+            more = os.preadv(self.file, [into[done:]], first + done)
+            if not more:
+                raise OSError(f"a piece of the cache ends after {first + done:,} bytes")
+            done += more
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._closing is not None:
+            self._closing()
+
+
+def write_piece(file: int, data: memoryview) -> None:
+    """Write the bytes of a piece and its trailer to a new file, and seal it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    trailer = _TRAILER.pack(_MAGIC, _VERSION, len(data), crc32(data))
+    for part in (data, memoryview(trailer)):
+        while part:
+            part = part[os.write(file, part) :]  # noqa: PLW2901 what is left of it
+    _seal(file)
+
+
+def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
+    """The piece in this file; None if there is no such file, or it is not whole.
+
+    What is not whole is removed.
+
+    Raises:
+        OSError: The file cannot be opened or read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        is_whole = _is_whole(file, end - begin)
+        if not is_whole:
+            _remove(path, file)
+    except BaseException:
+        os.close(file)
+        raise
+    if is_whole:
+        return OpenPiece(begin, end, file)
+    os.close(file)
+    return None
+
+
+def is_damaged(path: str, size: int) -> bool:
+    """Whether a piece of so many bytes differs from what was written, whether it is sealed or not.
+
+    Raises:
+        OSError: The file cannot be opened or read.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        checksum = _expected_crc32(file, size)
+        return checksum is None or _crc32_of(file, size) != checksum
+    finally:
+        os.close(file)
+
+
+def _is_whole(file: int, size: int) -> bool:
+    checksum = _expected_crc32(file, size)
+    if checksum is None:
+        return False
+    if _is_sealed(file):
+        return True
+    if _crc32_of(file, size) != checksum:
+        return False
+    _seal(file)
+    return True
+
+
+def _expected_crc32(file: int, size: int) -> int | None:
+    """The crc32 in the trailer; None if this is no file of a piece of so many bytes."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
+        return None
+    trailer = os.pread(file, TRAILER_BYTES, size)
+    if len(trailer) != TRAILER_BYTES:
+        return None
+    magic, version, length, checksum = _TRAILER.unpack(trailer)
+    is_ours = (magic, version, length) == (_MAGIC, _VERSION, size)
+    return checksum if is_ours else None
+
+
+def _crc32_of(file: int, size: int) -> int:
+    """The crc32 of the first bytes; -1 if there are fewer."""
+    checksum, done = 0, 0
+    while done < size:
+        chunk = os.pread(file, min(_CHUNK, size - done), done)
+        if not chunk:
+            return -1
+        checksum, done = crc32(chunk, checksum), done + len(chunk)
+    return checksum
+
+
+def _remove(path: str, file: int) -> None:
+    """Remove a file, unless another one has its name by now."""
+    try:
+        if os.path.samestat(os.lstat(path), os.fstat(file)):
+            os.unlink(path)  # noqa: PTH108 a hot path of strings
+    except FileNotFoundError:
+        return
+
+
+def _is_sealed(file: int) -> bool:
+    seal = _seal_of_this_start()
+    return seal is not None and os.fstat(file).st_mtime_ns == seal
+
+
+def _seal(file: int) -> None:
+    seal = _seal_of_this_start()
+    if seal is None:
+        return
+    try:
+        os.utime(file, ns=(seal, seal))
+    except OSError:
+        return  # it is checked again when it is opened again
+
+
+@lru_cache(maxsize=1)
+def _seal_of_this_start() -> int | None:
+    """A time between 1970 and 2004, in whole seconds as every file system keeps them, but in ns."""
+    try:
+        digest = hashlib.sha256(_BOOT.read_bytes()).digest()
+    except OSError:
+        return None  # then each process checks each file
+    return (int.from_bytes(digest[:4]) >> 2) * 10**9

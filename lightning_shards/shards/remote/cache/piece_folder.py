@@ -1,0 +1,251 @@
+"""The folder of the pieces of one node, which all its processes enter and leave.
+
+It belongs to no process::
+
+    pieces/lock              locks, one byte each; its content is the number of used bytes
+    pieces/runs/RUN          what an open run needs; its processes hold the lock of its number
+    pieces/parts/NUMBER-X    what is being written; its writer holds the lock of the number
+    pieces/SHA256/0-6553600  a piece
+
+A process that is killed leaves files behind whose lock is free, and the next one that enters
+removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, or, if
+that was killed, by the next one that enters.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.file_locks import FileLocks, kept_if
+from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
+from lightning_shards.shards.remote.cache.limits import CachedPiece
+from lightning_shards.shards.remote.cache.piece_names import share_of
+
+COUNTER_LOCK: Final = 0
+PRESENCE_LOCK: Final = 1
+_FIRST_FREE_LOCK: Final = 2
+
+_COUNTER: Final = struct.Struct("<8sQ")
+_MAGIC: Final = b"lsUSED1\n"
+_TRIES: Final = 100
+_WAIT_S: Final = 60.0  # while another process removes what was left
+
+_log = logging.getLogger(__name__)
+
+
+def folder_of_pieces(cache: CacheFolder) -> Path:
+    """Where this machine keeps its pieces.
+
+    It is asked once, where a run is set up, because it warns: several machines may share a network
+    file system, and then each has a folder of its own.
+    """
+    root = cache.root
+    if not is_shared_by_machines(root):
+        return root / "pieces"
+    _log.warning(
+        "the cache folder %s is on a network file system, which pieces of shards would be fetched "
+        "to through the network once more; name a folder on a disk of this machine as cache_dir",
+        root,
+    )
+    return root / f"pieces-{socket.gethostname()}"
+
+
+class PieceFolder:
+    """The folder, and how it is entered and left.
+
+    Args:
+        root: The cache folder of the user.
+        path: The folder of pieces in it; see `folder_of_pieces`.
+
+    Attributes:
+        path: See above.
+        locks: The locks of the folder.
+        parts: The folder of pieces that are being written.
+        runs: The folder of what open runs need.
+    """
+
+    def __init__(self, root: CacheFolder, path: Path) -> None:
+        self._root, self.path = root, path
+        self.locks = FileLocks(path / "lock")
+        self.parts, self.runs = path / "parts", path / "runs"
+
+    def enter(self) -> int:
+        """Make the folder if it is missing, and remove what killed processes left.
+
+        Returns:
+            An open file. The process is in the folder until it, and each copy of it that a forked
+            process has, is closed.
+
+        Raises:
+            FileAccessError: The folder belongs to another user, or others may write to it.
+            OSError: It cannot be made or read.
+        """
+        for _ in range(_TRIES):
+            for folder in (self.path, self.parts, self.runs):
+                self._root.make_folder(folder)
+            with suppress(FileNotFoundError):  # it is removed right now by who left it last
+                file = self._present()
+                if file is not None:
+                    return file
+        raise OSError(f"{self.path} is removed again and again; name another cache_dir")
+
+    def require_private(self) -> None:
+        """Refuse a folder that others could have written to.
+
+        Raises:
+            FileAccessError: It belongs to another user, or others may write to it.
+        """
+        self._root.make_folder(self.path)
+
+    def leave(self, file: int) -> None:
+        """Leave the folder; the last one removes what is in memory."""
+        os.close(file)
+        self.remove_if_left()
+
+    def remove_if_left(self) -> None:
+        """Remove the folder if it is in memory and no process is in it, however these ended."""
+        if is_in_memory(self.path) and self.locks.path.exists():
+            with suppress(OSError), self.locks.held(PRESENCE_LOCK) as alone:
+                if alone is not None and self._is_current(alone):
+                    self._remove_all()
+
+    def pieces(self) -> Iterator[CachedPiece]:
+        """The pieces that are there.
+
+        Raises:
+            OSError: A folder cannot be read.
+        """
+        with os.scandir(self.path) as folders:
+            for folder in folders:
+                if folder.name not in ("parts", "runs") and folder.is_dir(follow_symlinks=False):
+                    yield from _pieces_in(folder.path, folder.name)
+
+    def part_of(self, number: int) -> Path:
+        """A new name for a file of the piece with this number, while it is written."""
+        return self.parts / f"{number}-{secrets.token_hex(8)}"
+
+    def bytes_in_parts(self) -> int:
+        """Bytes of pieces that are being written; what killed processes left is removed.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        total = 0
+        with os.scandir(self.parts) as parts:
+            for part in parts:
+                number = part.name.partition("-")[0]
+                with suppress(FileNotFoundError):  # it is a whole piece by now
+                    if number.isdecimal() and not self.locks.is_free(lock_of(int(number))):
+                        total += part.stat().st_size
+                    else:
+                        os.unlink(part.path)  # noqa: PTH108 a path of scandir
+        return total
+
+    def read_used(self, file: int) -> int:
+        """Bytes that all pieces take, by the counter; counted anew if it was never written.
+
+        Args:
+            file: The open file with the lock of the counter.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        data = os.pread(file, _COUNTER.size, 0)
+        if len(data) == _COUNTER.size and data.startswith(_MAGIC):
+            return int(_COUNTER.unpack(data)[1])
+        return self.bytes_in_parts() + sum(piece.size for piece in self.pieces())
+
+    def write_used(self, file: int, used_bytes: int) -> None:
+        """Set the counter.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        os.pwrite(file, _COUNTER.pack(_MAGIC, max(0, used_bytes)), 0)
+
+    def _present(self) -> int | None:
+        """The file of a process that is in the folder; None if the folder was removed meanwhile."""
+        file = self.locks.take(PRESENCE_LOCK)
+        is_alone = file is not None
+        if file is None:
+            file = self.locks.take(PRESENCE_LOCK, shared=True, wait_s=_WAIT_S)
+        if file is None:
+            raise OSError(f"a process that removes files of {self.path} does not end; kill it")
+        return kept_if(file, lambda: self._entered(file, is_alone=is_alone))
+
+    def _entered(self, file: int, *, is_alone: bool) -> bool:
+        """Whether the folder is still there, which is then clean, and shared with others."""
+        is_current = self._is_current(file)
+        if is_current:
+            self._clean(file, is_alone=is_alone)
+            self.locks.share(file, PRESENCE_LOCK)
+        return is_current
+
+    def _clean(self, file: int, *, is_alone: bool) -> None:
+        if not is_alone:
+            self.bytes_in_parts()
+            return
+        if is_in_memory(self.path):
+            self._remove_all(but_lock=True)
+            for folder in (self.parts, self.runs):
+                self._root.make_folder(folder)
+        for run in self.runs.iterdir():
+            run.unlink()
+        used_bytes = self.bytes_in_parts()
+        with os.scandir(self.path) as folders:
+            for folder in folders:
+                if len(folder.name) == hashlib.sha256().digest_size * 2:
+                    with suppress(OSError):  # it is not empty
+                        os.rmdir(folder.path)  # noqa: PTH106 a path of scandir
+        # Alone, so that the lock of the counter is not needed.
+        self.write_used(file, used_bytes + sum(piece.size for piece in self.pieces()))
+
+    def _is_current(self, file: int) -> bool:
+        """Whether the open file is still that of this folder."""
+        try:
+            return os.path.samestat(self.locks.path.lstat(), os.fstat(file))
+        except FileNotFoundError:
+            return False
+
+    def _remove_all(self, *, but_lock: bool = False) -> None:
+        """Remove what is in the folder, the file of locks last."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != self.locks.path:
+                path.unlink()
+        if not but_lock:
+            self.locks.path.unlink()
+            with suppress(OSError):  # the next process is here already, or tables are
+                self.path.rmdir()
+                self._root.root.rmdir()
+
+
+def lock_of(number: int) -> int:
+    """The lock of a piece with this number."""
+    return _FIRST_FREE_LOCK + number
+
+
+def number_of_run(run: str) -> int:
+    """The number of a run with this name, which is that of no piece."""
+    return 2**48 + int.from_bytes(hashlib.sha256(run.encode()).digest()[:6])
+
+
+def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:
+    with suppress(FileNotFoundError), os.scandir(path) as files:
+        for file in files:
+            with suppress(FileNotFoundError):  # another process has dropped it
+                status = file.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    share = share_of(folder, file.name)
+                    yield CachedPiece(file.path, status.st_size, status.st_ctime_ns, share)

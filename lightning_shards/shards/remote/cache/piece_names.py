@@ -1,0 +1,72 @@
+"""The name of a piece in the cache: which object, which version of it, and which of its bytes."""
+
+import hashlib
+import re
+from typing import Final, NamedTuple
+
+_USER: Final = re.compile(r"//[^/@]*@")
+_SIGNING: Final = re.compile(
+    "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
+    "|x-goog-.*|googleaccessid"
+    "|sig|s[epvrst]|srt|spr|sip|skoid|sktid|sk[tesv]"  # Azure
+    "|token|access_token",
+    re.IGNORECASE,
+)
+"""Names in a query that sign a URL: their values change from day to day, the object does not."""
+
+
+class Piece(NamedTuple):
+    """One range of bytes of one version of an object.
+
+    Attributes:
+        url: The object.
+        version: Its version, as its store names it.
+        begin: Offset of the first byte.
+        end: Offset behind the last one.
+    """
+
+    url: str
+    version: str
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the piece."""
+        return self.end - self.begin
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of all pieces of this version: a hash, without any credential."""
+        named = f"{without_credentials(self.url)}\n{self.version}"
+        return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """The name of the file in that folder."""
+        return f"{self.begin}-{self.end}"
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user, password, and what signs it; other parts of its query may matter.
+
+    >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
+    'https://host/0.tar?versionId=3'
+    """
+    address, mark, query = _USER.sub("//", url, count=1).partition("?")
+    kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
+    return address + (mark if any(kept) else "") + "&".join(kept)
+
+
+def share_of(folder: str, name: str) -> float:
+    """A number from 0 to 1 that a piece has for ever, each number equally likely."""
+    return int.from_bytes(_digest(folder, name)[:6]) / 2**48
+
+
+def number_of(folder: str, name: str) -> int:
+    """The number of a piece, below 2**48; two pieces have the same one as good as never."""
+    return int.from_bytes(_digest(folder, name)[6:12])
+
+
+def _digest(folder: str, name: str) -> bytes:
+    return hashlib.sha256(f"{folder}/{name}".encode()).digest()

@@ -1,0 +1,158 @@
+"""Room for new pieces in the folder of a node: a counter of used bytes, and eviction.
+
+All of it happens under one lock. The file of a new piece is made with its full size at once, so
+that a recount sees what other processes are about to write.
+"""
+
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_shards.shards.remote.cache.limits import (
+    CacheNeed,
+    evicted_ahead,
+    kept_fraction,
+    limit_of_pieces,
+    pieces_to_drop,
+)
+from lightning_shards.shards.remote.cache.open_runs import OpenRuns
+from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES
+from lightning_shards.shards.remote.cache.piece_folder import COUNTER_LOCK, PieceFolder
+from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
+
+_WAIT_S: Final = 2.0
+"""Nobody holds the lock of the counter for long, except a process that is stopped."""
+
+_log = logging.getLogger(__name__)
+
+
+class NewPiece(NamedTuple):
+    """A file with room for a piece, which is not in the cache yet.
+
+    Attributes:
+        path: Where it is.
+        file: Its descriptor, which belongs to who asked for the room.
+        size: Its bytes, with the trailer.
+    """
+
+    path: Path
+    file: int
+    size: int
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What this process had to do with the cache.
+
+    Attributes:
+        opened: Pieces that were there.
+        opened_bytes: Their bytes.
+        fetched: Pieces that this process fetched.
+        fetched_bytes: Their bytes.
+        bypassed: Those of them that could not be kept.
+        evicted: Pieces that this process dropped.
+    """
+
+    opened: int = 0
+    opened_bytes: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    bypassed: int = 0
+    evicted: int = 0
+
+
+class PieceRoom:
+    """Makes room for pieces, and counts what it costs.
+
+    Args:
+        folder: The folder of pieces; the process has entered it.
+        runs: The open runs.
+        counts: Where the pieces that are dropped are counted.
+    """
+
+    def __init__(self, folder: PieceFolder, runs: OpenRuns, counts: CacheCounts) -> None:
+        self._folder, self._runs, self._counts = folder, runs, counts
+
+    def take(self, piece: Piece) -> NewPiece | None:
+        """Room for a piece; None if there is none within the limit, whatever is dropped.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        size = piece.size + TRAILER_BYTES
+        with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+            if file is None:
+                return None
+            used, needs = self._folder.read_used(file), self._runs.needs()
+            if self._lacking(used, size, needs) > 0:
+                used, needs = self._evict(size)
+                self._folder.write_used(file, used)
+                if self._lacking(used, size, needs) > 0:
+                    return None
+            self._folder.write_used(file, used + size)  # first, as too much is no harm
+            return self._made(piece, size)
+
+    def give_back(self, room: NewPiece, *, is_full: bool) -> None:
+        """Remove a file that does not become a piece.
+
+        Args:
+            room: The file; its descriptor is closed.
+            is_full: Whether the disk is full: so many bytes are then made free at once.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        os.close(room.file)
+        with suppress(FileNotFoundError):
+            room.path.unlink()
+        with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+            if file is None:
+                return
+            used = self._folder.read_used(file) - room.size
+            if is_full:
+                used, _ = self._evict(room.size, is_full=True)
+            self._folder.write_used(file, used)
+
+    def _made(self, piece: Piece, size: int) -> NewPiece:
+        path = self._folder.part_of(number_of(piece.folder, piece.name))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(path, flags, 0o600)
+        try:
+            os.ftruncate(file, size)
+        except BaseException:
+            os.close(file)
+            path.unlink()
+            raise
+        return NewPiece(path, file, size)
+
+    def _lacking(self, used: int, size: int, needs: list[CacheNeed]) -> int:
+        """Bytes that must be made free for so many new ones; 0 or less: none."""
+        lacking = used + size - limit_of_pieces(needs)
+        left_free = max((need.left_free_bytes for need in needs), default=0)
+        if left_free:
+            disk = os.statvfs(self._folder.path)
+            lacking = max(lacking, left_free + size - disk.f_bavail * disk.f_frsize)
+        return lacking
+
+    def _evict(self, size: int, *, is_full: bool = False) -> tuple[int, list[CacheNeed]]:
+        """Drop what is not needed for so many bytes; what is then used, and what is needed."""
+        self._runs.remove_ended()
+        needs, pieces = self._runs.needs(), list(self._folder.pieces())
+        used = self._folder.bytes_in_parts() + sum(piece.size for piece in pieces)
+        lacking = max(self._lacking(used, size, needs), size if is_full else 0)
+        if lacking > 0:
+            lacking += evicted_ahead(limit_of_pieces(needs))
+        for piece in pieces_to_drop(pieces, kept_fraction(needs), lacking):
+            try:
+                os.unlink(piece.path)  # noqa: PTH108 a path of scandir
+            except FileNotFoundError:
+                used -= piece.size
+            except OSError as error:
+                _log.debug("%s is not dropped: %s", piece.path, error)
+            else:
+                used -= piece.size
+                self._counts.evicted += 1  # under the lock of the counter
+        return used, needs

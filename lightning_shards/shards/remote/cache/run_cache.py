@@ -1,0 +1,114 @@
+"""The cache of a run: what the run needs of it, and whether there is room for that."""
+
+import logging
+import os
+from contextlib import suppress
+from functools import cache
+from typing import Final, NamedTuple
+
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
+from lightning_shards.shards.remote.cache.limits import (
+    GIB,
+    LEFT_FREE_BYTES,
+    CacheNeed,
+    default_limit,
+    has_room,
+)
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
+
+_BLOCKS: Final = 2  # that which is read and the next one
+_BATCHES: Final = 3  # of large samples: that which is read and two that follow
+
+_log = logging.getLogger(__name__)
+
+
+class RunSize(NamedTuple):
+    """How much data the processes of a run on one node read, and how much of it at a time.
+
+    Attributes:
+        data: By what the data is recognised that several runs read: `ShardIndex.fingerprint`.
+        size_bytes: Bytes of all shards.
+        samples: Samples in them.
+        tables_bytes: Bytes of their member tables.
+        block: Samples that are shuffled together; if there are no blocks, `plan.pieces.WINDOW`.
+        prepared: Samples of a batch times the processes that prepare batches.
+    """
+
+    data: str
+    size_bytes: int
+    samples: int
+    tables_bytes: int
+    block: int
+    prepared: int
+
+    @property
+    def working_set_bytes(self) -> int:
+        """Two blocks, or the batches in preparation where samples are large.
+
+        >>> kib = RunSize("", 1000 * 2**10, 1000, tables_bytes=0, block=100, prepared=32)
+        >>> kib.working_set_bytes, kib._replace(size_bytes=1000 * 2**20).working_set_bytes
+        (204800, 100663296)
+        """
+        is_large = is_sample_the_unit(self.size_bytes, self.samples)
+        samples = _BATCHES * self.prepared if is_large else _BLOCKS * self.block
+        return min(self.size_bytes, self.size_bytes * samples // max(self.samples, 1))
+
+
+def cache_of_run(
+    folder: CacheFolder, run: str, size: RunSize, cache_gib: float | None = None
+) -> PieceCache | None:
+    """The cache that all processes of a run on this node read through; it is given to them.
+
+    It is made where a run is set up. What a killed run left in memory is removed first, if no
+    process uses it.
+
+    Args:
+        folder: The cache folder of the user.
+        run: A name that all processes of this run have, and no other run.
+        size: What the run reads.
+        cache_gib: The limit in GiB. Default: three quarters of the disk, 50 GiB always left.
+
+    Returns:
+        None if the default limit is too low, with a warning: batches are then read exactly.
+
+    Raises:
+        ConfigError: The limit that was given is too low.
+        FileAccessError: The folder belongs to another user, or others may write to it.
+        OSError: It cannot be made or read.
+    """
+    path = folder_of_pieces(folder)
+    pieces = PieceFolder(folder, path)
+    pieces.remove_if_left()
+    folder.make_folder(path)
+    limit, left_free = _limit(pieces, cache_gib)
+    working_set, tables = size.working_set_bytes, size.tables_bytes
+    need = CacheNeed(size.data, limit, size.size_bytes, working_set, tables, left_free)
+    if has_room(need, is_set=cache_gib is not None):
+        return PieceCache(folder, path, run, need)
+    _warn_once(
+        f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
+        f"the block that is read and the one that follows have {working_set / GIB:.3g} GiB, the "
+        f"member tables {tables / GIB:.3g} GiB; name a folder with more room as cache_dir, or set "
+        "cache_gib or a smaller shuffle_block"
+    )
+    return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Each loader of a run would say it again."""
+    _log.warning("%s", message)
+
+
+def _limit(pieces: PieceFolder, cache_gib: float | None) -> tuple[int, int]:
+    """What pieces may take, and what is left free on the disk."""
+    if cache_gib is not None:
+        return round(cache_gib * GIB), 0
+    used = 0
+    with suppress(FileNotFoundError):  # there is none yet, or another process removes it
+        used = sum(piece.size for piece in pieces.pieces())
+    path = pieces.path.absolute()
+    disk = os.statvfs(next(above for above in (path, *path.parents) if above.exists()))
+    return default_limit(disk.f_bavail * disk.f_frsize, used), LEFT_FREE_BYTES

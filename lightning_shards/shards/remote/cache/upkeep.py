@@ -1,0 +1,206 @@
+"""Looking after the pieces that a node keeps: what there is, what is damaged, and clearing it."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.limits import CachedPiece, CacheNeed
+from lightning_shards.shards.remote.cache.open_runs import OpenRuns
+from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged
+from lightning_shards.shards.remote.cache.piece_folder import (
+    COUNTER_LOCK,
+    PRESENCE_LOCK,
+    PieceFolder,
+)
+
+_NAME: Final = re.compile(r"(\d{1,18})-(\d{1,18})")
+_WAIT_S: Final = 10.0
+
+
+class CachedObject(NamedTuple):
+    """The pieces of one version of a remote shard.
+
+    Attributes:
+        name: The hash by which its folder is named; it holds no credential.
+        pieces: How many.
+        size_bytes: Their bytes on the disk.
+    """
+
+    name: str
+    pieces: int
+    size_bytes: int
+
+
+class FolderListing(NamedTuple):
+    """What is in one folder of pieces.
+
+    Attributes:
+        path: The folder.
+        objects: The shards of which there are pieces, by name.
+        writing_bytes: Bytes of pieces that are being written.
+        runs: What the runs need that have the folder open.
+    """
+
+    path: Path
+    objects: list[CachedObject]
+    writing_bytes: int
+    runs: list[CacheNeed]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pieces on the disk."""
+        return sum(each.size_bytes for each in self.objects)
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces."""
+        return sum(each.pieces for each in self.objects)
+
+
+class Freed(NamedTuple):
+    """What was removed.
+
+    Attributes:
+        pieces: Files.
+        size_bytes: Their bytes.
+    """
+
+    pieces: int
+    size_bytes: int
+
+
+class CheckedPieces(NamedTuple):
+    """What a check of all pieces found.
+
+    Attributes:
+        pieces: How many were checked.
+        size_bytes: Their bytes on the disk.
+        damaged: Paths of those that differed from what was written; they are removed.
+    """
+
+    pieces: int
+    size_bytes: int
+    damaged: list[str]
+
+
+def piece_folders(cache: CacheFolder) -> list[PieceFolder]:
+    """The folders of pieces in a cache folder: of this machine, and of others that share the disk.
+
+    Raises:
+        FileAccessError: One belongs to another user, or others may write to it.
+    """
+    paths = [cache.root / "pieces", *sorted(cache.root.glob("pieces-*"))]
+    return [_own(PieceFolder(cache, path)) for path in paths if path.is_dir()]
+
+
+def list_pieces(folder: PieceFolder) -> FolderListing:
+    """What is in a folder, which other processes may be using.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    runs = OpenRuns(folder)
+    needs: list[CacheNeed] = []
+    if folder.runs.is_dir():
+        runs.remove_ended()
+        needs = runs.needs()
+    writing = folder.bytes_in_parts() if folder.parts.is_dir() else 0
+    by_object = groupby(sorted(folder.pieces()), lambda piece: os.path.dirname(piece.path))  # noqa: PTH120 a string
+    objects = [_object(Path(path).name, pieces) for path, pieces in by_object]
+    return FolderListing(folder.path, objects, writing, needs)
+
+
+def check_pieces(
+    folder: PieceFolder, *, threads: int = 1, step: Callable[[int], object] = int
+) -> CheckedPieces:
+    """Hold length and crc32 of each piece against what was written; damaged ones are removed.
+
+    Runs may have the folder open: who reads a piece keeps its file, and one that is removed is
+    fetched again.
+
+    Args:
+        folder: The folder.
+        threads: Pieces that are read at a time.
+        step: Called with the bytes of each piece.
+
+    Raises:
+        OSError: The folder cannot be read, or a damaged piece not removed.
+    """
+    pieces, damaged, size_bytes, number = sorted(folder.pieces()), list[str](), 0, 0
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        for piece, is_wrong in zip(pieces, pool.map(_is_wrong, pieces), strict=True):
+            step(piece.size)
+            if is_wrong is None:
+                continue  # it was dropped meanwhile
+            number, size_bytes = number + 1, size_bytes + piece.size
+            if is_wrong:
+                damaged.append(piece.path)
+                Path(piece.path).unlink(missing_ok=True)
+    if damaged:
+        _recount(folder)
+    return CheckedPieces(number, size_bytes, damaged)
+
+
+def clear_pieces(folder: PieceFolder, *, force: bool = False) -> Freed:
+    """Remove all pieces.
+
+    Args:
+        folder: The folder.
+        force: Also where runs have it open: they fetch again what they need again.
+
+    Raises:
+        ConfigError: Runs have it open.
+        OSError: A piece cannot be removed.
+    """
+    with folder.locks.held(PRESENCE_LOCK) as alone:
+        if alone is None and not force:
+            raise ConfigError(
+                f"{folder.path} is open: some run, or another tool, reads from it; wait for its "
+                "end, or give --force: it then fetches again what it needs"
+            )
+        number = size_bytes = 0
+        for piece in list(folder.pieces()):
+            with suppress(FileNotFoundError):
+                os.unlink(piece.path)  # noqa: PTH108 a path of scandir
+                number, size_bytes = number + 1, size_bytes + piece.size
+        _recount(folder)
+    return Freed(number, size_bytes)
+
+
+def _own(folder: PieceFolder) -> PieceFolder:
+    folder.require_private()
+    return folder
+
+
+def _object(name: str, pieces: Iterable[CachedPiece]) -> CachedObject:
+    sizes = [piece.size for piece in pieces]
+    return CachedObject(name, len(sizes), sum(sizes))
+
+
+def _is_wrong(piece: CachedPiece) -> bool | None:
+    """Whether a piece is not what was written; None if it is not there any more."""
+    match = _NAME.fullmatch(Path(piece.path).name)
+    size = int(match[2]) - int(match[1]) if match else -1
+    if size < 0 or piece.size != size + TRAILER_BYTES:
+        return True
+    try:
+        return is_damaged(piece.path, size)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return True  # its bytes cannot be read
+
+
+def _recount(folder: PieceFolder) -> None:
+    """Set the counter of used bytes."""
+    with folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+        if file is not None:
+            writing = folder.bytes_in_parts() if folder.parts.is_dir() else 0
+            folder.write_used(file, writing + sum(piece.size for piece in folder.pieces()))

@@ -1,0 +1,324 @@
+"""Shards of the object stores that need signatures: `s3://`, `gs://` and `az://`, by obstore.
+
+obstore retries nothing here, so that retries are counted and bounded in one place. It takes one
+precondition in `get`, and none in its call for several ranges, which is not used.
+
+It follows up to ten redirects, to any host, which cannot be switched off. That host gets no
+signature, but the session token of s3, and in `Referer` the SAS token of az: an endpoint is
+trusted with where it redirects to. A 200 to a range is refused, because stores of these kinds know
+ranges; Google's answers so where it decompresses what it sends.
+"""
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.remote.backend import (
+    FailureKind,
+    RangeAnswer,
+    RequestBackend,
+    RequestFailure,
+    failure_of_status,
+    is_exact,
+    version_of,
+)
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+_THREADS: Final = "2"
+_REQUEST_S: Final = 24 * 3600.0  # a stalled request is ended by its read timeout, not by this
+
+_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "endpoint": "endpoint",
+        "region": "region",
+        "anonymous": "skip_signature",
+        "virtual_host": "virtual_hosted_style_request",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"endpoint": "base_url", "anonymous": "skip_signature"},
+    "az": {"endpoint": "endpoint", "account": "account_name", "anonymous": "skip_signature"},
+}
+"""Our names of options, which are alike for all stores, and those of obstore."""
+
+_PROVIDERS: Final[Mapping[str, str]] = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity or container role, then the "
+    "metadata service of the instance; a profile of ~/.aws is asked if storage_options name one",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_SERVICE_ACCOUNT, the file of "
+    "`gcloud auth application-default login`, then the metadata service of the instance",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID and those beside "
+    "them, then the managed identity of the instance",
+}
+_STATUS = re.compile(r"status code: (\d{3})")
+_DENIED: Final = (401, 403)
+_REDIRECTS: Final = range(300, 400)
+_REMEDY_OF_REDIRECTS: Final = "check the endpoint and the region in storage_options"
+
+
+class _Reason(NamedTuple):
+    """By which part of its text an error of obstore is known, and what it means."""
+
+    sign: re.Pattern[str]
+    what: str
+    kind: FailureKind = "again"
+    remedy: str = ""
+
+
+_OF_CREDENTIALS: Final = (
+    _Reason(
+        re.compile(r"//(169\.254\.169\.254|\[?fd00:ec2::254|metadata\.google\.internal)"),
+        "no credentials were found",
+        "denied",
+    ),
+    _Reason(
+        re.compile(r"<Code>(ExpiredToken|TokenRefreshRequired|RequestTimeTooSkewed)</Code>"),
+        "the credentials have expired",
+        "denied",
+    ),
+)
+_OTHERS: Final = (
+    _Reason(re.compile("^InvalidPathError"), "the key cannot be read", "final"),
+    _Reason(
+        re.compile("BareRedirect"),
+        "the server redirects to no address",
+        "final",
+        _REMEDY_OF_REDIRECTS,
+    ),
+    _Reason(
+        re.compile("NotPartial"),
+        "the server answers with the whole object and not with a range",
+        "final",
+        "use a server that knows ranges, or copy the shards here",
+    ),
+    _Reason(
+        re.compile("kind: Redirect"),
+        "the server redirects too often",
+        "final",
+        _REMEDY_OF_REDIRECTS,
+    ),
+    _Reason(
+        re.compile(r"source: Missing(LastModified|Etag)"),
+        "the server does not say which version its object is",
+        "final",
+        "check the endpoint in storage_options",
+    ),
+    _Reason(  # "bytes 9-8/9" and "bytes 0--1/0", by which Azurite answers where others say 416
+        re.compile(r"StartTooLarge|ParseContentRange \{\s*value: .bytes [^/]*/0\b"),
+        "the range begins behind the object's end",
+        "beyond",
+    ),
+    _Reason(
+        re.compile(r"UnexpectedRange|ContentRange\b|InvalidRangeRequest"),
+        "the server answers with another range",
+    ),
+    _Reason(
+        re.compile("InvalidCertificate|UnknownIssuer"),
+        "the server's certificate is not trusted",
+        "final",
+        "check the endpoint, and the certificates of this machine (SSL_CERT_FILE)",
+    ),
+    _Reason(re.compile("kind: Timeout|TimedOut"), "the server stalled"),
+    _Reason(re.compile("kind: Connect,"), "no connection can be made"),
+    _Reason(re.compile("HttpError|RetryError"), "the connection broke"),
+)
+
+_USED_BY: Final[list[int]] = []
+"""The process that used obstore first: its threads are not there in one that is forked of it."""
+
+
+class CloudBackend(RequestBackend):
+    """Reads one scheme's buckets.
+
+    Args:
+        scheme: `s3`, `gs` or `az`.
+        options: `endpoint`, `anonymous`; of s3 `region`, `profile` (boto3 is asked for its
+            credentials), `virtual_host`, `requester_pays`; of az `account`. What is not given is
+            taken from the variables that the provider's own tools read.
+        policy: Its time limits.
+
+    Raises:
+        ConfigError: obstore is not installed, or an option cannot work.
+    """
+
+    def __init__(self, scheme: str, options: Mapping[str, Any], policy: RetryPolicy) -> None:
+        require_store_options(scheme, options)
+        if find_spec("obstore") is None:
+            raise ConfigError(
+                f"{scheme}:// shards need obstore, which is not installed; run pip install "
+                "'lightning-shards[remote]'"
+            )
+        self._scheme = scheme
+        self._options = dict(options)
+        self._policy = policy
+        self._stores: dict[str, Any] = {}
+        self._lock = Lock()
+
+    @contextmanager
+    def get(
+        self, url: str, begin: int, end: int, version: str | None
+    ) -> Generator[RangeAnswer, None, None]:
+        """Ask for a range; one that begins behind the end is answered by a HEAD."""
+        bucket, key = self._split(url)
+        options: GetOptions = {"range": (begin, end)}
+        if version is not None and is_exact(version):
+            options["if_match"] = version
+        try:
+            result = self._call(lambda: self._store(bucket).get(key, options=options))
+        except RequestFailure as failure:
+            if failure.kind != "beyond":
+                raise
+            result = None
+        if result is None:
+            meta = self._call(lambda: self._store(bucket).head(key))
+            yield RangeAnswer(begin, begin, meta["size"], _version(meta), ())
+            return
+        first, stop = result.range
+        meta = result.meta
+        yield RangeAnswer(first, stop, meta["size"], _version(meta), self._chunks(result))
+
+    def put(self, url: str, data: bytes) -> None:
+        """Write by one PUT."""
+        bucket, key = self._split(url)
+        self._call(lambda: self._store(bucket).put(key, data, use_multipart=False))
+
+    def refresh(self, url: str) -> None:
+        """Forget the bucket's store, and with it the credentials that it has found."""
+        with self._lock:
+            self._stores.pop(self._split(url)[0], None)
+
+    def close(self) -> None:
+        """Forget all stores."""
+        with self._lock:
+            self._stores.clear()
+
+    def _split(self, url: str) -> tuple[str, str]:
+        bucket, _, key = url.partition("://")[2].partition("/")
+        if not bucket or not key or "@" in bucket:
+            raise RequestFailure(
+                "the URL cannot be read",
+                "final",
+                remedy=f"write {self._scheme}://BUCKET/KEY, without keys or passwords",
+            )
+        return bucket, key
+
+    def _store(self, bucket: str) -> Any:
+        _require_own_process(self._scheme)
+        with self._lock:
+            if bucket not in self._stores:
+                self._stores[bucket] = self._make(bucket)
+            return self._stores[bucket]
+
+    def _make(self, bucket: str) -> Any:
+        os.environ.setdefault("TOKIO_WORKER_THREADS", _THREADS)  # read at the first request
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        settings: dict[str, Any] = {
+            name: self._options[own]
+            for own, name in _NAMES[self._scheme].items()
+            if own in self._options
+        }
+        policy = self._policy
+        settings["client_options"] = {
+            "connect_timeout": timedelta(seconds=policy.connect_s),
+            "read_timeout": timedelta(seconds=policy.stall_s),
+            "timeout": timedelta(seconds=_REQUEST_S),
+            "allow_http": str(self._options.get("endpoint", "")).startswith("http://"),
+        }
+        settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}
+        if self._scheme == "s3":
+            if "profile" in self._options:
+                settings["credential_provider"] = _profile(str(self._options["profile"]))
+            return S3Store(bucket, **settings)
+        return (GCSStore if self._scheme == "gs" else AzureStore)(bucket, **settings)
+
+    def _call(self, act: Callable[[], Any]) -> Any:
+        """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
+        failure: RequestFailure | None = None
+        try:
+            return act()
+        except (ConfigError, RequestFailure):
+            raise
+        except FileNotFoundError:
+            failure = failure_of_status(404)
+        except Exception as error:  # noqa: BLE001 obstore raises several kinds without a common root
+            failure = self._failure_of(error)
+        raise failure
+
+    def _chunks(self, result: Any) -> Iterator[memoryview]:
+        stream = iter(result.stream(min_chunk_size=1))  # a piece as soon as it arrives
+        while True:
+            chunk = self._call(lambda: next(stream, None))
+            if chunk is None:
+                return
+            yield memoryview(chunk)
+
+    def _failure_of(self, error: Exception) -> RequestFailure:
+        """Why obstore raised an error, known by parts of its text, none of which is shown."""
+        text = f"{type(error).__name__}: {error}"
+        asked = f"credentials were looked for in {_PROVIDERS[self._scheme]}"
+        for reason in _OF_CREDENTIALS:
+            if reason.sign.search(text):
+                return RequestFailure(reason.what, reason.kind, remedy=asked)
+        match = _STATUS.search(text)
+        if match:
+            status = int(match[1])
+            remedy = asked if status in _DENIED else ""
+            remedy = _REMEDY_OF_REDIRECTS if status in _REDIRECTS else remedy
+            return failure_of_status(status, remedy=remedy)
+        for reason in _OTHERS:
+            if reason.sign.search(text):
+                return RequestFailure(reason.what, reason.kind, remedy=reason.remedy)
+        return RequestFailure(
+            f"obstore raised {type(error).__name__}",
+            "final",
+            remedy="check storage_options and the variables of the provider",
+        )
+
+
+def _version(meta: Any) -> str:
+    return version_of(meta["e_tag"], meta["last_modified"].isoformat(), meta["size"])
+
+
+def _require_own_process(scheme: str) -> None:
+    """Refuse to use obstore after a fork: its threads are gone, and it would wait for ever."""
+    if not _USED_BY:
+        _USED_BY.append(os.getpid())
+    if _USED_BY[0] != os.getpid():
+        raise ConfigError(
+            f"{scheme}:// was used in process {_USED_BY[0]} before this one, {os.getpid()}, was "
+            "forked of it, and its client does not survive a fork; take "
+            "multiprocessing_context='forkserver' or 'spawn'"
+        )
+
+
+def _profile(profile: str) -> Any:
+    """Credentials of a profile of ~/.aws, by boto3, which looks them up anew when they expire.
+
+    Raises:
+        ConfigError: boto3 is not installed, or has no such profile.
+    """
+    if find_spec("boto3") is None:
+        raise ConfigError(
+            f"storage_options of s3: profile={profile!r} needs boto3, which is not installed; run "
+            "pip install boto3, or leave it out and set AWS_ACCESS_KEY_ID"
+        )
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        session = import_module("boto3").Session(profile_name=profile)
+        return Boto3CredentialProvider(session)
+    except Exception as error:  # noqa: BLE001 botocore's errors have no root of their own
+        name = type(error).__name__
+    raise ConfigError(
+        f"storage_options of s3: boto3 raised {name} for profile={profile!r}; check ~/.aws"
+    )

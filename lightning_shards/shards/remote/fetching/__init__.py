@@ -1,0 +1,1 @@
+"""Fetching what batches need of remote objects, and ahead of them what they will need soon."""

@@ -1,0 +1,105 @@
+"""What batches want of remote objects: ranges, their memory, and what is fetched together."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_shards.shards.remote.byte_ranges import joined
+from lightning_shards.shards.remote.cache.piece_names import Piece
+
+
+class ObjectReads(NamedTuple):
+    """Ranges of bytes of one version of an object.
+
+    Attributes:
+        url: The object.
+        version: Its version, as its store names it; None: any one, which is never in the cache.
+        starts: Offset of the first byte of each range.
+        stops: Offset behind its last byte.
+        into: Writable memory for the ranges, one after the other.
+    """
+
+    url: str
+    version: str | None
+    starts: Sequence[int]
+    stops: Sequence[int]
+    into: memoryview
+
+
+class Segment(NamedTuple):
+    """Bytes of an object that a batch wants, and the memory for them.
+
+    Attributes:
+        url: The object.
+        version: Its version; None: any one.
+        begin: Offset of the first byte.
+        end: Offset behind the last one.
+        into: The memory, of the same length.
+        piece: The announced piece that holds them, if there is one.
+    """
+
+    url: str
+    version: str | None
+    begin: int
+    end: int
+    into: memoryview
+    piece: Piece | None = None
+
+    def part(self, begin: int, end: int, piece: Piece | None) -> "Segment":
+        """What lies between two offsets of the object."""
+        into = self.into[begin - self.begin : end - self.begin]
+        return Segment(self.url, self.version, begin, end, into, piece)
+
+    def fill(self, offset: int, data: memoryview) -> None:
+        """Take what it wants from the bytes at this offset of the object."""
+        begin, end = max(self.begin, offset), min(self.end, offset + len(data))
+        if begin < end:
+            self.into[begin - self.begin : end - self.begin] = data[begin - offset : end - offset]
+
+
+class BatchMemory:
+    """The memory of a batch, which threads write to until it is taken back."""
+
+    def __init__(self) -> None:
+        self._lock, self._is_given = threading.Lock(), True
+
+    def fill(self, segments: Sequence[Segment], offset: int, data: bytearray) -> None:
+        """Give each segment what it wants from the bytes at this offset of the object."""
+        with self._lock:
+            if self._is_given:
+                for segment in segments:
+                    segment.fill(offset, memoryview(data))
+
+    def take_back(self) -> None:
+        """Let nothing be written any more."""
+        with self._lock:
+            self._is_given = False
+
+
+def joined_segments(
+    segments: list[Segment], gap: int
+) -> Iterable[tuple[int, int, Sequence[Segment]]]:
+    """Begin and end of what is fetched together of one object, and what is wanted of it."""
+    ordered = sorted(segments, key=lambda segment: segment.begin)
+    begins = np.array([segment.begin for segment in ordered], np.int64)
+    ends = np.array([segment.end for segment in ordered], np.int64)
+    ranges = joined(begins, ends, gap)
+    cuts = [*ranges.firsts.tolist(), len(ordered)]
+    groups = (ordered[first:stop] for first, stop in pairwise(cuts))
+    return zip(ranges.begins.tolist(), ranges.ends.tolist(), groups, strict=True)
+
+
+def lengths_read(reads: ObjectReads, size: int | None) -> list[int]:
+    """The bytes of each range that are there; the size is known where an object was asked for."""
+    spans = zip(reads.starts, reads.stops, strict=True)
+    if size is None:
+        return [stop - start for start, stop in spans]
+    return [max(0, min(stop, size) - start) for start, stop in spans]
+
+
+def bytes_of_segments(segments: Iterable[Segment]) -> int:
+    """How many bytes they want together."""
+    return sum(len(segment.into) for segment in segments)

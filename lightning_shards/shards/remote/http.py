@@ -1,0 +1,256 @@
+"""Shards over http and https: single ranged GETs, and what their answers claim to be."""
+
+import re
+from base64 import b64decode
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import chain
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from lightning_shards.shards.remote.backend import (
+    RangeAnswer,
+    RequestBackend,
+    RequestFailure,
+    failure_of_status,
+    is_exact,
+    version_of,
+)
+from lightning_shards.shards.remote.http_client import (
+    HttpClient,
+    HttpReply,
+    HttpTarget,
+    basic,
+    drain,
+    failure_of_http_error,
+    split_user,
+)
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+LARGEST_WHOLE: Final = 64 << 20
+"""Bytes of an object of which a server that knows no ranges sends more than its beginning."""
+
+RANGE_BEYOND: Final = 416
+"""The status of a range that begins behind the object's end."""
+
+_CHUNK: Final = 1 << 18
+_OK, _PARTIAL = 200, 206
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_SHOWN: Final = 64  # bytes of a page that is no shard
+_LOOKED_AT: Final = 4096
+_SIGN: Final = 4  # characters by which a secret is known
+
+
+class HttpBackend(RequestBackend):
+    """Reads http and https URLs; queries of signed ones are kept, and belong to no other URL.
+
+    Args:
+        options: None are known.
+        policy: Its time limits.
+        connections: Idle connections that are kept for each host.
+    """
+
+    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
+        require_store_options("http", options)
+        self._client = HttpClient(policy, connections)
+
+    def get(
+        self, url: str, begin: int, end: int, version: str | None
+    ) -> AbstractContextManager[RangeAnswer]:
+        """Ask for a range; a refusal of its beginning is answered by the whole object's size."""
+        return answered(self._client, target_of(url), begin, end, version)
+
+    def put(self, url: str, data: bytes) -> None:
+        """Write by PUT, which few servers allow."""
+        put_object(self._client, target_of(url), data)
+
+    def close(self) -> None:
+        """Close all connections, also those that are waited for."""
+        self._client.close()
+
+
+def target_of(url: str) -> HttpTarget:
+    """The URL without its user and password, and the header that they stand for.
+
+    Raises:
+        RequestFailure: It cannot be read.
+    """
+    plain, user = split_user(url)
+    host = ""
+    with suppress(ValueError):
+        host = urlsplit(plain).hostname
+    if not host:
+        raise RequestFailure("the URL cannot be read", "final", remedy="check its host and port")
+    return HttpTarget(plain, {"Authorization": basic(user)} if user else {})
+
+
+@contextmanager
+def answered(
+    client: HttpClient, target: HttpTarget, begin: int, end: int, version: str | None
+) -> Generator[RangeAnswer, None, None]:
+    """The answer to one ranged GET.
+
+    Raises:
+        RequestFailure: There is none.
+    """
+    reply = client.request("GET", target, range_headers(begin, end, version))
+    if reply.response.status == RANGE_BEYOND:  # which says neither version nor, often, size
+        drain(reply.response)
+        reply = client.request("GET", target, {})
+    with read_reply(reply, target, begin, end) as answer:
+        yield answer
+
+
+@contextmanager
+def read_reply(
+    reply: HttpReply, target: HttpTarget, begin: int, end: int
+) -> Generator[RangeAnswer, None, None]:
+    """The answer that a response is; its connection is kept if the body is read to its end.
+
+    Raises:
+        RequestFailure: It is none.
+    """
+    response = reply.response
+    try:
+        yield _answer_of(reply, target, begin, end)
+    finally:
+        # A response that was read to its end has given its connection back before
+        response.close()
+
+
+def range_headers(begin: int, end: int, version: str | None) -> dict[str, str]:
+    """The headers that ask for a range of one version."""
+    headers = {"Range": f"bytes={begin}-{end - 1}"}
+    if version is not None and is_exact(version):
+        headers["If-Match"] = version
+    return headers
+
+
+def put_object(client: HttpClient, target: HttpTarget, data: bytes) -> None:
+    """Write an object by PUT.
+
+    Raises:
+        RequestFailure: It is not written.
+    """
+    response = client.request("PUT", target, {}, data).response
+    if response.status not in range(200, 300):
+        raise _refused(response)
+    drain(response)
+
+
+def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> RangeAnswer:
+    response = reply.response
+    headers = response.headers
+    changed = headers.get("Last-Modified") or headers.get("Ais-Version")
+    if response.status == _PARTIAL:
+        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
+        if match is None:
+            raise RequestFailure("the server does not say which bytes of how many it answers with")
+        first, last, size = map(int, match.groups())
+        if not first <= last < size:
+            raise RequestFailure("the server answers with an impossible range")
+        version = version_of(headers.get("ETag"), changed, size)
+        return RangeAnswer(first, last + 1, size, version, chunks_of(response))
+    if response.status != _OK:
+        raise _refused(response)
+    chunks = chunks_of(response)
+    first = next(chunks, b"")
+    _require_no_page(first, reply, target)
+    size = _whole_size(response)
+    version = version_of(headers.get("ETag"), changed, size)
+    if begin >= size:
+        return RangeAnswer(begin, begin, size, version, (), has_ranges=False)
+    if begin and size > LARGEST_WHOLE:
+        raise RequestFailure(
+            f"the server answers with all of its {size:,} bytes and not with a range",
+            "final",
+            remedy="use a server that knows ranges, or copy the shards here",
+        )
+    stop = min(end, size)
+    cut = _cut(first, chunks, begin, stop)
+    return RangeAnswer(begin, stop, size, version, cut, has_ranges=False)
+
+
+def _whole_size(response: BaseHTTPResponse) -> int:
+    length = response.headers.get("Content-Length", "")
+    if not length.isascii() or not length.isdecimal():
+        raise RequestFailure(
+            "the server answers with an object of unknown length and not with a range",
+            "final",
+            remedy="use a server that knows ranges, or copy the shards here",
+        )
+    return int(length)
+
+
+def _refused(response: BaseHTTPResponse) -> RequestFailure:
+    """Why a request was refused; what its page says is not shown, as it may repeat the URL."""
+    seconds = response.headers.get("Retry-After", "").strip()
+    drain(response)
+    is_number = seconds.isascii() and seconds.isdecimal()
+    retry_after_s = float(seconds[:9]) if is_number else None
+    return failure_of_status(response.status, retry_after_s=retry_after_s)
+
+
+def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
+    """The body as it arrives, a piece for each time that the socket is read.
+
+    Raises:
+        RequestFailure: It broke off.
+    """
+    failure: RequestFailure | None = None
+    while failure is None:
+        try:
+            chunk = response.read1(_CHUNK, decode_content=False)
+        except (HTTPError, OSError, ValueError, AttributeError) as error:
+            # What a closing thread leaves behind may be None
+            failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())
+        else:
+            if not chunk:
+                return
+            yield chunk
+    raise failure
+
+
+def _cut(first: bytes, others: Iterator[bytes], begin: int, stop: int) -> Iterator[bytes]:
+    """The range out of a whole object."""
+    offset = 0
+    for chunk in chain((first,), others):
+        yield chunk[max(0, begin - offset) : max(0, stop - offset)]
+        offset += len(chunk)
+        if offset >= stop:
+            return
+
+
+def _require_no_page(chunk: bytes, reply: HttpReply, target: HttpTarget) -> None:
+    """Refuse a page for people by its first bytes, before its size and version are believed."""
+    kind = reply.response.headers.get("Content-Type", "")
+    if not kind.lower().startswith("text/html") and not _PAGE.match(chunk):
+        return
+    text = chunk[:_LOOKED_AT].decode("ascii", "replace")
+    for secret in _secrets_of(reply.url, target):
+        before, sign, _ = text.partition(secret[:_SIGN])  # the end of it may not have come yet
+        text = f"{before}..." if sign else text
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    raise RequestFailure(
+        f"the server answers with a page for people and not with a shard: {shown[:_SHOWN]!r}",
+        "final",
+        remedy="check the URL, and whether the server wants a login",
+    )
+
+
+def _secrets_of(url: str, target: HttpTarget) -> set[str]:
+    """What of the URLs and credentials a page might repeat."""
+    secrets: set[str] = set()
+    for query in {urlsplit(each).query for each in (url, target.url)}:
+        secrets |= {query, *(value for _, value in parse_qsl(query))}
+        secrets |= {pair.partition("=")[2] for pair in query.split("&")}
+    for header in target.credentials.values():
+        kind, _, secret = header.partition(" ")
+        user = b64decode(secret).decode() if kind == "Basic" else ""
+        secrets |= {secret, user, *user.split(":", 1)}
+    return {secret for secret in secrets | set(map(unquote, secrets)) if len(secret) >= _SIGN}

@@ -1,0 +1,325 @@
+"""Single HTTP requests by urllib3: pools of connections, redirects, and nothing of it in logs.
+
+urllib3 follows no redirect and retries nothing here; both are decided by us.
+"""
+
+import logging
+import re
+import ssl
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from socket import SHUT_RDWR
+from typing import Any, Final, NamedTuple, cast
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+    ProxyError,
+    ReadTimeoutError,
+    SSLError,
+)
+from urllib3.response import BaseHTTPResponse
+
+from lightning_shards.shards.remote.backend import RequestFailure
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+MAX_REDIRECTS: Final = 5
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_KEEP_METHOD: Final = frozenset({307, 308})
+_NO_RETRIES: Final = urllib3.Retry(total=False, redirect=0)
+_NUM_HOSTS: Final = 64  # whose connections are kept
+_DRAINED: Final = 1 << 16  # bytes of a page that are read to keep its connection
+
+_REASONS: Final[Sequence[tuple[type[Exception], str]]] = (
+    (NameResolutionError, "the host has no address"),
+    (ReadTimeoutError, "the server stalled"),
+    (TimeoutError, "the server stalled"),
+    (ProxyError, "the proxy cannot be reached"),
+    (NewConnectionError, "no connection can be made"),
+    (ConnectTimeoutError, "no connection was made in time"),  # also the root of those above
+)
+
+
+_AUTHORITY_END = re.compile("[/?#]")
+_Origin = tuple[str, str | None, int | None]
+"""Scheme, host and port."""
+
+
+class HttpTarget(NamedTuple):
+    """Where a request goes first, and what only that host may see.
+
+    Attributes:
+        url: The URL without user and password.
+        credentials: Headers.
+    """
+
+    url: str
+    credentials: Mapping[str, str]
+
+
+class HttpReply(NamedTuple):
+    """A response whose body is not read yet.
+
+    Attributes:
+        response: Of urllib3; the caller releases or closes it.
+        url: Who gave it, after all redirects.
+        redirects: The headers of the redirects that led there.
+    """
+
+    response: BaseHTTPResponse
+    url: str
+    redirects: list[Mapping[str, str]]
+
+
+class HttpClient:
+    """Connections to any number of hosts.
+
+    Args:
+        policy: Its time limits.
+        connections: Idle connections that are kept for each host.
+    """
+
+    def __init__(self, policy: RetryPolicy, connections: int) -> None:
+        self._timeout = urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s)
+        self._connections = connections
+        self._managers: dict[str, urllib3.PoolManager] = {}
+        self._pools: dict[_Origin, urllib3.HTTPConnectionPool] = {}
+        self._in_use: WeakSet[Any] = WeakSet()  # connections and responses
+        self._lock = threading.Lock()
+        logging.getLogger("urllib3.connectionpool").addFilter(_NOT_OURS)
+
+    def request(
+        self,
+        method: str,
+        target: HttpTarget,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> HttpReply:
+        """The response to a request, behind at most five redirects.
+
+        Credentials go to the first host alone: the same scheme, name and port.
+
+        Raises:
+            RequestFailure: There is no response, too many redirects, or one to no http(s) URL.
+        """
+        url, credentials = target
+        redirects: list[Mapping[str, str]] = []
+        while True:
+            response = self._send(method, url, {**headers, **credentials}, body)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECTS or location is None:
+                return HttpReply(response, url, redirects)
+            redirects.append(response.headers)
+            drain(response)
+            if method != "GET" and response.status not in _KEEP_METHOD:
+                raise RequestFailure("the server redirects what is written", "final")
+            following = _redirected(url, location)
+            if len(redirects) > MAX_REDIRECTS:
+                raise RequestFailure(
+                    f"the server redirects more than {MAX_REDIRECTS} times", "final"
+                )
+            if _origin(following) != _origin(url):
+                credentials = {}
+            url = following
+
+    def close(self) -> None:
+        """Close all connections; who waits for bytes on one is woken by an error."""
+        with self._lock:
+            used = list(self._in_use)
+            managers = list(self._managers.values())
+            self._managers, self._pools = {}, {}
+        for connection in used:
+            with suppress(OSError, ValueError, AttributeError, RuntimeError):
+                _shut(connection)
+        for manager in managers:
+            manager.clear()
+
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> BaseHTTPResponse:
+        failure: RequestFailure | None = None
+        _THREAD.is_ours = True
+        try:
+            pool = self._pool(url)
+            response = pool.urlopen(
+                method,
+                url if pool.proxy and not url.startswith("https") else _path_of(url),
+                body=body,
+                # http.client adds "Accept-Encoding: identity"
+                headers={"User-Agent": "lightning-shards", **headers},
+                retries=_NO_RETRIES,
+                redirect=False,
+                assert_same_host=False,
+                preload_content=False,
+                decode_content=False,
+                timeout=self._timeout,
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            failure = failure_of_http_error(error)
+        else:
+            with self._lock:
+                self._in_use.add(response)
+            return response
+        finally:
+            _THREAD.is_ours = False
+        raise failure
+
+    def _pool(self, url: str) -> urllib3.HTTPConnectionPool:
+        """The pool of the URL's host, whose connections are remembered until they are gone."""
+        origin = _origin(url)
+        with self._lock:
+            pool = self._pools.get(origin)
+            if pool is not None:
+                return pool
+            if len(self._pools) == _NUM_HOSTS:  # redirects may lead to ever new ones
+                self._pools.clear()
+            pool = self._manager(url).connection_from_url(_without_path(url))
+            make = cast("Any", pool).ConnectionCls
+            if not isinstance(make, _Remembered):
+                cast("Any", pool).ConnectionCls = _Remembered(make, self._in_use, self._lock)
+            self._pools[origin] = pool
+            return pool
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        proxy = _proxy_of(url)
+        if proxy not in self._managers:
+            settings: dict[str, Any] = {"num_pools": _NUM_HOSTS, "maxsize": self._connections}
+            if not proxy:
+                self._managers[proxy] = urllib3.PoolManager(**settings)
+            else:
+                plain, user = split_user(proxy)
+                headers = {"Proxy-Authorization": basic(user)} if user else None
+                self._managers[proxy] = urllib3.ProxyManager(
+                    plain, proxy_headers=headers, **settings
+                )
+        return self._managers[proxy]
+
+
+class _Remembered:
+    """Makes the connections of a pool, and keeps weak references to them."""
+
+    def __init__(self, make: Callable[..., Any], made: WeakSet[Any], lock: threading.Lock) -> None:
+        self._make = make
+        self._made = made
+        self._lock = lock
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        connection = self._make(*args, **settings)
+        with self._lock:
+            self._made.add(connection)
+        return connection
+
+
+class _NotOurs(logging.Filter):
+    """Lets pass what other users of urllib3 log: its lines hold the queries of signed URLs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(_THREAD, "is_ours", False)
+
+
+_THREAD = threading.local()
+_NOT_OURS = _NotOurs()
+
+
+def failure_of_http_error(error: Exception) -> RequestFailure:
+    """Why there is no response, in words of ours: those of urllib3 hold the URL."""
+    if isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError):
+        return RequestFailure(
+            "the server's certificate is not trusted",
+            "final",
+            remedy="check the host, and the certificates of this machine (SSL_CERT_FILE)",
+        )
+    if isinstance(error, ValueError):
+        return RequestFailure("the URL cannot be read", "final", remedy="check the URL")
+    reasons = (reason for kind, reason in _REASONS if isinstance(error, kind))
+    return RequestFailure(next(reasons, "the connection broke"))
+
+
+def split_user(url: str) -> tuple[str, str]:
+    """A URL without its user and password, and these.
+
+    >>> split_user("https://me:secret@host:8443/a@b?c=d@e")
+    ('https://host:8443/a@b?c=d@e', 'me:secret')
+    """
+    if "@" not in url:
+        return url, ""
+    scheme, _, rest = url.partition("://")
+    stops = [stop for stop in map(rest.find, "/?#") if stop >= 0]
+    authority = rest[: min(stops, default=len(rest))]
+    user, at, host = authority.rpartition("@")
+    return (f"{scheme}://{host}{rest[len(authority) :]}", user) if at else (url, "")
+
+
+def basic(user: str) -> str:
+    """The header value for a user and a password that were part of a URL."""
+    return f"Basic {b64encode(unquote(user).encode()).decode()}"
+
+
+def drain(response: BaseHTTPResponse) -> None:
+    """Keep the connection of an answer that is not wanted, if its page is short."""
+    with suppress(HTTPError, OSError):
+        if len(response.read(_DRAINED)) < _DRAINED:
+            response.release_conn()
+            return
+    response.close()
+
+
+def _redirected(url: str, location: str) -> str:
+    """Where a redirect leads; who it names as user is not believed."""
+    with suppress(ValueError):
+        following = split_user(urljoin(url, location))[0]
+        scheme, host, _ = _origin(following)
+        if scheme in ("http", "https") and host:
+            return following
+    raise RequestFailure("the server redirects to what is no http(s) URL", "final")
+
+
+def _origin(url: str) -> _Origin:
+    scheme, _, rest = url.partition("://")
+    return _origin_of(f"{scheme}://{_AUTHORITY_END.split(rest, 1)[0]}")
+
+
+@lru_cache  # few hosts have the shards of a run
+def _origin_of(authority: str) -> _Origin:
+    parts = urlsplit(authority)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
+
+
+def _without_path(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/"
+
+
+def _path_of(url: str) -> str:
+    """Path and query as urllib3 takes them; it escapes what must be escaped."""
+    parts = urlsplit(url)
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.path or '/'}{query}"
+
+
+def _proxy_of(url: str) -> str:
+    """The proxy that the system's settings name for this URL, or an empty text."""
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme, "")
+    if not proxy or (parts.hostname and proxy_bypass(parts.hostname)):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _shut(connection: Any) -> None:
+    """Shut the socket of a connection or a response, which wakes whoever reads from it."""
+    if isinstance(connection, BaseHTTPResponse):
+        connection.shutdown()
+    elif connection.sock is not None:
+        connection.sock.shutdown(SHUT_RDWR)

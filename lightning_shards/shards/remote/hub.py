@@ -1,0 +1,283 @@
+"""Shards of the Hugging Face hub: one request for a shard's signed location, then ranges from it.
+
+The hub allows few requests, and its storage many. So a location is kept until it expires, for all
+processes of this machine in a file that only this user can read.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
+from os import fdopen
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, cast
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.backend import (
+    RangeAnswer,
+    RequestBackend,
+    RequestFailure,
+)
+from lightning_shards.shards.remote.http import (
+    RANGE_BEYOND,
+    answered,
+    range_headers,
+    read_reply,
+    target_of,
+)
+from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+_logger = logging.getLogger(__name__)
+
+_ENDPOINT: Final = "https://huggingface.co"
+_TOKEN_FILE: Final = "~/.cache/huggingface/token"  # noqa: S105 a path
+_KEPT_S: Final = 3600.0
+_MARGIN_S: Final = 60.0  # a location is not used so shortly before it expires
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_GIVEN: Final = frozenset({200, 206, RANGE_BEYOND})
+_PATH = re.compile(
+    r"hf://(?P<kind>datasets/|spaces/)?(?P<repo>(?!datasets/|spaces/)[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubLocation:
+    """Where a shard's bytes are for some time.
+
+    Attributes:
+        url: A signed URL: a secret while it is valid.
+        until: Seconds since 1970 (UTC) at which it is asked for anew.
+        commit: The commit that its revision stands for; empty if the hub did not say.
+    """
+
+    url: str
+    until: float
+    commit: str
+
+
+def _wall_clock() -> float:
+    """Seconds since 1970: locations expire at times of the day, for all processes alike."""
+    return datetime.now(UTC).timestamp()
+
+
+class HubBackend(RequestBackend):
+    """Reads `hf://datasets/OWNER/NAME[@REVISION]/PATH`, and models and spaces alike.
+
+    The first answer of the hub pins a revision to its commit for this process; what other processes
+    have found before is taken from their files.
+
+    Args:
+        options: `endpoint`, of a mirror; `anonymous`, to send no token.
+        policy: Its time limits.
+        connections: Idle connections that are kept for each host.
+        cache_dir: In which folder locations are kept.
+        now: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        policy: RetryPolicy,
+        connections: int,
+        cache_dir: str | None = None,
+        now: Callable[[], float] = _wall_clock,
+    ) -> None:
+        require_store_options("hf", options)
+        self._endpoint = str(options.get("endpoint", _ENDPOINT)).rstrip("/")
+        self._is_anonymous = bool(options.get("anonymous", False))
+        self._client = HttpClient(policy, connections)
+        self._cache = CacheFolder(cache_dir)
+        self._now = now
+        self._locations: dict[str, HubLocation] = {}
+        self._commits: dict[str, str] = {}
+        self._lock = Lock()
+        self._resolving: dict[str, Lock] = {}
+        self._refused: dict[str, str] = {}
+
+    @contextmanager
+    def get(
+        self, url: str, begin: int, end: int, version: str | None
+    ) -> Generator[RangeAnswer, None, None]:
+        """Ask the shard's location for a range; the hub only where none is known."""
+        location, reply = self._located(url, range_headers(begin, end, version))
+        if reply is not None and reply.response.status != RANGE_BEYOND:
+            with (
+                self._explained(is_kept=False),
+                read_reply(reply, self._hub_target(url), begin, end) as answer,
+            ):
+                yield answer
+            return
+        if reply is not None:
+            drain(reply.response)
+        target = HttpTarget(location.url, {}) if location else self._hub_target(url)
+        with (
+            self._explained(is_kept=location is not None),
+            answered(self._client, target, begin, end, version) as answer,
+        ):
+            yield answer
+
+    def put(self, url: str, data: bytes) -> None:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("the hub is written by commits, not by file; upload with its own tools")
+
+    def refresh(self, url: str) -> None:
+        """Use the shard's location no more; the token is looked up for each request to the hub."""
+        with self._lock:
+            location = self._locations.pop(url, None)
+            if location is not None:
+                self._refused[url] = location.url
+
+    def close(self) -> None:
+        """Close all connections, also those that are waited for."""
+        self._client.close()
+
+    def _located(
+        self, url: str, headers: Mapping[str, str]
+    ) -> tuple[HubLocation | None, HttpReply | None]:
+        """The location if it is known, else also the reply to the request that found it."""
+        with self._lock:
+            resolving = self._resolving.setdefault(url, Lock())
+        with resolving:  # the threads of this process ask the hub once
+            location = self._known(url)
+            if location is not None:
+                return location, None
+            target = self._hub_target(url)
+            reply = self._client.request("GET", target, headers)
+            commit = _commit_of(reply)
+            if commit:
+                self._commits.setdefault(_revision_of(url), commit)
+            if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
+                return None, reply
+            location = HubLocation(reply.url, _until(reply.url, self._now()), commit)
+            self._keep(url, location)
+            return location, reply
+
+    def _known(self, url: str) -> HubLocation | None:
+        """The location that this process, or another one of this machine, has found."""
+        location = self._locations.get(url) or self._read(url)
+        if location is None or location.until <= self._now():
+            return None
+        with self._lock:
+            pinned = self._commits.setdefault(_revision_of(url), location.commit)
+            if location.url == self._refused.get(url) or location.commit != pinned:
+                return None
+            self._locations[url] = location
+        return location
+
+    def _read(self, url: str) -> HubLocation | None:
+        file = self._cache.open(self._path(url))
+        if file is None:
+            return None
+        with fdopen(file, "rb") as opened:
+            return _location_of(opened.read())
+
+    def _keep(self, url: str, location: HubLocation) -> None:
+        with self._lock:
+            self._locations[url] = location
+        try:
+            self._cache.write(self._path(url), json.dumps(asdict(location)).encode())
+        except OSError as error:  # others ask for themselves
+            _logger.debug("a location of the hub is not kept in a file: %s", error.strerror)
+
+    def _path(self, url: str) -> Path:
+        name = sha256(f"{self._endpoint} {url}".encode()).hexdigest()
+        return self._cache.root / "locations" / f"{name}.json"
+
+    def _hub_target(self, url: str) -> HttpTarget:
+        match = _PATH.fullmatch(url)
+        if match is None:
+            raise RequestFailure(
+                "the URL cannot be read",
+                "final",
+                remedy="write hf://datasets/OWNER/NAME@REVISION/PATH",
+            )
+        pinned = self._commits.get(_revision_of(url))
+        revision = pinned or unquote(match["revision"] or "main")
+        target = target_of(
+            f"{self._endpoint}/{match['kind'] or ''}{quote(match['repo'])}/resolve/"
+            f"{quote(revision, safe='')}/{quote(match['path'])}"
+        )
+        token = None if self._is_anonymous else _token()
+        return HttpTarget(target.url, {"Authorization": f"Bearer {token}"} if token else {})
+
+    @contextmanager
+    def _explained(self, *, is_kept: bool) -> Generator[None, None, None]:
+        """Say where the token was looked for; a location that was kept may only have expired."""
+        try:
+            yield
+        except RequestFailure as failure:
+            if is_kept and failure.kind in ("absent", "final"):
+                failure.kind = "denied"
+            if failure.kind == "denied":
+                failure.remedy = (
+                    "no token was sent, as storage_options say"
+                    if self._is_anonymous
+                    else "check that the repository is there, and your token: huggingface_hub was "
+                    f"asked for it (HF_TOKEN) if it is installed, then {_TOKEN_FILE}"
+                )
+            raise
+
+
+def _token() -> str | None:
+    """The user's token, from where the hub's own library keeps it."""
+    if find_spec("huggingface_hub") is not None:
+        return cast("str | None", import_module("huggingface_hub").get_token())
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):
+        return Path(_TOKEN_FILE).expanduser().read_text().strip() or None
+    return None
+
+
+def _revision_of(url: str) -> str:
+    """The repository and revision that a URL names, which are pinned together."""
+    match = _PATH.fullmatch(url)
+    return "" if match is None else f"{match['kind']}{match['repo']}@{match['revision']}"
+
+
+def _commit_of(reply: HttpReply) -> str:
+    """The commit that the hub says it answers for; the empty text if it does not."""
+    for headers in (*reply.redirects, reply.response.headers):
+        commit = headers.get("X-Repo-Commit", "")
+        if _COMMIT.fullmatch(commit):
+            return commit
+    return ""
+
+
+def _until(url: str, now: float) -> float:
+    """When a signed URL expires by what it says itself, in an hour at the latest."""
+    query = {name.lower(): values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    until = now + _KEPT_S
+    with suppress(KeyError, ValueError):
+        until = min(until, float(query["expires"]))
+    with suppress(KeyError, ValueError):
+        signed = datetime.strptime(query["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        until = min(until, signed.timestamp() + float(query["x-amz-expires"]))
+    return until - _MARGIN_S
+
+
+def _location_of(data: bytes) -> HubLocation | None:
+    """The location in a file; None if the file holds none."""
+    with suppress(ValueError, TypeError, KeyError):
+        facts = json.loads(data)
+        url, commit = str(facts["url"]), str(facts["commit"])
+        if url.startswith(("http://", "https://")):
+            return HubLocation(url, float(facts["until"]), commit)
+    return None
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc

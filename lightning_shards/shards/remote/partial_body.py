@@ -1,0 +1,173 @@
+"""A range that is being read: what has arrived, and how it goes on after a break."""
+
+from collections.abc import Callable
+
+from lightning_shards.shards.remote.backend import (
+    RangeAnswer,
+    RequestBackend,
+    RequestFailure,
+    is_exact,
+)
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+_SHOWN = 80  # characters of a version
+
+
+class PartialBody:
+    """The bytes of a range as they arrive; those of different versions are never mixed.
+
+    Args:
+        url: The object.
+        begin: Offset of the first byte.
+        end: Offset behind the last one, beyond `begin`; the object may end before.
+        version: What the object must be; None: what the first answer says.
+
+    Attributes:
+        data: The bytes; not all of them are there before `is_whole`.
+        is_whole: Whether all bytes have arrived that the object has in this range.
+        version: What the object is.
+        size: Its bytes; -1 before the first answer.
+        has_ranges: Whether the last answer was a range, and not the whole object.
+    """
+
+    def __init__(self, url: str, begin: int, end: int, version: str | None) -> None:
+        self.data = bytearray()
+        self.version: str | None = version
+        self.size = -1
+        self.has_ranges = True
+        self._url = url
+        self._begin = begin
+        self._end = end
+        self.is_whole = False
+        self._arrived = 0
+        self._arrived_before = 0
+
+    def fill(self, backend: RequestBackend, policy: RetryPolicy, now: Callable[[], float]) -> None:
+        """Ask once for what is missing, and keep what arrives.
+
+        Raises:
+            RequestFailure: The answer is no such range, or it broke off.
+        """
+        begin = self._begin + self._arrived
+        try:
+            self._fill(backend, begin, policy, now)
+        except RequestFailure as failure:
+            if failure.kind != "changed":
+                raise
+            found = failure.version
+        else:
+            return
+        raise other_version(self.version, found or version_now(backend, self._url, self._begin))
+
+    def _fill(
+        self, backend: RequestBackend, begin: int, policy: RetryPolicy, now: Callable[[], float]
+    ) -> None:
+        with backend.get(self._url, begin, self._end, self.version) as answer:
+            self._accept(answer, begin)
+            flow = Flow(policy, now)
+            for chunk in answer.chunks:
+                self._append(chunk, answer.stop)
+                flow.count(len(chunk), is_last=self._arrived == len(self.data))
+            missing = answer.stop - self._begin - self._arrived
+            if missing > 0:
+                raise RequestFailure(f"the answer ends {missing:,} bytes too early")
+            self.is_whole = self._arrived == len(self.data)
+
+    def restart_or_keep(self) -> int:
+        """Prepare for the next request after a failed one.
+
+        Without an ETag nothing proves that the rest would belong to the bytes that are there, so
+        they are dropped.
+
+        Returns:
+            Bytes that the failed request brought.
+        """
+        gained = max(0, self._arrived - self._arrived_before)
+        if not is_exact(self.version):
+            self._arrived = 0
+        self._arrived_before = self._arrived
+        return gained
+
+    def _accept(self, answer: RangeAnswer, begin: int) -> None:
+        """Take version and size from the answer, and refuse one of another object or range."""
+        is_other_size = self.size >= 0 and answer.size != self.size
+        if (self.version is not None and answer.version != self.version) or is_other_size:
+            found = f"{answer.version}, {answer.size} bytes" if is_other_size else answer.version
+            raise RequestFailure("another version", "changed", version=found)
+        stop = max(min(self._end, answer.size), self._begin)
+        is_range = begin < answer.stop <= stop or begin == answer.stop == stop
+        if answer.begin != begin or not is_range:
+            raise RequestFailure(
+                f"the server answers with bytes {answer.begin:,} to {answer.stop:,} of "
+                f"{answer.size:,} instead of {begin:,} to {stop:,}"
+            )
+        self.version, self.has_ranges = answer.version, answer.has_ranges
+        if self.size < 0:
+            self.size = answer.size
+            self.data = bytearray(stop - self._begin)
+
+    def _append(self, chunk: bytes | memoryview, answered_stop: int) -> None:
+        stop = self._arrived + len(chunk)
+        if stop > answered_stop - self._begin:
+            self._arrived = self._arrived_before = 0  # which of them are right is unknown
+            self.size = -1
+            raise RequestFailure("the answer holds more bytes than its range")
+        self.data[self._arrived : stop] = chunk
+        self._arrived = stop
+
+
+class Flow:
+    """How fast a body arrives: one that drips is as good as none, and no read timeout ends it.
+
+    Args:
+        policy: Says how slow is too slow.
+        now: Seconds that were spent waiting for bytes, from any beginning.
+    """
+
+    def __init__(self, policy: RetryPolicy, now: Callable[[], float]) -> None:
+        self._policy = policy
+        self._now = now
+        self._began = now()
+        self._bytes = 0
+
+    def count(self, size: int, *, is_last: bool) -> None:
+        """Count what arrived.
+
+        Raises:
+            RequestFailure: It was too little for too long.
+        """
+        self._bytes += size
+        elapsed = self._now() - self._began
+        if elapsed < self._policy.stall_s:
+            return
+        least = self._policy.least_rate
+        if self._bytes < least * elapsed and not is_last:
+            raise RequestFailure(
+                f"fewer than {least:,} bytes/s arrived for {self._policy.stall_s:g} s"
+            )
+        self._began, self._bytes = self._now(), 0
+
+
+def other_version(expected: str | None, found: str | None) -> RequestFailure:
+    """The failure of a request that found another version of the object."""
+    return RequestFailure(
+        f"it is another version: {_shown(expected)} was expected, {_shown(found)} is there",
+        "changed",
+        version=found,
+    )
+
+
+def version_now(backend: RequestBackend, url: str, begin: int) -> str | None:
+    """What the object is now, for a message: a refusal by If-Match does not say it."""
+    try:
+        with backend.get(url, begin, begin + 1, None) as answer:
+            return answer.version
+    except RequestFailure:
+        return None
+
+
+def _shown(version: str | None) -> str:
+    """A version for a message: what a store chose, so printable and short."""
+    if version is None:
+        return "one that the store does not tell"
+    return ascii(version[:_SHOWN])[1:-1]

@@ -1,0 +1,98 @@
+"""How the shards of each scheme are read: the one table, and the place to add a scheme.
+
+A row names the client that makes the requests; `shards/remote/` has a module for each client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the shards of one scheme are read.
+
+    Attributes:
+        reading: `file`: they are files of this machine. `ranges`: any range of bytes is requested
+            from a store. `opener`: webdataset's opener starts a program that gives them as a
+            stream.
+        client: What makes the requests for ranges: a module of `shards/remote/`.
+        options: What `storage_options` may say of the store, and the types; None: all that fsspec's
+            file system takes.
+        secrets_in: Where its secrets belong, which `storage_options` may not hold.
+    """
+
+    reading: Literal["file", "ranges", "opener"]
+    client: Literal["http", "cloud", "hub", "ais", "other"] = "other"
+    options: Mapping[str, type] | None = None
+    secrets_in: str = "the files or variables that this store's own tools read"
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether a forked process can use the client of its parent; that of obstore it cannot."""
+        return self.client != "cloud"
+
+
+_FILE: Final = Scheme("file")
+_OPENER: Final = Scheme("opener")
+_WEB: Final = Scheme(
+    "ranges",
+    "http",
+    options={},
+    secrets_in="the URL itself, as user and password or as a signature",
+)
+
+FURTHER: Final = Scheme("ranges")
+"""A scheme that a user's own code names and that is not in the table: fsspec may know it."""
+
+SCHEMES: Final[Mapping[str, Scheme]] = {
+    "": _FILE,  # a plain path
+    "file": _FILE,
+    "http": _WEB,
+    "https": _WEB,
+    "s3": Scheme(
+        "ranges",
+        "cloud",
+        options={
+            "endpoint": str,
+            "region": str,
+            "anonymous": bool,
+            "profile": str,
+            "virtual_host": bool,
+            "requester_pays": bool,
+        },
+        secrets_in="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws",
+    ),
+    "gs": Scheme(
+        "ranges",
+        "cloud",
+        options={"endpoint": str, "anonymous": bool},
+        secrets_in="the file that GOOGLE_APPLICATION_CREDENTIALS names",
+    ),
+    "az": Scheme(
+        "ranges",
+        "cloud",
+        options={"endpoint": str, "account": str, "anonymous": bool},
+        secrets_in="AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+    ),
+    "hf": Scheme(
+        "ranges",
+        "hub",
+        options={"endpoint": str, "anonymous": bool},
+        secrets_in="HF_TOKEN or ~/.cache/huggingface/token",
+    ),
+    "ais": Scheme("ranges", "ais", options={"endpoint": str}),
+    "sftp": Scheme("ranges", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
+    "ftp": Scheme("ranges"),
+    "hdfs": Scheme("ranges"),
+    "ftps": _OPENER,
+    "scp": _OPENER,
+    "htgs": _OPENER,
+    "pipe": _OPENER,
+}
+"""All schemes that a data set may name, in the order of messages; `pipe` must be switched on."""
+
+RANGED_SCHEMES: Final = tuple(
+    name for name, scheme in SCHEMES.items() if scheme.reading == "ranges"
+)
+"""The schemes of remote shards of which ranges can be read."""

@@ -1,0 +1,285 @@
+"""The storage of remote shards: ranges of objects, many at once, each of one version."""
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from operator import lt
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, Final, NamedTuple, TypeVar
+
+from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
+from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.fetching.stamped_transport import (
+    StampedTransport,
+    version_of_stamp,
+)
+from lightning_shards.shards.remote.transport import Transport
+from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
+from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
+from lightning_shards.shards.storage.request_threads import RequestThreads
+from lightning_shards.system.cancellation import result_of, take_from
+
+_CACHED_GAP: Final = 1 << 14
+"""With a cache, ranges are joined by what costs less only where they are not in the cache."""
+
+_T = TypeVar("_T")
+
+
+class RemoteStorage(Storage):
+    """Reads objects by ranges, over as many connections as it may use.
+
+    The version of an object is kept from the first answer until `close`, and sent with each later
+    request. Any thread may call any method.
+
+    Args:
+        transport: Makes the requests, and those of no other storage. It is pickled as its settings
+            alone.
+        connections: Requests that a process has under way at most, at least 1.
+        cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
+        ahead: How far streams are fetched ahead.
+    """
+
+    is_remote: bool = True
+    # One connection of 80 MB/s at 30 ms would give 2.4 MB. But all of them share the link of the
+    # node: a request costs 0.5 ms of CPU, and of 64 connections it holds one for 30 ms. In this
+    # half of a millisecond a link of 200 MB/s carries 100 kB.
+    coalesced_gap: int = 1 << 17
+    largest_read: int = MOST_IN_ONE_REQUEST
+
+    def __init__(
+        self,
+        transport: Transport,
+        connections: int = 64,
+        cache: PieceCache | None = None,
+        ahead: StreamAhead | None = None,
+    ) -> None:
+        self._given = (transport, connections, cache, ahead)
+        self._transport, self._connections = transport, connections
+        self._versions: dict[str, str] = {}
+        self._threads = RequestThreads(connections)
+        self._streams = RangeStreams(transport, connections, ahead)
+        self._fetcher: Fetcher | None = None
+        self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
+        if cache is not None:
+            stamped = StampedTransport(transport, version_number)
+            self._fetcher = Fetcher(stamped, cache, threads=connections)
+            self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
+
+    def stat(self, url: str) -> ShardStat:
+        """Size of the object and a hash of its version, asked anew by one request."""
+        return self.stats([url])[0]
+
+    def stats(self, urls: Sequence[str]) -> list[ShardStat]:
+        """What `stat` gives for each, asked at once."""
+        return self._at_once([partial(self._stat, url) for url in urls])
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """One range; fewer bytes if the object ends, none if it is not what `stat` says.
+
+        Raises:
+            ShardNotFoundError: There is no such object.
+            FileAccessError: The store refuses to give it.
+            IndexMismatchError: The object was replaced since it was read first.
+            StorageError: The bytes could not be had, after all retries.
+        """
+        began = perf_counter()
+        (data,) = self._results([partial(self._fetched, url, start, stop, stat)])
+        self._count_read(len(data or b""), began)
+        return bytes(data or b"")
+
+    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+        """Fetch these pieces to the cache, in this order, and nothing that was named before."""
+        if self._fetcher is not None:
+            self._fetcher.announce(
+                [
+                    Piece(each.url, version_of_stamp(each.stat), start, stop)
+                    for each in reads
+                    if each.stat is not None
+                    for start, stop in zip(each.starts, each.stops, strict=True)
+                ]
+            )
+
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges at once, and return how many bytes of each were read.
+
+        Raises:
+            ShardError: As of `read`, but for another version, which is -1.
+        """
+        wanted = [
+            ObjectReads(each.url, version_of_stamp(each.stat), each.starts, each.stops, each.into)
+            for each in reads
+            if each.stat is not None and any(map(lt, each.starts, each.stops))
+        ]
+        if self._fetcher is None or len(wanted) < len(reads):
+            return self._read_exactly(reads)  # also where nothing but a request shows a change
+        try:
+            return self._fetcher.read(wanted)
+        except IndexMismatchError:
+            return self._read_exactly(reads)  # which says of which shard
+
+    def fetch_totals(self) -> FetchTotals:
+        """What this process has fetched so far, and how long it waited."""
+        asked, streamed = self._transport.counts, self._streams.counts
+        counts = FetchCounts() if self._fetcher is None else self._fetcher.counts
+        return FetchTotals(
+            *asked,
+            self._read_bytes + counts.read_bytes + streamed.read_bytes,
+            self._table_wait_s,
+            self._member_wait_s + counts.waited_s + streamed.waited_s,
+        )
+
+    def _count_read(self, size: int, began: float) -> None:
+        self._read_bytes += size
+        self._member_wait_s += perf_counter() - began
+
+    def _read_exactly(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        began = perf_counter()
+        sizes = [[0] * len(shard_reads.starts) for shard_reads in reads]
+        answered: SimpleQueue[Future[bytearray | None]] = SimpleQueue()
+        begun = {
+            self._threads.begin(partial(self._fetched_if_same, part)): part
+            for part in _parts(reads)
+        }
+        for future in begun:
+            future.add_done_callback(answered.put)
+        try:
+            # Memory is filled here alone, so that nothing writes to it after an error
+            while begun:
+                future = take_from(answered)
+                part, data = begun.pop(future), future.result()  # so that the bytes are freed
+                if data is None:
+                    sizes[part.shard] = [-1] * len(sizes[part.shard])
+                elif sizes[part.shard][part.range] >= 0:
+                    part.into[: len(data)] = data
+                    sizes[part.shard][part.range] += len(data)
+        finally:
+            for future in begun:
+                future.cancel()
+        self._count_read(sum(size for of_shard in sizes for size in of_shard if size > 0), began)
+        return sizes
+
+    def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
+        """Small objects, read at once; None for one that is not there or is not given."""
+        return self._at_once([partial(self._whole, url, most_bytes) for url in urls])
+
+    def open_stream(self, url: str) -> io.BufferedReader:
+        """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
+
+        To close it early ends its requests. A thread that waits for one of its bytes is woken by
+        `close_all`, and by the checks of `system.cancellation`.
+        """
+        return self._streams.open(url)
+
+    def close(self, url: str) -> None:
+        """Forget the version of the object."""
+        self._versions.pop(url, None)
+
+    def close_all(self) -> None:
+        """Close all connections and end all threads, also those that wait for a server."""
+        self._threads.close()
+        self._streams.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self._transport.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made from alone."""
+        return RemoteStorage, self._given
+
+    def __repr__(self) -> str:
+        """The transport, which shows no options."""
+        return f"{type(self).__name__}({self._transport!r}, {self._connections})"
+
+    def _stat(self, url: str) -> ShardStat:
+        body = self._transport.read(url, 0, 0)
+        self._versions[url] = body.version
+        return ShardStat(body.size, version_number(body.version))
+
+    def _fetched(
+        self, url: str, start: int, stop: int, stat: tuple[int, int] | None
+    ) -> bytearray | None:
+        """The bytes of a range; None if the object is not what `stat` says.
+
+        Raises:
+            IndexMismatchError: It is not what this storage has read before.
+        """
+        known = self._versions.get(url)
+        if known is not None and stat is not None and version_number(known) != stat[1]:
+            return None
+        body = self._transport.read(url, start, stop, known)
+        if stat is not None and (body.size, version_number(body.version)) != tuple(stat):
+            return None
+        return body.data if self._versions.setdefault(url, body.version) == body.version else None
+
+    def _fetched_if_same(self, part: "_Part") -> bytearray | None:
+        try:
+            return self._fetched(part.url, part.start, part.stop, part.stat)
+        except IndexMismatchError:
+            return None
+
+    def _whole(self, url: str, most_bytes: int) -> bytes | None:
+        try:
+            return bytes(self._transport.read(url, 0, most_bytes).data)
+        except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
+            return None
+
+    def _at_once(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        """What these calls return; they ask for small objects and stats, on which tables rest."""
+        began = perf_counter()
+        try:
+            return self._results(calls)
+        finally:
+            self._table_wait_s += perf_counter() - began
+
+    def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        begun = [self._threads.begin(call) for call in calls]
+        try:
+            return list(map(result_of, begun))  # which can be called off, as a request cannot
+        finally:
+            for future in begun:
+                future.cancel()
+
+
+def version_number(version: str) -> int:
+    """A hash of an object's version that fits where a file has its time of change: 63 bits."""
+    return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
+
+
+class _Part(NamedTuple):
+    """What one request asks for: a range, or a part of one."""
+
+    shard: int
+    range: int
+    url: str
+    start: int
+    stop: int
+    stat: tuple[int, int] | None
+    into: memoryview
+
+
+def _parts(reads: Sequence[ShardReads]) -> list[_Part]:
+    """The requests for these ranges.
+
+    One for an empty range is made only if no other shows what the object is.
+    """
+    parts: list[_Part] = []
+    for shard, (url, starts, stops, stat, into) in enumerate(reads):
+        begin = 0
+        is_asked = stat is None
+        for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            for first, last in parts_of(start, stop):
+                at = begin + first - start
+                parts.append(_Part(shard, number, url, first, last, stat, into[at:]))
+                is_asked = True
+            begin += stop - start
+        if starts and not is_asked:
+            parts.append(_Part(shard, 0, url, starts[0], starts[0], stat, into[:0]))
+    return parts

@@ -1,0 +1,96 @@
+"""Threads that make many requests at once, and that never keep a process from ending."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Final, TypeVar
+
+from lightning_shards.errors import StorageError
+
+_T = TypeVar("_T")
+
+_CLOSED: Final = "the storage was closed while this was read; read it again"
+
+
+class RequestThreads:
+    """Daemon threads that are started as they are needed, for each process its own.
+
+    The executor of the standard library is not used, because a program waits for its threads when
+    it ends, and one of them may wait for a server that has stalled.
+
+    Args:
+        limit: Threads of a process at most, at least 1.
+
+    Attributes:
+        limit: As given.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._started: dict[int, _Threads] = {}
+
+    def begin(self, call: Callable[[], _T]) -> "Future[_T]":
+        """Call in a thread as soon as one is free; a future that is cancelled is not called."""
+        # `setdefault` needs no lock, which a fork could inherit held
+        threads = self._started.setdefault(os.getpid(), _Threads(self.limit))
+        future: Future[_T] = Future()
+        threads.put(future, call)
+        return future
+
+    def close(self) -> None:
+        """End the threads of this process, each after the call that it is in.
+
+        Calls that have not begun end with a StorageError. Later calls start new threads.
+        """
+        threads = self._started.pop(os.getpid(), None)
+        if threads is not None:
+            threads.close()
+
+
+class _Threads:
+    """The threads of one process."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._number, self._unfinished = limit, 0, 0
+        self._is_closed = False
+        self._lock = Lock()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def put(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        with self._lock:
+            if self._is_closed:
+                future.set_exception(StorageError(_CLOSED))
+                return
+            self._unfinished += 1
+            self._calls.put((future, call))
+            if self._number < min(self._unfinished, self._limit):
+                self._number += 1
+                Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for _ in range(self._number):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():  # a cancelled one can have no error
+                _settle(future, _refuse if self._is_closed else call)
+            with self._lock:
+                self._unfinished -= 1
+            del future, call, item  # their bytes may be many, and the next call may be far
+
+
+def _refuse() -> None:
+    raise StorageError(_CLOSED)
+
+
+def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 whoever waits raises it
+        future.set_exception(error)

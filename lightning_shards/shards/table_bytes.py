@@ -1,0 +1,186 @@
+"""A member table as bytes: the file in the cache (sidecar), and the file beside a remote shard.
+
+The format of a sidecar, all numbers little-endian::
+
+    magic 8 · version u4 · crc32 of all that follows u4 · length of the JSON in bytes u8
+    JSON: sizes of the arrays, stamp of the shard, suffixes; filled up with spaces to 8 bytes
+    the arrays of `MemberTable`, widest items first, so that each one is aligned
+
+The published form, `<shard>.members` beside the shard, is a sidecar compressed with zlib. The time
+of change in its stamp is 0, because another machine would give its copy of the shard another one.
+"""
+
+import json
+import mmap
+import re
+import struct
+import zlib
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable
+
+MAX_PUBLISHED_BYTES: Final = 1 << 30
+"""Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
+
+_MAGIC: Final = b"LSmember"
+_VERSION: Final = 1
+_PREFIX: Final = struct.Struct("<8sIIQ")
+_CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
+_ALIGNMENT: Final = 8
+_LEAST_SHARD: Final = 1 << 20  # bytes that a table may have however small its shard is
+_QUERY = re.compile(r"(?=[?#])|$")
+
+
+def published_url(url: str) -> str:
+    """Where the published table of a remote shard lies; the query of its URL is kept.
+
+    >>> published_url("https://host/000.tar?sig=1"), published_url("s3://bucket/000.tar")
+    ('https://host/000.tar.members?sig=1', 's3://bucket/000.tar.members')
+    """
+    return _QUERY.sub(".members", url, count=1)
+
+
+def published(table: MemberTable) -> bytes:
+    """The table as it lies beside a shard."""
+    return zlib.compress(packed(replace(table, mtime_ns=0)))
+
+
+def unpublished(data: bytes, shard_bytes: int) -> MemberTable:
+    """The table in the published form.
+
+    Args:
+        data: All bytes of the file.
+        shard_bytes: Size of the shard; a table has at most as many bytes, since it holds of each
+            member less than the tar does.
+
+    Raises:
+        ValueError: The bytes are damaged, or are no member table.
+        RecursionError: Their JSON is hostile.
+    """
+    if len(data) > MAX_PUBLISHED_BYTES:
+        raise UnusableTableError(f"it has more than {MAX_PUBLISHED_BYTES:,} bytes")
+    most = max(shard_bytes, _LEAST_SHARD)
+    unzip = zlib.decompressobj()
+    try:
+        plain = unzip.decompress(data, most)
+    except zlib.error as error:
+        raise UnusableTableError(f"it is not compressed as a table is: {error}") from error
+    if not unzip.eof or unzip.unused_data:
+        raise UnusableTableError("it is cut short, or longer than a table of its shard can be")
+    return unpacked(plain)
+
+
+class UnusableTableError(ValueError):
+    """The reason why some bytes are no member table; whoever reads them treats them as absent."""
+
+
+def packed(table: MemberTable) -> bytearray:
+    """The contents of the sidecar."""
+    facts = {
+        "num_samples": table.num_samples,
+        "num_members": len(table.offsets),
+        "key_bytes": len(table.keys),
+        "file_size": table.file_size,
+        "mtime_ns": table.mtime_ns,
+        "has_crc32": table.crc32 is not None,
+        "suffixes": table.suffixes,
+    }
+    header = json.dumps(facts).encode("ascii")
+    header += b" " * (-len(header) % _ALIGNMENT)
+    values = [
+        np.asarray(getattr(table, name), dtype).tobytes() for name, dtype, _ in _columns(facts)
+    ]
+    data = bytearray(_PREFIX.pack(_MAGIC, _VERSION, 0, len(header)) + header + b"".join(values))
+    _PREFIX.pack_into(data, 0, _MAGIC, _VERSION, crc32(data[_CHECKED_FROM:]), len(header))
+    return data
+
+
+def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Name, type and length of the arrays in a sidecar, in their order."""
+    samples, members = facts["num_samples"], facts["num_members"]
+    kinds = {
+        "key_starts": ("<i8", samples + 1),
+        "sample_starts": ("<i8", samples + 1),
+        "offsets": ("<i8", members),
+        "sizes": ("<i8", members),
+        "suffix_ids": ("<u4", members),
+        "crc32": ("<u4", members),
+        "keys": ("|u1", facts["key_bytes"]),
+    }
+    return [(name, *kinds[name]) for name in ARRAY_FIELDS if name != "crc32" or facts["has_crc32"]]
+
+
+def unpacked(data: mmap.mmap | bytes) -> MemberTable:
+    """The table in these bytes, after a check of their checksum and of all positions in them.
+
+    Raises:
+        ValueError: They are damaged, or are no member table.
+        RecursionError: Their JSON is hostile.
+    """
+    if len(data) < _PREFIX.size:
+        raise UnusableTableError("it is cut short")
+    magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise UnusableTableError("it is of another version, or no member table")
+    if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
+        raise UnusableTableError("it is damaged: its checksum does not match")
+    if header_bytes % _ALIGNMENT:
+        raise UnusableTableError("its arrays are not aligned")  # numpy could not read its items
+    position = _PREFIX.size + header_bytes
+    facts = _facts(json.loads(data[_PREFIX.size : position]))
+    columns = _columns(facts)
+    if position + sum(length * int(kind[2]) for _, kind, length in columns) != len(data):
+        raise UnusableTableError("its arrays do not fill it")
+    arrays: dict[str, NDArray[Any] | None] = {"crc32": None}
+    for name, kind, length in columns:
+        values = np.frombuffer(data, kind, length, position)
+        position += values.nbytes
+        arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
+    names = {"suffixes": tuple(facts["suffixes"])}
+    stamp = {"file_size": facts["file_size"], "mtime_ns": facts["mtime_ns"]}
+    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **stamp)
+    if not _is_sound(table):
+        raise UnusableTableError("it points to where nothing is")
+    return table
+
+
+def _facts(content: object) -> dict[str, Any]:
+    """The JSON of a sidecar, with values of the right types."""
+    facts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    counts = [facts.get(name) for name in ("num_samples", "num_members", "key_bytes", "file_size")]
+    suffixes = facts.get("suffixes")
+    are_right = (
+        all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
+        and type(facts.get("mtime_ns")) is int
+        and type(facts.get("has_crc32")) is bool
+        and isinstance(suffixes, list)
+        and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
+    )
+    if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
+        raise UnusableTableError("its JSON is not that of a member table")
+    return facts
+
+
+def _is_sound(table: MemberTable) -> bool:
+    """Whether every number in the table lies within the array or file that it points into."""
+    offsets, sizes, size = table.offsets, table.sizes, table.file_size
+    if ((offsets < 0) | (sizes < 0) | (offsets > size) | (sizes > size)).any():
+        return False
+    ends = offsets + sizes
+    return bool(
+        _cuts(table.sample_starts, len(offsets))
+        and _cuts(table.key_starts, len(table.keys))
+        and (offsets[1:] >= ends[:-1]).all()
+        and (ends <= size).all()
+        and (table.suffix_ids < len(table.suffixes)).all()
+    )
+
+
+def _cuts(starts: NDArray[np.int64], length: int) -> bool:
+    """Whether these positions cut a list of this length into consecutive pieces."""
+    return bool(starts[0] == 0 and starts[-1] == length and (starts[:-1] <= starts[1:]).all())
