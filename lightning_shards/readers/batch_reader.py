@@ -18,7 +18,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
@@ -45,9 +44,10 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
-from lightning_shards.samples.fields import Field, SampleTransforms, counted
+from lightning_shards.samples.fields import Decoder, Field, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ENCODING, ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -62,12 +62,17 @@ def can_decode(field: Field) -> bool:
     return len(field.decoders) == 1
 
 
-def _decoded(field: Field, data: bytes) -> Any:
-    (decoder,) = field.decoders
-    try:
-        return field.function(decoder)(data)
-    except Exception as error:
-        raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+def _decoder_of(field: Field) -> Decoder:
+    (name,) = field.decoders
+    function = field.function(name)
+
+    def decode(data: bytes) -> Any:
+        try:
+            return function(data)
+        except Exception as error:
+            raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+
+    return decode
 
 
 def decode_column(field: Field, members: FieldMembers, arena: Arena | None = None) -> Column:
@@ -79,11 +84,12 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     (decoder,) = field.decoders
     decode = _COLUMNS.get(decoder) if field.classes is None else partial(_numbers, field.classes)
     if decode is not None:
-        with suppress(Exception):  # hostile bytes raise anything; `_decoded` tells why
+        with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
             if column is not None:
                 return column
-    samples = ({field.name: _decoded(field, data), "__key__": ""} for data in members.to_list())
+    values = map(_decoder_of(field), members.to_list())
+    samples = ({field.name: value, "__key__": ""} for value in values)
     return column_of(list(counted(samples, [field], {})), field.name, arena)
 
 
@@ -91,12 +97,12 @@ def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers:
     return members.loaded() if isinstance(members, LargeMembers) else members
 
 
-def _ints(members: FieldMembers) -> torch.Tensor:
-    return torch.tensor(list(map(int, members.to_list())))
+def _ints(members: FieldMembers) -> Ints:
+    return np.array(list(map(int, members.to_list())), np.int64)
 
 
-def _numbers(classes: ClassNames, members: FieldMembers) -> torch.Tensor:
-    return torch.tensor(list(map(classes.number_of, members.to_list())))
+def _numbers(classes: ClassNames, members: FieldMembers) -> Ints:
+    return np.array(list(map(classes.number_of, members.to_list())), np.int64)
 
 
 def _texts(members: FieldMembers) -> list[str]:
@@ -107,7 +113,7 @@ def _jsons(members: FieldMembers) -> Column:
     return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
-_COLUMNS: dict[str, Callable[[FieldMembers], Column | None]] = {
+_COLUMNS: dict[str, "Callable[[FieldMembers], Column | None]"] = {
     "int": _ints,
     "text": _texts,
     "json": _jsons,
@@ -124,7 +130,7 @@ class BatchReader:
         fields: What is taken of each sample; `can_decode` holds for all of them.
         batch_format: A dict, or the fields in order as a tuple.
         clock: Told of the time that each stage takes.
-        arena: Where the tensors of a batch are made, as far as they fit.
+        arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
     """
 
@@ -166,6 +172,8 @@ class BatchReader:
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
         self._weights = weights or [()] * len(spans)
+        transformed = [field for field in self._fields if field.name in transforms.names]
+        self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             stamps, self._keys, extents = _find(self._shards, self._fields, ids)
@@ -203,7 +211,7 @@ class BatchReader:
             with self._transforms.keeping_globals():
                 columns |= self._transformed(samples, members, self._first_positions[number])
             columns = {name: columns[name] for name in members}
-        ids = torch.as_tensor(self._ids[start:stop].copy())
+        ids = self._ids[start:stop].copy()
         batch = join_columns(keys, columns, ids, self._weights[number], self._format)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
@@ -219,23 +227,33 @@ class BatchReader:
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
     ) -> dict[str, Column]:
         """The fields that have a transform, made sample by sample: one image is held at a time."""
-        fields = [field for field in self._fields if field.name in self._transforms.names]
-        data = {field.name: iter(members[field.name]) for field in fields}
-        columns = {field.name: GrowingColumn(len(samples), self._arena) for field in fields}
+        decoders = self._decoders
+        data = {name: iter(members[name]) for name in decoders}
+        pixels = self._new_pixels(len(samples))
+        others = [name for name in decoders if name not in pixels]
+        columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
         for number, sample in enumerate(samples):
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
-            for field in fields:
-                sample[field.name] = _decoded(field, sample[field.name])
+            for name, decode in decoders.items():
+                sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
-            self._transforms.apply(sample, position + number)
+            rows = {name: column[number] for name, column in pixels.items()}
+            self._transforms.apply(sample, position + number, rows)
             begin = self._clock.begin("collate")
             for name, column in columns.items():
                 sample[name] = column.put(sample[name])
             self._clock.lap("collate", begin, "collate")
         with self._clock.on("collate"):
-            return {name: column.finished(samples, name) for name, column in columns.items()}
+            return {**pixels, **{n: column.finished(samples, n) for n, column in columns.items()}}
+
+    def _new_pixels(self, count: int) -> dict[str, NDArray[np.uint8]]:
+        """The columns that crops write to, row by row; a batch is given out with all rows only."""
+        return {
+            name: layout.new_column(count, self._arena)
+            for name, layout in self._transforms.layouts.items()
+        }
 
 
 class _Keys:
@@ -277,6 +295,7 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
     keys: list[NDArray[np.uint8]] = []
     lengths: list[Ints] = []
     extents: list[Extents] = []
+    shards.fetch_tables(shard_numbers)
     for start, stop in _pieces(shard_numbers[1:] != shard_numbers[:-1]):
         shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
         reader = shards.reader(shard)

@@ -4,9 +4,10 @@ Sample ids come from an `Order`, and bytes are found by the member table of each
 the same whichever worker makes it and wherever the stream was started.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from lightning_shards.errors import ConfigError, TransformError
@@ -15,6 +16,14 @@ from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
+from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
+from lightning_shards.readers.ahead.fetch_meter import FetchMeter
+from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.remote_batches import (
+    ShardTables,
+    buffer_beside,
+    fetched_ahead,
+)
 from lightning_shards.readers.bad_samples import (
     BAD,
     SAMPLES_TRIED,
@@ -28,22 +37,22 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import named_callables
+from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import (
-    Field,
-    SampleTransforms,
-    Transform,
-    counted,
-    draw_from_globals,
-    repeated,
-)
+from lightning_shards.samples.fields import Field, counted, decoding_loads_torch, with_arrays
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import (
+    SampleTransforms,
+    TorchLoadedError,
+    Transform,
+    layouts_of,
+    repeated,
+)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
@@ -96,7 +105,7 @@ class IndexedSource:
         return replace(self, epochs=epochs)
 
     def identity(self) -> dict[str, int | str]:
-        """The values that the batches depend on: those of the shards and of the order."""
+        """The values that a resumed run must have, too: those of the shards and of the order."""
         order = self.order.identity()
         sampling = str(order["sampling"])
         own = (sampling, self.seed, self.index, self.transforms, self.fields)
@@ -114,20 +123,24 @@ class IndexedSource:
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
             callables=named_callables(self.transforms),
+            loads_torch=decoding_loads_torch(self.fields, self.transforms),
+            storages=self.storages,
         )
 
     def prepare(self) -> None:
-        """List the members of all shards.
+        """List the members of all shards that are scanned; the tables of others are fetched later.
 
         Raises:
             ShardError: A shard cannot be read.
         """
-        build_tables(self.index.urls, TableStore(self.cache, storages=Storages(self.storages)))
+        storages = Storages(self.storages)
+        build_tables(self.index.urls, TableStore(self.cache, storages=storages, takes_dali=True))
+        storages.close()
 
     @property
     def draws_from_globals(self) -> list[str]:
         """Names of transforms that may draw from the global generators."""
-        return [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
+        return drawing_names(self.transforms)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
@@ -148,15 +161,32 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
+        fields = with_arrays(self.fields, self.transforms, plain=True)
         unreadable: set[tuple[int, int]] = set()
-        with OpenShards(self.index, self.cache, storages=self.storages) as shards:
-            reader = BatchReader(shards, self.fields, self.batch_format, clock, arena=arena)
-            for worker_epoch in self.epochs.worker_epochs(place, cursor):
+        storages = shared_out(self.storages, len(place.ranks_of_node))
+        tables = ShardTables(self.index, self.cache, storages)
+        plan = PiecePlan(
+            *(self.order, self.epochs, cursor, place, place.ranks_of_node, self.index.urls),
+            *(tables.tables_of, tables.require_same),
+        )
+        with (
+            OpenShards(self.index, self.cache, storages=storages) as shards,
+            fetched_ahead(shards, plan, tables) as ahead,
+        ):
+            buffer = buffer_beside(ahead)
+            reader = BatchReader(
+                shards, fields, self.batch_format, clock, arena=arena, buffer=buffer
+            )
+            meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
+            for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
                 transforms = SampleTransforms(self.transforms, seeds, clock)
                 epoch = worker_epoch.epoch
-                rows = _Rows(self, epoch, shards, transforms, unreadable, clock, arena)
-                yield from self._batches_of(worker_epoch, rows, reader)
+                rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
+                batches = self._batches_of(worker_epoch, rows, reader)
+                if ahead is not None:
+                    batches = _told(ahead, turn, worker_epoch, batches)
+                yield from batches if self.storages is None else meter.each(batches)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
@@ -196,15 +226,25 @@ class IndexedSource:
                 weights = list(map(self._weights, planned, spans_of_steps))
                 reader.look_up(ids, spans_of_steps, rows.transforms, weights)
             for number, span in enumerate(spans_of_steps):
-                loaded = None
-                try:
-                    if by_fields:
-                        loaded = reader.batch(number)
-                except BAD as error:
-                    if self.max_bad is None and isinstance(error, TransformError):
-                        refused(error)
-                        raise  # it names the bad sample; a second try might succeed and hide it
-                yield loaded or self._batch_by_samples(rows, span, planned[number])
+                by_field = partial(reader.batch, number) if by_fields else None
+                by_sample = partial(self._batch_by_samples, rows, span, planned[number])
+                yield self._batch(by_field, by_sample)
+
+    def _batch(
+        self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]
+    ) -> LoadedBatch:
+        """The batch that one of the two ways gives; `by_field` is None if it cannot be used."""
+        try:
+            return by_field() if by_field else by_sample()
+        except TorchLoadedError:
+            return self._batch(by_field, by_sample)  # now that torch is loaded, it is seeded
+        except BAD as error:
+            if by_field is None:
+                raise
+            if self.max_bad is None and isinstance(error, TransformError):
+                refused(error)
+                raise  # it names the bad sample; a second try might succeed and hide it
+        return self._batch(None, by_sample)
 
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
         """The weights of a batch without a bad sample."""
@@ -221,8 +261,20 @@ class IndexedSource:
         counted = [bad[row] for row in bad if not planned or planned[row]]
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
-            loaded = make_batch(samples, names, weights, self.batch_format, counted, rows.arena)
+            layouts = layouts_of(self.transforms)
+            loaded = make_batch(
+                samples, names, weights, self.batch_format, counted, rows.arena, layouts
+            )
         return loaded._replace(stages=rows.clock.take())
+
+
+def _told(
+    ahead: FetchAhead, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
+) -> Iterator[LoadedBatch]:
+    """The batches of an epoch; before each one it is told where they are."""
+    for step in epoch.own_steps():
+        ahead.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
+        yield next(batches)
 
 
 @dataclass(frozen=True)
@@ -234,6 +286,7 @@ class _Rows:
 
     Attributes:
         source: The source whose rows are made.
+        fields: Its fields; their pixels are arrays where no transform wants tensors.
         epoch: Number of the epoch.
         shards: The open shards that samples are read from.
         transforms: The transforms, keyed by this epoch.
@@ -244,6 +297,7 @@ class _Rows:
     """
 
     source: IndexedSource
+    fields: tuple[Field, ...]
     epoch: int
     shards: OpenShards
     transforms: SampleTransforms
@@ -255,7 +309,7 @@ class _Rows:
         """The rows at these positions of the epoch, and the bad samples by row."""
         bad: dict[int, BadSample] = {}
         rows = self._made_between(start, stop, bad)
-        return list(counted(rows, self.source.fields, self.source.transforms)), bad
+        return list(counted(rows, self.fields, self.source.transforms)), bad
 
     def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         ids = self.source.order.at(self.epoch, start, stop).tolist()
@@ -271,7 +325,7 @@ class _Rows:
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         try:
-            row = read_sample(self.shards, self.source.fields, shard, sample, self.clock)
+            row = read_sample(self.shards, self.fields, shard, sample, self.clock)
         except BAD:
             self.unreadable.add((shard, sample))
             raise

@@ -16,24 +16,33 @@ from torch.utils.data import Dataset
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.samples.class_labels import with_found_classes, with_given_classes
+from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.samples.class_labels import (
+    lack_classes,
+    with_found_classes,
+    with_given_classes,
+)
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, SampleTransforms, Transform, make_fields
+from lightning_shards.samples.fields import Field, make_fields, with_arrays
+from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.seeds import SampleSeeds
-from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.samples.transforms import SampleTransforms, Transform
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import has_ranges
-from lightning_shards.shards.urls import expand_urls, redact
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import remote_storages
+from lightning_shards.shards.urls import expand_urls, is_local
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
-    """The samples of local tar shards by number, in file order.
+    """The samples of tar shards by number, in file order.
 
     A sample is a dict of its fields, `__key__` and `__id__` (int64, shape (2,): the shard, and the
     sample in it). Shards are listed and counted on first use; each process opens them for itself.
 
     Args:
-        urls: Paths with braces, wildcards, ``::`` between several; or a list.
+        urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
+            shards need counts and member tables beside them.
         fields: Sample key to member suffixes, the first that a sample has.
         decode: Sample key to decoder. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, for the decoder
@@ -43,6 +52,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         seed: Key of the randomness of transforms.
         allow_unsafe: Decoders that can run code and are allowed: ``pickle``, ``pth``.
         cache_dir: Folder of counts and member tables. Default: ~/.cache/lightning_shards.
+        storage_options: How the stores of remote shards are reached, by scheme, as in
+            ``LoaderConfig``. No secrets.
 
     Raises:
         ConfigError: The fields cannot be taken from any shard, or a transform cannot be called.
@@ -59,7 +70,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
         self._urls, self._cache = urls, CacheFolder(cache_dir)
         made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
         self._given_fields = with_given_classes(made, classes or {})
@@ -108,22 +121,24 @@ class ShardDataset(Dataset[dict[str, Any]]):
         )
         transforms.apply(sample, position)
         fields = {field.name: sample[field.name] for field in self._fields}
+        fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
         return fields | {"__key__": sample["__key__"], "__id__": torch.tensor(sample["__id__"])}
 
     @cached_property
     def _index(self) -> ShardIndex:
         urls = expand_urls(self._urls)
-        remote = [url for url in urls if not has_ranges(url)]
-        if remote:
-            raise ConfigError(
-                f"ShardDataset reads local shards only, and {redact(remote[0])} is remote; copy "
-                "it, or stream it with ShardDataModule"
-            )
-        return load_index(urls, cache=self._cache)
+        self._storages = None if all(map(is_local, urls)) else remote_storages(self._settings)
+        choice = ReaderChoice("ShardDataset", "indexed", "sequential", has_stages=False)
+        wants_classes = lack_classes(self._given_fields)
+        index = choice.find(urls, self._cache, self._settings, wants_classes=wants_classes)
+        choice.of(index)
+        return index
 
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
-        return with_found_classes(self._given_fields, self._index.urls)
+        index = self._index
+        fields = with_found_classes(self._given_fields, index.urls, index.class_files)
+        return with_arrays(fields, self._transforms)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -133,7 +148,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        shards = OpenShards(self._index, self._cache)
+        shards = OpenShards(self._index, self._cache, storages=self._storages)
         weakref.finalize(self, shards.__exit__)
         return shards
 

@@ -5,19 +5,25 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Self
+
+import numpy as np
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import scheme_of
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
@@ -98,8 +104,8 @@ class OpenShards:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
-        self._storages = Storages(storages)
-        self._store = TableStore(cache, storages=self._storages)
+        self._storages, self._may_fetch = Storages(storages), storages is not None
+        self._store = TableStore(cache, storages=self._storages, takes_dali=True)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
 
@@ -119,6 +125,41 @@ class OpenShards:
         else:
             self._readers.move_to_end(url)
         return reader
+
+    def fetch_tables(self, shards: Ints) -> None:
+        """Fetch the tables of remote shards at once, before they are opened one after the other.
+
+        Args:
+            shards: Their numbers, of any shape, repeats included.
+
+        Raises:
+            ShardError: As of `reader`.
+        """
+        if self._may_fetch:
+            numbers: list[int] = np.unique(shards).tolist()
+            urls = [self.urls[shard] for shard in numbers]
+            self._store.fetch([url for url in urls if url not in self._readers])
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether some of their storages fetch ahead."""
+        if not self._may_fetch:
+            return False
+        firsts = {scheme_of(url): url for url in self.urls}.values()
+        storages = list(map(self._storages.of, firsts))  # made here: a thread asks for them later
+        return any(storage.fetches_ahead for storage in storages)
+
+    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+        """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
+        of_schemes: dict[str, list[ShardReads]] = {}
+        for each in reads:
+            of_schemes.setdefault(scheme_of(each.url), []).append(each)
+        for of_scheme in of_schemes.values():
+            self._storages.of(of_scheme[0].url).fetch_ahead(of_scheme)
+
+    def fetch_totals(self) -> FetchTotals:
+        """What their storages have fetched from afar in this process, and how long reads waited."""
+        return self._storages.fetch_totals()
 
     def storage(self, shard: int) -> Storage:
         """What reads the shard with this number."""
@@ -169,7 +210,11 @@ class OpenShards:
         while True:
             try:
                 table = self._store.table_of(url, expected_samples=expected)
-                return ShardReader(url, table, self._storages.of(url))
+                storage = self._storages.of(url)
+                refresh = (
+                    partial(self._store.refresh, url, self.urls) if storage.is_remote else None
+                )
+                return ShardReader(url, table, storage, on_change=refresh)
             except FileAccessError as error:
                 if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:
                     raise
@@ -183,6 +228,7 @@ class OpenShards:
     def __exit__(self, *exception: object) -> None:
         while self._readers:
             self._readers.popitem()[1].close()
+        self._storages.close()
 
 
 def read_sample(

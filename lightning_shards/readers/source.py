@@ -17,8 +17,10 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.class_labels import classes_identity
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.fields import Field, image_backend
+from lightning_shards.samples.fields import Field
+from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.storage.schemes import MakeStorage
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class SourceDescription:
         draws_from_globals: Names of transforms and stages that may draw from the global generators.
             If there is one, threads may not run the source.
         callables: The user's transforms and stages, each with its name in errors.
+        loads_torch: Whether decoding makes tensors, so that each worker imports torch.
+        storages: What reads shards that are not read by the package's own storages.
     """
 
     reader: str
@@ -49,6 +53,8 @@ class SourceDescription:
     fields: tuple[Field, ...] = ()
     draws_from_globals: tuple[str, ...] = ()
     callables: tuple[tuple[str, object], ...] = ()
+    loads_torch: bool = False
+    storages: Mapping[str, MakeStorage] | None = None
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""
@@ -86,7 +92,11 @@ class Source(Protocol):
         ...
 
     def identity(self) -> dict[str, int | str]:
-        """All values that the batches depend on, by name; a resumed run must have the same ones."""
+        """The values, by name, that a resumed run must have, too.
+
+        The order of samples depends on them, and so does what comes out of the same decoders and
+        transforms. Fields, decoders and transforms are not among them: a run may go on with others.
+        """
         ...
 
     def describe(self) -> SourceDescription:
@@ -118,9 +128,10 @@ class Source(Protocol):
         """The batches of one worker from the cursor on, beyond the ends of epochs, without end.
 
         They are those of `epochs.worker_epochs(place, cursor)`: each of its steps is one batch, and
-        equal arguments give equal batches. Large tensors that are made in the arena
-        (`samples.arena.new_tensor`) need no copy on their way from a worker process to the trainer;
-        a source may ignore the arena.
+        equal arguments give equal batches. Arrays of numbers that are entries of a batch become
+        tensors when it is handed to the user. Large arrays and tensors that are made in the arena
+        (`samples.arena.new_array`, `new_tensor`) need no copy on their way from a worker process to
+        the trainer; a source may ignore the arena.
 
         Raises:
             StateError: The source cannot begin at this cursor.

@@ -1,17 +1,17 @@
-"""The stream reader, and the door to webdataset: whole shards, read forward, from any URL.
+"""The stream reader: whole shards, read forward, from any URL, through webdataset's pipeline.
 
 One epoch of one worker is a `webdataset.pipeline.DataPipeline`::
 
-    shard parts -> tar expansion -> shuffle -> decode fields -> user's stages -> transforms
-                                                                                      |
-                                                     batches of the planned sizes  <--+
+    slices of shards -> samples -> shuffle -> decode fields -> user's stages -> transforms
+                                                                                     |
+                                                    batches of the planned sizes  <--+
 
 Which shards those are is arithmetic on (seed, epoch, place), in `plan/draws.py`. webdataset's own
 node and worker splits are not used: they ask the environment for the rank, repeat epoch 0 in fresh
 workers, and give ranks unequal shares.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,14 +19,14 @@ from typing import Any
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lightning_shards.errors import DamagedShardError, SampleError, StateError
+from lightning_shards.errors import SampleError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
+from lightning_shards.readers.ahead.fetch_meter import FetchMeter
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
     BadSampleLedger,
@@ -34,29 +34,26 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
+from lightning_shards.readers.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
+from lightning_shards.readers.shard_samples import ReadSlices
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import NamedStage, Stage, named_callables
+from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.field_stages import ApplyTransforms, DecodeFields
-from lightning_shards.samples.fields import (
-    Field,
-    SampleTransforms,
-    Transform,
-    counted,
-    draw_from_globals,
-    repeated,
-)
+from lightning_shards.samples.fields import Field, counted, with_arrays
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import (
+    SampleTransforms,
+    Transform,
+    layouts_of,
+    repeated,
+)
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.storage.fetching import fetch_problem, require_given
-from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
-from lightning_shards.shards.urls import redact, require_hosts
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.urls import require_hosts
 
 _STAGE_POSITIONS = 1 << 48
 """Where the positions that seed stages begin, far above those of samples."""
@@ -67,7 +64,7 @@ _SHUFFLE_POSITIONS = 1 << 49
 
 @dataclass(frozen=True)
 class StreamSource:
-    """Streams whole shards through webdataset; restarts from any cursor, with fresh draws.
+    """Streams whole shards; restarts from any cursor, with fresh draws.
 
     Attributes:
         index: The shards and, where known, how many samples each holds.
@@ -80,6 +77,8 @@ class StreamSource:
         shuffle_buffer: Samples held by webdataset's shuffle; 0 for none, as `sequential` has.
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+        storages: Storages by scheme, where other ones are to read the shards than by default: a
+            callable, which is pickled and makes the storage in the process that reads.
     """
 
     index: ShardIndex
@@ -92,9 +91,10 @@ class StreamSource:
     shuffle_buffer: int = 1000
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
+    storages: Mapping[str, MakeStorage] | None = None
 
     def identity(self) -> dict[str, int | str]:
-        """What the batches depend on, for a checkpoint; each start has draws of its own."""
+        """The values that a resumed run must have, too; each start has draws of its own."""
         own = (self.sampling, self.seed, self.index, self.transforms, self.fields)
         return shard_identity("stream", *own)
 
@@ -111,6 +111,7 @@ class StreamSource:
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
             callables=named_callables(self.transforms, self.stages),
+            storages=self.storages,
         )
 
     def prepare(self) -> None:
@@ -136,18 +137,16 @@ class StreamSource:
                 f"sampling={self.sampling!r}; resume from a checkpoint of an epoch's end, or train "
                 "with sampling='resampled'"
             )
-        for worker_epoch in self.epochs.worker_epochs(place, cursor):
-            yield from self._batches_of(worker_epoch, arena)
+        storages_here = shared_out(self.storages, len(place.ranks_of_node))
+        with closing(Storages(storages_here)) as storages:
+            meter = FetchMeter(storages.fetch_totals)
+            for worker_epoch in self.epochs.worker_epochs(place, cursor):
+                yield from meter.each(self._batches_of(worker_epoch, arena, storages))
 
     @property
     def draws_from_globals(self) -> list[str]:
         """Transforms and stages that may draw from the generators of the whole process."""
-        transforms = [f"the transform of {name!r}" for name in draw_from_globals(self.transforms)]
-        return transforms + [
-            f"stages[{number}]"
-            for number, stage in enumerate(self.stages)
-            if getattr(stage, "deterministic", False) is not True
-        ]
+        return drawing_names(self.transforms, self.stages)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -187,10 +186,13 @@ class StreamSource:
         bare = replace(self, fields=(), transforms={}, batch_format="dict")
         return read_again(bare, place, epoch, steps, num_workers)
 
-    def _batches_of(self, worker_epoch: WorkerEpoch, arena: Arena | None) -> Iterator[LoadedBatch]:
+    def _batches_of(
+        self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
+    ) -> Iterator[LoadedBatch]:
         ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
         samples = ledger.fill(
-            self._samples(worker_epoch, ledger, clock), lambda: self._spare(worker_epoch)
+            self._samples(worker_epoch, ledger, clock, storages),
+            lambda: self._spare(worker_epoch, storages),
         )
         draws_from_globals = bool(self.draws_from_globals)
         for step in worker_epoch.own_steps():
@@ -226,7 +228,8 @@ class StreamSource:
         planned = worker_epoch.weights(step)
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
-            return make_batch(rows, names, weights, self.batch_format, arena=arena)
+            layouts = layouts_of(self.transforms)
+            return make_batch(rows, names, weights, self.batch_format, (), arena, layouts)
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
@@ -234,24 +237,28 @@ class StreamSource:
         return is_whole and step == worker_epoch.own_steps()[-1]
 
     def _samples(
-        self, worker_epoch: WorkerEpoch, ledger: BadSampleLedger, clock: StageClock
+        self,
+        worker_epoch: WorkerEpoch,
+        ledger: BadSampleLedger,
+        clock: StageClock,
+        storages: Storages,
     ) -> Iterator[Sample]:
         """The samples of one epoch; repeats (weight 0) come last, by a pipeline of their own."""
         if self.sampling == "resampled":
             parts = resampled_slices(self.index, self.seed, worker_epoch)
-            yield from self._pipeline(worker_epoch, parts, ledger, clock)
+            yield from self._pipeline(worker_epoch, parts, ledger, clock, storages)
             return
         for weight in (1, 0):
             ledger.are_counted = weight == 1
             is_shuffled = self.sampling == "shuffled"
             parts = exact_slices(self.index, self.seed, worker_epoch, weight, is_shuffled)
-            yield from self._pipeline(worker_epoch, parts, ledger, clock)
+            yield from self._pipeline(worker_epoch, parts, ledger, clock, storages)
 
-    def _spare(self, worker_epoch: WorkerEpoch) -> Sample:
+    def _spare(self, worker_epoch: WorkerEpoch, storages: Storages) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
         ledger = BadSampleLedger(self.max_bad, worker_epoch.epoch)
         parts = map(ShardSlice, range(self.index.num_shards))
-        for sample in self._pipeline(worker_epoch, parts, ledger, StageClock()):
+        for sample in self._pipeline(worker_epoch, parts, ledger, StageClock(), storages):
             return sample
         raise SampleError(
             "not one sample of these shards is good, so none can stand for a bad one; "
@@ -264,6 +271,7 @@ class StreamSource:
         parts: Iterator[ShardSlice],
         ledger: BadSampleLedger,
         clock: StageClock,
+        storages: Storages,
     ) -> Iterator[Sample]:
         place = worker_epoch.place
         seeds = SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done)
@@ -272,11 +280,13 @@ class StreamSource:
         limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
         watch = Watch(limit)
         is_planned = self.sampling != "resampled"
-        stages: list[Any] = [lambda: parts, _Expand(self.index, watch, ledger, is_planned, clock)]
+        read = ReadSlices(self.index, watch, ledger, is_planned, clock, storages)
+        stages: list[Any] = [lambda: parts, read]
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        stages.append(DecodeFields(self.fields, ledger.lose, clock))
+        fields = with_arrays(self.fields, self.transforms)
+        stages.append(DecodeFields(fields, ledger.lose, clock))
         stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
         transforms = SampleTransforms(self.transforms, seeds, clock)
         stride = place.world_size * place.num_workers
@@ -287,114 +297,3 @@ class StreamSource:
     def _seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
         position = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
         SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done).seed_globals(position)
-
-
-@dataclass(frozen=True)
-class _Expand:
-    """The stage that reads parts of shards; a sample that comes out knows its `__id__`."""
-
-    index: ShardIndex
-    watch: Watch
-    ledger: BadSampleLedger
-    is_planned: bool
-    clock: StageClock
-
-    def __call__(self, parts: Iterator[ShardSlice]) -> Iterator[Sample]:
-        for part in parts:
-            expected = None if self.index.counts is None else int(self.index.counts[part.shard])
-            if expected == 0:
-                continue  # not worth opening, and no sign of a stream that gives nothing
-            self.watch.opened()
-            yield from self._read(part, expected)
-
-    def _read(self, part: ShardSlice, expected: int | None) -> Iterator[Sample]:
-        url, (shard, number, take) = self.index.urls[part.shard], part
-        stop = expected if take is None else number + take
-        if stop == expected:
-            take = None  # read to the end, to see that nothing follows
-        try:
-            with closing(read_shard(url, expected, number)) as samples:
-                for sample in islice(self.clock.each(samples, "read"), take):
-                    sample["__id__"] = (shard, number)
-                    yield sample
-                    number += 1
-        except DamagedShardError as error:
-            if stop is not None and number >= stop:
-                raise  # nothing is lost: there is more than there was
-            if number == part.skip and not has_ranges(url):
-                with closing(fetch_samples(url)) as samples:  # a missing one is not just damaged
-                    next(samples, None)
-            if self.is_planned:
-                assert stop is not None  # exact sampling has counts
-                self.ledger.lose_planned(shard, range(number, stop), error)
-            else:
-                self.ledger.lose_rest(shard, number, error)
-
-
-def read_shard(url: str, expected: int | None, skip: int = 0) -> Generator[Sample]:
-    """The samples of one shard in file order, each a dict of suffix to bytes.
-
-    Shards with ranges are read by our own strict walk, several times as fast as `tarfile`.
-
-    Args:
-        url: A local path or a URL that webdataset can open.
-        expected: How many samples the index says it holds, None when unknown.
-        skip: Samples to pass over; where there are ranges they are not read.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: It cannot be fetched or read to its end, or holds another number.
-    """
-    number, storage = skip, Storages().of(url)
-    if storage.has_ranges:
-        samples = read_samples(url, skip, storage)
-    else:
-        samples = islice(fetch_samples(url), skip, None)
-    for sample in samples:
-        _require_count(number != expected, url, f"more than {number}", expected)
-        yield sample
-        number += 1
-    _require_count(expected in (None, number), url, str(number), expected)
-
-
-def fetch_samples(url: str) -> Generator[Sample]:
-    """The samples of a remote shard, by webdataset's openers and tar expansion.
-
-    Raises:
-        ShardNotFoundError: Its server says that there is no such shard.
-        FileAccessError: Its server says that it may not be read.
-        DamagedShardError: It cannot be fetched or read to its end.
-    """
-    number, problem = 0, ""
-    try:
-        with Storages().of(url).open_stream(url) as stream:
-            files = tar_file_expander(iter([{"url": url, "stream": stream}]))
-            for sample in group_by_keys(_require_unreserved(files)):
-                yield sample
-                number += 1
-    except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or curl raise
-        problem = f"{type(error).__name__}: {fetch_problem(error)}"
-    if problem:  # outside: that error holds the whole URL, and would be the context of this one
-        if not number:
-            require_given(url)
-        raise DamagedShardError(
-            f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
-            "be fetched, then fetch or write it again"
-        )
-
-
-def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
-    """The files, if none has a name that samples use for themselves."""
-    for file in files:
-        parts = split_name(file.get("fname", ""))
-        if parts is not None and parts[1] in RESERVED_SUFFIXES:
-            raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
-        yield file
-
-
-def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:
-    if not is_right:
-        raise DamagedShardError(
-            f"{redact(url)} gave {found} samples where its index says {expected}: it is damaged "
-            "or was changed after it was counted; write it again, or bring the index up to date"
-        )

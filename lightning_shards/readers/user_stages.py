@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.transforms import Transform, draw_from_globals
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """A webdataset-style stage: from an iterator of samples to an iterator of samples."""
@@ -46,3 +47,15 @@ def named_callables(
         *((f"the transform of {name!r}", transform) for name, transform in transforms.items()),
         *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
     )
+
+
+def drawing_names(transforms: Mapping[str, Transform], stages: Iterable[object] = ()) -> list[str]:
+    """Those that may draw from the generators of the whole process, as errors call them."""
+    return [
+        *(f"the transform of {name!r}" for name in draw_from_globals(transforms)),
+        *(
+            f"stages[{number}]"
+            for number, stage in enumerate(stages)
+            if getattr(stage, "deterministic", False) is not True
+        ),
+    ]

@@ -1,22 +1,27 @@
-"""The arena: memory in which the tensors of a batch are made one after the other.
+"""The arena: memory in which the arrays of a batch are made one after the other.
 
-A worker process makes large tensors in the shared memory that the trainer reads them from: it
-passes its arena to the source, and the source passes it to the code that collates. Only a tensor of
-a batch may use memory of an arena after the batch is made, because this memory is used again.
+A worker process makes large arrays in the shared memory that the trainer reads them from: it passes
+its arena to the source, and the source passes it to the code that collates. Only an array of a
+batch may use memory of an arena after the batch is made, because this memory is used again.
 """
 
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from lightning_shards.samples.loaded_torch import load_torch
+
+if TYPE_CHECKING:
+    import torch
 
 _ALIGNMENT = 64
-"""Bytes; each tensor in an arena begins at a multiple of it."""
+"""Bytes; each array in an arena begins at a multiple of it."""
 
 
 def aligned(size: int) -> int:
-    """Bytes of an arena that a tensor of `size` bytes takes."""
+    """Bytes of an arena that an array of `size` bytes takes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -39,7 +44,7 @@ class Arena:
         self._address = memory.__array_interface__["data"][0]
 
     def use_none(self) -> None:
-        """Give out no memory from now on, so that tensors have memory of their own."""
+        """Give out no memory from now on, so that arrays have memory of their own."""
         self.use(_NO_MEMORY)
 
     def new(self, size: int) -> NDArray[np.uint8] | None:
@@ -56,17 +61,23 @@ class Arena:
         return start if start >= 0 and start + len(values) <= len(self._memory) else None
 
 
-def new_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, arena: Arena | None = None
-) -> torch.Tensor:
-    """A tensor that is not filled yet, in the arena if enough memory is left there.
+def new_array(shape: tuple[int, ...], dtype: DTypeLike, arena: Arena | None = None) -> NDArray[Any]:
+    """An array that is not filled yet, in the arena if enough memory is left there.
 
     Otherwise its memory is numpy's, which uses huge pages: to fill new memory costs a tenth then.
     """
-    size = prod(shape) * dtype.itemsize
+    size = prod(shape) * np.dtype(dtype).itemsize
+    memory = arena.new(size) if arena and size else None
+    if memory is None:
+        return np.empty(shape, dtype)
+    return memory.view(dtype).reshape(shape)
+
+
+def new_tensor(
+    shape: tuple[int, ...], dtype: "torch.dtype", arena: Arena | None = None
+) -> "torch.Tensor":
+    """A `new_array` as a tensor, of any type of torch's, some of which numpy lacks."""
+    torch, size = load_torch(), prod(shape) * dtype.itemsize
     if not size:
         return torch.empty(shape, dtype=dtype)
-    memory = arena.new(size) if arena else None
-    if memory is None:
-        memory = np.empty(size, np.uint8)
-    return torch.as_tensor(memory).view(dtype).reshape(shape)
+    return torch.from_numpy(new_array((size,), np.uint8, arena)).view(dtype).reshape(shape)

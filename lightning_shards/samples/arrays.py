@@ -10,14 +10,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.samples.loaded_torch import load_torch
 from lightning_shards.samples.member_bytes import FieldMembers
+
+if TYPE_CHECKING:
+    import torch
 
 _NUMPY = b"\x93NUMPY"
 _ZIP = b"PK"
@@ -72,8 +75,9 @@ def _header(begin: bytes) -> _Header:
     return _Header(*read(file), file.tell())
 
 
-def decode_safetensors(data: bytes) -> torch.Tensor | dict[str, torch.Tensor]:
+def decode_safetensors(data: bytes) -> "torch.Tensor | dict[str, torch.Tensor]":
     """The tensor in a safetensors file; if there are several, all of them by name."""
+    load_torch()
     tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
     if len(tensors) == 1:
         return next(iter(tensors.values()))
@@ -99,7 +103,7 @@ def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
 
 
-def _number_column(members: FieldMembers, dtype: str) -> torch.Tensor | None:
+def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
     rows, kind = members.rows(), np.dtype(dtype)
     if rows is None or rows.shape[1] % kind.itemsize:
         return None
@@ -108,8 +112,8 @@ def _number_column(members: FieldMembers, dtype: str) -> torch.Tensor | None:
     return _column(rows, _ArrayLayout((rows.shape[1] // kind.itemsize,), kind))
 
 
-def npy_column(members: FieldMembers) -> torch.Tensor | None:
-    """The arrays of .npy files as one tensor; None unless all have the same header.
+def npy_column(members: FieldMembers) -> NDArray[Any] | None:
+    """The arrays of .npy files as one array; None unless all have the same header.
 
     The same header means the same shape and type.
     """
@@ -130,8 +134,8 @@ def npy_column(members: FieldMembers) -> torch.Tensor | None:
     return _column(np.ascontiguousarray(rows[:, start:]), layout)
 
 
-def _column(rows: NDArray[np.uint8], layout: _ArrayLayout) -> torch.Tensor:
-    return torch.as_tensor(rows.view(layout.dtype).reshape(len(rows), *layout.shape))
+def _column(rows: NDArray[np.uint8], layout: _ArrayLayout) -> NDArray[Any]:
+    return rows.view(layout.dtype).reshape(len(rows), *layout.shape)
 
 
 @lru_cache(maxsize=64)
@@ -150,7 +154,7 @@ NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """Decoders of raw numbers, by the name of their type."""
 
-NUMBER_COLUMNS: dict[str, Callable[[FieldMembers], torch.Tensor | None]] = {
+NUMBER_COLUMNS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
 }
-"""Decoders of raw numbers for the members of a batch; None if they do not fit one tensor."""
+"""Decoders of raw numbers for the members of a batch; None if they do not fit one array."""

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.fields import CLASS, Field
-from lightning_shards.shards.classes import DIGEST_LENGTH, ClassNames, agreed_classes, numbered
+from lightning_shards.shards.classes import (
+    DIGEST_LENGTH,
+    ClassFiles,
+    ClassNames,
+    agreed_classes,
+    numbered,
+)
 
 
 def with_given_classes(
@@ -36,16 +42,28 @@ def with_given_classes(
     )
 
 
-def with_found_classes(fields: tuple[Field, ...], urls: Iterable[str]) -> tuple[Field, ...]:
+def lack_classes(fields: Iterable[Field]) -> bool:
+    """Whether a field needs the classes that are beside the shards."""
+    return any(field.decoder == CLASS and not field.classes for field in fields)
+
+
+def with_found_classes(
+    fields: tuple[Field, ...], urls: Iterable[str], remote: ClassFiles | None = None
+) -> tuple[Field, ...]:
     """The fields, where those without classes get the ones in `classes.json` beside the shards.
+
+    Args:
+        fields: The fields of a split.
+        urls: Its shards.
+        remote: What was found in the remote folders among theirs.
 
     Raises:
         ConfigError: Such a field needs them, and they cannot be found, or two folders disagree.
         FileAccessError: Something other than a file has their name.
     """
-    if all(field.classes or field.decoder != CLASS for field in fields):
+    if not lack_classes(fields):
         return fields
-    classes = agreed_classes(urls)
+    classes = agreed_classes(urls, remote)
     name = classes.renumbered
     if name is not None:
         raise ConfigError(

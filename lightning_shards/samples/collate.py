@@ -1,29 +1,40 @@
-"""Collation: one batch made from samples, with a list or a tensor per field."""
+"""Collation: one batch made from samples, with a list or an array per field.
+
+Arrays of a batch become tensors when it is handed to the user (`loaded_torch.with_tensors`): a
+worker makes them without torch. Tensors that a transform or a decoder made stay tensors.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.arena import Arena, new_tensor
+from lightning_shards.samples.arena import Arena, new_array, new_tensor
+from lightning_shards.samples.loaded_torch import as_tensor, is_tensor, load_torch, tensor_class
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+
+if TYPE_CHECKING:
+    import torch
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
-"""A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple."""
+"""A dict of lists (first) and tensors of shape (batch, ...), or the fields alone as a tuple. Until
+it is handed out, arrays may stand for tensors."""
 
 BatchFormat: TypeAlias = Literal["dict", "tuple"]
 
-Column: TypeAlias = torch.Tensor | list[Any]
+Column: TypeAlias = "NDArray[Any] | torch.Tensor | list[Any]"
 """One field of a batch."""
 
 _PLACED_BYTES = 2**14
 """Arrays of at least this size are copied to their row of a batch one by one, others together."""
 
 _WIDEST = 8
-"""Bytes of the widest number type of torch, without complex types."""
+"""Bytes of the widest number type that torch has, too, without complex types."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
@@ -54,6 +65,8 @@ class LoadedBatch(NamedTuple):
         bad: The samples that were planned and could not be read.
         stages: Seconds that its worker spent in each stage (`stage_clock.STAGES`).
         seconds: Seconds that its worker spent on it in total.
+        fetched: What its worker has fetched from afar since the batch before it; None if all of its
+            shards are at hand.
     """
 
     batch: Batch
@@ -61,6 +74,32 @@ class LoadedBatch(NamedTuple):
     bad: tuple[BadSample, ...] = ()
     stages: tuple[float, ...] = ()
     seconds: float = 0.0
+    fetched: FetchTotals | None = None
+
+
+class PixelLayout(NamedTuple):
+    """The images of one field, all of one shape.
+
+    Attributes:
+        shape: Channels, height and width.
+        is_channels_last: Whether the values of one pixel are neighbours in memory. If not, the
+            planes of an image follow each other.
+    """
+
+    shape: tuple[int, int, int]
+    is_channels_last: bool
+
+    def new_column(self, count: int, arena: Arena | None = None) -> NDArray[np.uint8]:
+        """Memory for so many images, in the arena if it fits: uint8 of shape (count, *shape)."""
+        if not self.is_channels_last:
+            return new_array((count, *self.shape), np.uint8, arena)
+        channels, height, width = self.shape
+        column = new_array((count, height, width, channels), np.uint8, arena)
+        return column.transpose(0, 3, 1, 2)
+
+
+Layouts: TypeAlias = Mapping[str, PixelLayout]
+"""By field, for the fields that crops make."""
 
 
 def collate(
@@ -68,33 +107,35 @@ def collate(
     fields: Sequence[str],
     weights: Sequence[int],
     arena: Arena | None = None,
+    layouts: Layouts = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """One batch as a dict: `__key__` and other lists first, then tensors, `__id__`, `__weight__`.
+    """One batch as a dict: `__key__` and other lists first, then arrays, `__id__`, `__weight__`.
 
-    Tensors and arrays of one shape are stacked, numbers become a tensor (int64, float64 or bool, as
-    in torch's `default_collate`), and everything else stays a list.
+    Arrays of one shape are stacked, and so are tensors; numbers become an array (int64, float64 or
+    bool, as in torch's `default_collate`), and everything else stays a list.
 
     Args:
         samples: The samples, each with all of `fields`, `__key__` and `__id__`.
         fields: The names of the fields, in order.
         weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
-        arena: Where the tensors are made, as far as they fit.
+        arena: Where arrays and tensors are made, as far as they fit.
+        layouts: Of the fields that crops made, which gave arrays.
 
     Raises:
         SampleError: A stage dropped a key, or the shapes of a field differ.
     """
-    columns = {field: column_of(samples, field, arena) for field in fields}
+    columns = {field: column_of(samples, field, arena, layouts.get(field)) for field in fields}
     ids = _ids_of(samples)
     return _joined(_values(samples, "__key__"), columns, ids, weights)
 
 
-def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
+def _ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """int64 of shape (samples, 2)."""
     values = _values(samples, "__id__")
-    with suppress(TypeError, ValueError, RuntimeError):
-        ids = torch.tensor(values, dtype=torch.int64)
-        if ids.shape == (len(samples), 2):
-            return ids
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        ids = np.array(values)
+        if ids.shape == (len(samples), 2) and ids.dtype.kind in "biuf":
+            return ids.astype(np.int64)
     raise SampleError(
         f"the '__id__' of a sample is a pair of numbers, these are {str(values)[:200]}: a stage or "
         "transform wrote over one; keep it as it came"
@@ -104,7 +145,7 @@ def _ids_of(samples: Sequence[Sample]) -> torch.Tensor:
 def join_columns(
     keys: list[str],
     columns: Mapping[str, Column],
-    ids: torch.Tensor,
+    ids: NDArray[np.int64],
     weights: Sequence[int],
     batch_format: BatchFormat,
 ) -> Batch:
@@ -115,14 +156,17 @@ def join_columns(
 
 
 def _joined(
-    keys: list[str], columns: Mapping[str, Column], ids: torch.Tensor, weights: Sequence[int]
+    keys: list[str],
+    columns: Mapping[str, Column],
+    ids: NDArray[np.int64],
+    weights: Sequence[int],
 ) -> dict[str, Any]:
     batch: dict[str, Any] = {"__key__": keys}
     batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
     batch |= {field: column for field, column in columns.items() if field not in batch}
     batch["__id__"] = ids
     if weights:
-        batch["__weight__"] = torch.tensor(weights, dtype=torch.float32)
+        batch["__weight__"] = np.array(weights, np.float32)
     return batch
 
 
@@ -133,10 +177,11 @@ def make_batch(
     batch_format: BatchFormat,
     bad: Sequence[BadSample] = (),
     arena: Arena | None = None,
+    layouts: Layouts = MappingProxyType({}),
 ) -> LoadedBatch:
     """One batch in the user's format: the dict of `collate`, or its fields as a tuple."""
-    batch = collate(samples, fields, weights, arena)
-    ids = batch["__id__"].numpy()
+    batch = collate(samples, fields, weights, arena, layouts)
+    ids = batch["__id__"]
     digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
     given = batch if batch_format == "dict" else tuple(batch[field] for field in fields)
     return LoadedBatch(given, digest, tuple(bad))
@@ -152,18 +197,25 @@ def _values(samples: Sequence[Sample], field: str) -> list[Any]:
     return [sample[field] for sample in samples]
 
 
-def column_of(samples: Sequence[Sample], field: str, arena: Arena | None = None) -> Column:
+def column_of(
+    samples: Sequence[Sample],
+    field: str,
+    arena: Arena | None = None,
+    pixels: PixelLayout | None = None,
+) -> Column:
     """One field of a batch, as `collate` makes it.
 
     Raises:
         SampleError: A sample has no such field, or the shapes differ.
     """
     values = _values(samples, field)
-    is_tensors = all(isinstance(value, torch.Tensor) for value in values)
-    if is_tensors or all(_is_numeric(value) for value in values):
+    is_tensors = all(map(is_tensor, values))
+    if is_tensors or all(map(_is_numeric, values)):
         _require_one_shape(samples, field)
         try:
-            return _stacked(values, is_tensors, arena)
+            if pixels is not None:
+                return np.stack(values, out=pixels.new_column(len(values), arena))
+            return _stacked_tensors(values, arena) if is_tensors else _stacked(values, arena)
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             raise SampleError(
                 f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
@@ -172,15 +224,18 @@ def column_of(samples: Sequence[Sample], field: str, arena: Arena | None = None)
     return numbers_or_list(values)
 
 
-def _stacked(values: list[Any], is_tensors: bool, arena: Arena | None) -> torch.Tensor:
-    if is_tensors:
-        column = new_tensor((len(values), *values[0].shape), values[0].dtype, arena)
-        with torch.no_grad():
-            return torch.stack(values, out=column)
+def _stacked_tensors(values: list[Any], arena: Arena | None) -> "torch.Tensor":
+    torch = load_torch()
+    column = new_tensor((len(values), *values[0].shape), values[0].dtype, arena)
+    with torch.no_grad():
+        return torch.stack(values, out=column)
+
+
+def _stacked(values: list[Any], arena: Arena | None) -> NDArray[Any]:
     dtype = values[0].dtype.newbyteorder("=")
-    column = new_tensor((len(values), *values[0].shape), _torch_type(dtype), arena)
-    np.stack(values, out=column.numpy())
-    return column
+    if dtype.itemsize > _WIDEST:
+        raise TypeError(f"torch has no {dtype}")
+    return np.stack(values, out=new_array((len(values), *values[0].shape), dtype, arena))
 
 
 class GrowingColumn:
@@ -196,8 +251,7 @@ class GrowingColumn:
 
     def __init__(self, count: int, arena: Arena | None = None) -> None:
         self._count, self._num_put, self._arena = count, 0, arena
-        self._column: torch.Tensor | None = None
-        self._rows: np.ndarray = np.empty(0)
+        self._rows: NDArray[Any] | None = None
         self._kind: type = object
 
     def put(self, value: Any) -> Any:
@@ -205,21 +259,23 @@ class GrowingColumn:
         array = _large_array(value)
         if array is None:
             return value
-        if self._column is None:
-            shape, dtype = (self._count, *array.shape), _torch_type(array.dtype)
-            self._column = new_tensor(shape, dtype, self._arena)
-            self._rows, self._kind = self._column.numpy(), type(value)
+        if self._rows is None:
+            self._rows = new_array((self._count, *array.shape), array.dtype, self._arena)
+            self._kind = type(value)
         like = (self._rows.shape[1:], self._rows.dtype, self._kind)
         if (array.shape, array.dtype, type(value)) != like:
             return value
         row, self._num_put = self._num_put, self._num_put + 1
         self._rows[row] = array
-        return self._column[row] if self._kind is torch.Tensor else self._rows[row]
+        return self._like_the_values(self._rows[row])
+
+    def _like_the_values(self, array: NDArray[Any]) -> Any:
+        return array if self._kind is np.ndarray else as_tensor(array)
 
     def finished(self, samples: Sequence[Sample], field: str) -> Column:
         """The column of these samples, whose values `put` gave; errors as in `column_of`."""
-        if self._column is not None and self._num_put == self._count:
-            return self._column
+        if self._rows is not None and self._num_put == self._count:
+            return self._like_the_values(self._rows)
         column = column_of(samples, field, self._arena)
         if isinstance(column, list):  # rows are copied: their memory may be an arena's
             column = [row.copy() if type(row) is np.ndarray else row for row in column]
@@ -229,8 +285,8 @@ class GrowingColumn:
 def _large_array(value: Any) -> np.ndarray | None:
     """A large array or tensor as an array of native numbers; None for any other value."""
     array = value
-    if type(value) is torch.Tensor and value.layout == torch.strided:
-        with suppress(TypeError, RuntimeError):  # numpy lacks the type, or the tensor has gradients
+    if type(value) is tensor_class():
+        with suppress(TypeError, RuntimeError):  # no type of numpy's, not dense, or with gradients
             array = value.numpy()
     if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
         return None
@@ -238,20 +294,30 @@ def _large_array(value: Any) -> np.ndarray | None:
     return array if is_number and array.dtype.itemsize <= _WIDEST else None
 
 
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.as_tensor(np.empty(0, dtype)).dtype
-
-
 def numbers_or_list(values: list[Any]) -> Column:
-    """A tensor if all values are numbers, otherwise the list itself."""
+    """An array if all values are numbers, otherwise the list itself."""
     numbers = (bool, int, float, np.number, np.bool_)
     if not all(isinstance(value, numbers) for value in values):
         return values
-    is_float = any(isinstance(value, float | np.floating) for value in values)
+    dtype = _number_type(values)
     try:
-        return torch.tensor(values, dtype=torch.float64 if is_float else None)
-    except (ValueError, RuntimeError, OverflowError) as error:
+        column = np.array(values, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
         raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
+    is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
+    if is_rounded or column.dtype.kind not in "biufc" or column.itemsize > 2 * _WIDEST:
+        raise SampleError(f"numbers that fit no type of torch's: {column.dtype}; make them int64")
+    return column
+
+
+def _number_type(values: list[Any]) -> Any:
+    """The type of the array of these numbers; None for the one that numpy finds for them."""
+    if any(isinstance(value, float | np.floating) for value in values):
+        return np.float64
+    if any(isinstance(value, np.complexfloating) for value in values):
+        return np.result_type(*values)
+    # by itself numpy would take uint64 for some
+    return np.int64 if any(type(value) is int for value in values) else None
 
 
 def _is_numeric(value: Any) -> bool:

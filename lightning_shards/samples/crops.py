@@ -8,20 +8,26 @@ decoded before. Operations on floats, such as a normalisation, belong in `device
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.images import (
     Backend,
     Box,
     NotForTurboError,
+    Pixels,
+    flip_left_right,
+    is_dense,
     open_image,
+    put_channels_first,
     require_backend,
 )
+from lightning_shards.samples.loaded_torch import as_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 _TRIES = 10
 
@@ -35,17 +41,27 @@ class _Crop:
         backend: `pillow`, or the faster `turbo`, whose pixels differ (see `samples.images`).
         gray: Whether one channel is wanted instead of three.
         orient: Whether images are turned as their EXIF orientation says.
+        fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
+        channels_last: Whether the batch has its channels last in memory (`torch.channels_last`),
+            which convolutions on GPUs want; its shape is the same.
     """
 
     size: int
     backend: Backend = "pillow"
     gray: bool = False
     orient: bool = False
+    fast: bool = False
+    channels_last: bool = False
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
+        if self.fast and self.backend != "turbo":
+            raise ConfigError(
+                f"fast is libjpeg's and needs backend='turbo', got backend={self.backend!r}; "
+                "set the backend, or leave fast out"
+            )
         require_backend(self.backend)
 
     @property
@@ -53,18 +69,51 @@ class _Crop:
         """The shape of every result."""
         return (1 if self.gray else 3, self.size, self.size)
 
-    def _cut(self, data: bytes, choose: Callable[[int, int], Box]) -> NDArray[np.uint8]:
-        """The part that is chosen, given width and height of the image; see `OpenImage.part`."""
-        try:
-            return self._cut_by(self.backend, data, choose)
-        except NotForTurboError:
-            return self._cut_by("pillow", data, choose)
+    def _pixels(
+        self,
+        data: bytes,
+        out: Pixels | None,
+        choose: Callable[[int, int], Box],
+        flips: Callable[[], bool] = lambda: False,
+    ) -> Pixels:
+        """The part that is chosen, given width and height of the image.
 
-    def _cut_by(
-        self, backend: Backend, data: bytes, choose: Callable[[int, int], Box]
-    ) -> NDArray[np.uint8]:
-        image = open_image(data, backend=backend, is_gray=self.gray, is_oriented=self.orient)
-        return image.part(choose(image.width, image.height), self.size)
+        Args:
+            data: The bytes of an image file.
+            out: Where to write it; None for new memory.
+            choose: Gives the part; asked again if only Pillow can decode the image.
+            flips: Tells whether to flip it; asked once, when the image is decoded.
+        """
+        out = self._new_pixels() if out is None else out
+        rows = out[0] if self.gray else out.transpose(1, 2, 0)
+        part = rows if is_dense(rows) else np.empty(rows.shape, np.uint8)
+        try:
+            self._cut(self.backend, data, choose, part)
+        except NotForTurboError:
+            self._cut("pillow", data, choose, part)
+        if flips():
+            flip_left_right(part, self.backend)
+        if part is not rows:
+            put_channels_first(part, out, self.backend)
+        return out
+
+    def _cut(
+        self, backend: Backend, data: bytes, choose: Callable[[int, int], Box], out: Pixels
+    ) -> None:
+        image = open_image(
+            data,
+            backend=backend,
+            is_gray=self.gray,
+            is_oriented=self.orient,
+            is_fast=self.fast,
+        )
+        image.cut(choose(image.width, image.height), out)
+
+    def _new_pixels(self) -> Pixels:
+        channels, height, width = self.shape
+        if self.channels_last:
+            return np.empty((height, width, channels), np.uint8).transpose(2, 0, 1)
+        return np.empty(self.shape, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +145,22 @@ class DecodeRandomResizedCrop(_Crop):
         if not 0 <= self.flip <= 1:
             raise ConfigError(f"flip must be a probability, got {self.flip}")
 
-    def __call__(self, data: bytes, rng: np.random.Generator) -> torch.Tensor:
+    def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The pixels, uint8 of shape (3, size, size)."""
-        pixels = self._cut(data, lambda width, height: self._box(width, height, rng))
-        if rng.random() < self.flip:
-            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
-        return torch.as_tensor(pixels)
+        return as_tensor(self.pixels(data, rng))
+
+    def pixels(
+        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
+    ) -> Pixels:
+        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        if rng is None:
+            raise TypeError("a random part needs rng, a numpy.random.Generator; got None")
+        return self._pixels(
+            data,
+            out,
+            choose=lambda width, height: self._box(width, height, rng),
+            flips=lambda: rng.random() < self.flip,
+        )
 
     def _box(self, width: int, height: int, rng: np.random.Generator) -> Box:
         for _ in range(_TRIES):
@@ -132,9 +191,15 @@ class DecodeCenterCrop(_Crop):
         if self.resize < self.size:
             raise ConfigError(f"resize must be at least size={self.size}, got {self.resize}")
 
-    def __call__(self, data: bytes) -> torch.Tensor:
+    def __call__(self, data: bytes) -> "torch.Tensor":
         """The pixels, uint8 of shape (3, size, size)."""
-        return torch.as_tensor(self._cut(data, self._box))
+        return as_tensor(self.pixels(data))
+
+    def pixels(
+        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
+    ) -> Pixels:
+        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        return self._pixels(data, out, self._box)
 
     def _box(self, width: int, height: int) -> Box:
         side = max(round(min(width, height) * self.size / self.resize), 1)
@@ -147,6 +212,12 @@ class DecodeResize(_Crop):
 
     deterministic: ClassVar[bool] = True
 
-    def __call__(self, data: bytes) -> torch.Tensor:
+    def __call__(self, data: bytes) -> "torch.Tensor":
         """The pixels, uint8 of shape (3, size, size)."""
-        return torch.as_tensor(self._cut(data, lambda width, height: Box(0, 0, width, height)))
+        return as_tensor(self.pixels(data))
+
+    def pixels(
+        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
+    ) -> Pixels:
+        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        return self._pixels(data, out, lambda width, height: Box(0, 0, width, height))

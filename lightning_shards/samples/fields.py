@@ -1,22 +1,17 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-import inspect
 import io
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, cast
-
-import torch
+from typing import Any, TypeAlias
 
 from lightning_shards.errors import (
     ConfigError,
     MissingFieldError,
     SampleError,
-    TransformError,
     UnsafeError,
     count_of,
     leave_out_own_frames,
@@ -29,23 +24,14 @@ from lightning_shards.samples.arrays import (
     require_safetensors,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.own_generators import (
-    RepeatedTransform,
-    outside_workers,
-    seeded_objects,
-)
-from lightning_shards.samples.remedies import decode_remedy
-from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
-from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.loaded_torch import as_tensor, load_torch
+from lightning_shards.samples.transforms import Transform, takes_arrays
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
 Decoder: TypeAlias = Callable[[bytes], Any]
 """Bytes of a member to a value; raises ValueError or OSError for bytes it cannot read."""
-
-Transform: TypeAlias = Callable[..., Any]
-"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
 
 
 def _decode_int(data: bytes) -> int:
@@ -56,7 +42,7 @@ def _decode_int(data: bytes) -> int:
 
 
 def _decode_pth(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    return load_torch().load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
 DECODERS: dict[str, Decoder] = {
@@ -76,7 +62,9 @@ DECODERS: dict[str, Decoder] = {
 CLASS = "class"
 """The decoder of names of classes; its function is in the field, because each has its own names."""
 
-IMAGE_DECODERS = frozenset({"rgb", "gray", "pil"})
+_PIXEL_DECODERS = frozenset({"rgb", "gray"})
+IMAGE_DECODERS = _PIXEL_DECODERS | {"pil"}
+_TORCH_DECODERS = frozenset({"safetensors", "pth"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 
 _SUFFIX_DECODERS = {
@@ -109,12 +97,14 @@ class Field:
         suffixes: Member suffixes, of which the first that a sample has is taken.
         decoder: Name of the decoder; None for the default decoder of each suffix.
         classes: The classes, with the decoder `class`; None as long as they are unknown.
+        gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
     """
 
     name: str
     suffixes: tuple[str, ...]
     decoder: str | None = None
     classes: ClassNames | None = None
+    gives_arrays: bool = False
 
     @cached_property
     def decoders(self) -> frozenset[str]:
@@ -123,7 +113,11 @@ class Field:
 
     def function(self, decoder: str) -> Decoder:
         """The function of one of its decoders."""
-        return DECODERS[decoder] if self.classes is None else self.classes.number_of
+        if self.classes is not None:
+            return self.classes.number_of
+        if decoder in _PIXEL_DECODERS and not self.gives_arrays:
+            return lambda data: as_tensor(DECODERS[decoder](data))
+        return DECODERS[decoder]
 
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
@@ -221,70 +215,34 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
         require_safetensors()
 
 
-class SampleTransforms:
-    """The transforms of all fields, applied with randomness keyed by the sample's position."""
+def with_arrays(
+    fields: Iterable[Field], transforms: Mapping[str, Transform], *, plain: bool = False
+) -> tuple[Field, ...]:
+    """The fields, of which some give decoded pixels as arrays, so that torch is not needed.
 
-    def __init__(
-        self,
-        transforms: Mapping[str, Transform],
-        seeds: SampleSeeds,
-        clock: StageClock | None = None,
-    ) -> None:
-        self._transforms = [
-            (name, step, takes_rng(step), "decode" if takes_bytes(step) else "transform")
-            for name, step in transforms.items()
-        ]
-        self._seeds, self._clock = seeds, clock or StageClock()
-        self.names = frozenset(transforms)
-        self.draws_from_globals = bool(draw_from_globals(transforms))
-        steps = transforms.values()
-        self._own = [generator for step in steps for generator in own_generators(step)]
+    These are the fields whose transform has the attribute ``takes_arrays = True``. What a transform
+    is given depends on nothing else.
 
-    def apply(self, sample: Sample, position: int) -> Sample:
-        """Transform the fields of one sample in place.
-
-        Raises:
-            SampleError: A transform failed, or its field is missing.
-        """
-        if not self._transforms:
-            return sample
-        begin = self._clock.begin("transform")
-        if self._own:
-            with outside_workers():
-                self._seed_own_generators(position)
-                return self._apply(sample, position, begin)
-        return self._apply(sample, position, begin)
-
-    def _seed_own_generators(self, position: int) -> None:
-        seeds = self._seeds.words(position, len(self._own))
-        for generator, seed in zip(self._own, seeds, strict=True):
-            generator.set_random_seed(seed)
-
-    def _apply(self, sample: Sample, position: int, begin: float) -> Sample:
-        if self.draws_from_globals:
-            self._seeds.seed_globals(position)
-        rng = self._seeds.generator(position)
-        for name, transform, wants_rng, stage in self._transforms:
-            sample[name] = _transformed(sample, name, transform, rng if wants_rng else None)
-            begin = self._clock.lap(stage, begin, "transform")
-        return sample
-
-    def keeping_globals(self) -> AbstractContextManager[None]:
-        """A context for one batch, which restores the global generators if these may use them."""
-        return preserved_globals() if self.draws_from_globals else nullcontext()
-
-
-def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
-    """Names of the transforms that may draw from generators that all threads share.
-
-    These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
-    and transforms with generators of their own.
+    Args:
+        fields: The fields of a split.
+        transforms: The transforms of the split.
+        plain: Whether fields without a transform give arrays, too.
     """
-    return [
-        name
-        for name, transform in transforms.items()
-        if _may_draw_from_globals(transform) or own_generators(transform)
-    ]
+    return tuple(
+        replace(field, gives_arrays=takes_arrays(transforms[field.name]))
+        if field.name in transforms
+        else replace(field, gives_arrays=plain)
+        for field in fields
+    )
+
+
+def decoding_loads_torch(fields: Iterable[Field], transforms: Mapping[str, Transform]) -> bool:
+    """Whether decoding these fields makes tensors, for which each worker needs torch."""
+    return any(
+        field.decoders & _TORCH_DECODERS
+        or (field.decoders & _PIXEL_DECODERS and not field.gives_arrays)
+        for field in with_arrays(fields, transforms, plain=True)
+    )
 
 
 def counted(
@@ -306,57 +264,25 @@ def counted(
         yield sample
 
 
-def own_generators(transform: Transform) -> list[Any]:
-    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
-    return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
+def decode_remedy(field: str, decoder: str, data: bytes) -> str:
+    """The settings that would read a member which is no whole number, or general advice.
 
-
-def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
-    """The transforms; those that may draw from global generators are run twice on a first value."""
-    return {
-        name: RepeatedTransform(name, transform) if _may_draw_from_globals(transform) else transform
-        for name, transform in transforms.items()
-    }
-
-
-def _may_draw_from_globals(transform: Transform) -> bool:
-    return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
-
-
-def takes_bytes(transform: Transform | None) -> bool:
-    """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
-    return getattr(transform, "takes_bytes", False) is True
-
-
-def image_backend(transforms: Mapping[str, Transform]) -> str:
-    """The image backends of the transforms, which change pixels; `pillow` if none names one."""
-    backends = {
-        cast("Any", transform).backend
-        for transform in transforms.values()
-        if takes_bytes(transform)
-    }
-    return "+".join(sorted(backends)) or "pillow"
-
-
-def takes_rng(transform: Transform) -> bool:
-    """Whether a transform has a parameter named `rng`."""
-    try:
-        return "rng" in inspect.signature(transform).parameters
-    except ValueError:  # a builtin without a signature
-        return False
-
-
-def _transformed(sample: Sample, name: str, transform: Transform, rng: object | None) -> Any:
-    if name not in sample:
-        raise SampleError(
-            f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
-            "a stage dropped or renamed it"
+    >>> decode_remedy("label", "int", b"0.5")
+    'for such numbers set decode: {label: json}'
+    """
+    if decoder == "int" and _is_fraction(data):
+        return f"for such numbers set decode: {{{field}: json}}"
+    if decoder == "int" and any(map(str.isalpha, data.decode(errors="ignore"))):
+        return (
+            f"for texts set decode: {{{field}: text}}; for names of classes set decode: "
+            f"{{{field}: class}} and classes: {{{field}: [...]}}, or leave classes out where a "
+            "classes.json is beside the shards"
         )
+    return "repair the shard, or name another decoder in `decode`"
+
+
+def _is_fraction(data: bytes) -> bool:
     try:
-        return transform(sample[name]) if rng is None else transform(sample[name], rng=rng)
-    except Exception as error:
-        leave_out_own_frames(error)
-        raise TransformError(
-            f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
-            f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
-        ) from error
+        return isinstance(json.loads(data), float)
+    except ValueError:  # a UnicodeDecodeError, too
+        return False

@@ -3,7 +3,7 @@
 The libraries come with the extra `image`. The backend is a setting and never depends on what is
 installed, because it changes pixels: `pillow` decodes all formats and resizes with antialiasing;
 `turbo` decodes JPEG by simplejpeg and resizes by OpenCV, two to three times as fast, and leaves
-everything but plain JPEG to Pillow.
+everything but plain JPEG to Pillow. Of a baseline JPEG it decodes no row below a part.
 
 Pixels mean the same in both backends: 8 bits a channel (of 16-bit images the upper byte), palette,
 CMYK and gray images become RGB, an alpha channel is dropped.
@@ -18,10 +18,10 @@ from math import prod
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.samples.jpeg import JpegFrame, read_frame, with_height
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
@@ -41,6 +41,10 @@ _LIBRARIES = {
     "turbo": _PILLOW | {"simplejpeg": "simplejpeg", "cv2": "opencv-python-headless"},
 }
 _JPEG = b"\xff\xd8\xff"
+_ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
+"""What libjpeg complains of after the last row, if the header tells of fewer rows than follow."""
+_CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
+_LARGEST_FACTOR = 8
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
@@ -59,16 +63,17 @@ class OpenImage(Protocol):
     width: int
     height: int
 
-    def part(self, box: Box, size: int) -> Pixels:
-        """A part, resized to `size` x `size` pixels, without decoding more than needed.
+    def cut(self, box: Box, out: Pixels) -> None:
+        """Write a part, resized to the size of `out`, without decoding more than needed.
 
         JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as
         large as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes
         bilinearly, and by area averages when it reduces to less than half: on photographs its
         pixels differ from Pillow's by 1.3 of 255 on average.
 
-        Returns:
-            uint8, shape (3, size, size), or (1, size, size) in gray.
+        Args:
+            box: The part.
+            out: Shape (size, size, 3), or (size, size) in gray; dense.
 
         Raises:
             NotForTurboError: Only Pillow can decode it.
@@ -131,18 +136,23 @@ def decode_pil(data: bytes) -> Any:
     return image
 
 
-def decode_rgb(data: bytes, backend: Backend = "pillow") -> torch.Tensor:
+def decode_rgb(data: bytes, backend: Backend = "pillow") -> Pixels:
     """The image as uint8, shape (3, height, width)."""
-    return torch.as_tensor(_channels_first(_decode(data, "RGB", backend)))
+    return _channels_first(_decode(data, "RGB", backend))
 
 
-def decode_gray(data: bytes, backend: Backend = "pillow") -> torch.Tensor:
+def decode_gray(data: bytes, backend: Backend = "pillow") -> Pixels:
     """The image as uint8, shape (1, height, width)."""
-    return torch.as_tensor(_channels_first(_decode(data, "L", backend)))
+    return _channels_first(_decode(data, "L", backend))
 
 
 def open_image(
-    data: bytes, *, backend: Backend = "pillow", is_gray: bool = False, is_oriented: bool = False
+    data: bytes,
+    *,
+    backend: Backend = "pillow",
+    is_gray: bool = False,
+    is_oriented: bool = False,
+    is_fast: bool = False,
 ) -> OpenImage:
     """Read the header of an image.
 
@@ -151,6 +161,7 @@ def open_image(
         backend: See the top of this module.
         is_gray: Whether one channel is wanted.
         is_oriented: Whether the image is turned as its EXIF orientation says.
+        is_fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
@@ -159,12 +170,33 @@ def open_image(
     mode = "L" if is_gray else "RGB"
     if backend == "turbo" and not (is_oriented and _is_turned(data)):
         with suppress(NotForTurboError):
-            return _TurboImage(data, mode)
+            return _TurboImage(data, mode, is_fast)
     return _PillowImage(data, mode, is_oriented)
 
 
 class NotForTurboError(Exception):
     """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
+
+
+def is_dense(pixels: Pixels) -> bool:
+    """Whether OpenCV can write into the array: C-contiguous, without odd strides of length 1."""
+    return pixels.flags.c_contiguous and 1 not in pixels.shape
+
+
+def flip_left_right(pixels: Pixels, backend: Backend) -> None:
+    """Turn pixels left to right, in place; shape (height, width, ...), dense."""
+    if backend == "turbo":
+        _cv2().flip(pixels, 1, dst=pixels)
+    else:
+        pixels[...] = pixels[:, ::-1].copy()
+
+
+def put_channels_first(pixels: Pixels, out: Pixels, backend: Backend) -> None:
+    """Copy pixels of shape (height, width, 3) or (height, width) into (channels, height, width)."""
+    if backend == "turbo" and is_dense(out):
+        _cv2().split(pixels, list(out))  # ten times faster than a transposed copy
+    else:
+        out[...] = np.atleast_3d(pixels).transpose(2, 0, 1)
 
 
 def _open(data: bytes) -> Any:
@@ -184,7 +216,7 @@ def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
     """All pixels of the image, shape (height, width) or (height, width, 3)."""
     if backend == "turbo":
         with suppress(NotForTurboError):
-            return _turbo_pixels(data, mode, *_turbo_size(data), factor=1)
+            return _TurboImage(data, mode).whole()
     return np.asarray(_eight_bits(decode_pil(data)).convert(mode))
 
 
@@ -213,7 +245,10 @@ def _factor(box: Box, size: int) -> int:
 
     libjpeg can decode other fractions too, but no faster than the whole image.
     """
-    return max(f for f in (1, 2, 4, 8) if f == 1 or min(box.width, box.height) >= f * size)
+    factor, side = 1, min(box.width, box.height)
+    while factor < _LARGEST_FACTOR and side >= 2 * factor * size:
+        factor *= 2
+    return factor
 
 
 class _PillowImage:
@@ -225,9 +260,10 @@ class _PillowImage:
         self._mode = mode
         self.width, self.height = self._image.size
 
-    def part(self, box: Box, size: int) -> Pixels:
+    def cut(self, box: Box, out: Pixels) -> None:
         from PIL import Image
 
+        size = len(out)
         image, factor = self._image, _factor(box, size)
         image.draft(self._mode, (self.width // factor, self.height // factor))
         # includes the draft's rounding
@@ -239,53 +275,79 @@ class _PillowImage:
             (box.top + box.height) * down,
         )
         whole = _eight_bits(image).convert(self._mode)
-        resized = whole.resize((size, size), Image.Resampling.BILINEAR, box=edges)
-        return _channels_first(np.asarray(resized))
+        out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 
 class _TurboImage:
-    def __init__(self, data: bytes, mode: str) -> None:
-        self._data, self._mode = data, mode
-        self.width, self.height = _turbo_size(data)
+    def __init__(self, data: bytes, mode: str, is_fast: bool = False) -> None:
+        self._frame = _jpeg_frame(data)
+        self.height, self.width = self._frame.height, self._frame.width
+        _require_few_pixels(self.width, self.height)
+        self._data, self._mode, self._is_fast = data, mode, is_fast
 
-    def part(self, box: Box, size: int) -> Pixels:
-        cv2, factor = _cv2(), _factor(box, size)
-        pixels = _turbo_pixels(self._data, self._mode, self.width, self.height, factor)
+    def whole(self) -> Pixels:
+        """All pixels, shape (height, width) or (height, width, 3)."""
+        return self._rows(self.height, 1)
+
+    def cut(self, box: Box, out: Pixels) -> None:
+        cv2, size = _cv2(), len(out)
+        factor = _factor(box, size)
         left, top, right, bottom = (
             round(edge / factor)
             for edge in (box.left, box.top, box.left + box.width, box.top + box.height)
         )
-        part = pixels[top:bottom, left:right]
+        top, left = min(top, bottom - 1), min(left, right - 1)  # rounding may leave nothing
+        part = self._rows((bottom + _CONTEXT_ROW) * factor, factor)[top:bottom, left:right]
         method = cv2.INTER_AREA if min(part.shape[:2]) >= 2 * size else cv2.INTER_LINEAR
-        resized: Pixels = cv2.resize(part, (size, size), interpolation=method)
-        if resized.ndim == 2:  # noqa: PLR2004 gray
-            return resized[None]
-        planes = np.empty((3, size, size), np.uint8)
-        cv2.split(resized, list(planes))  # ten times faster than a transposed copy
-        return planes
+        cv2.resize(part, (size, size), dst=out, interpolation=method)
+
+    def _rows(self, rows: int, factor: int) -> Pixels:
+        """At least the first `rows` of the image, at 1 / factor of its size."""
+        height = self._frame.rows_to_decode(rows)
+        pixels = self._upper_rows(height, factor) if height < self.height else None
+        if pixels is None:
+            try:
+                pixels = self._decode(self._data, self.height, factor)
+            except ValueError as error:  # damage that Pillow can recover from
+                raise NotForTurboError from error
+        return pixels[..., 0] if self._mode == "L" else pixels
+
+    def _upper_rows(self, height: int, factor: int) -> Pixels | None:
+        """The rows down to this height, decoded alone; None if they are damaged."""
+        channels = 1 if self._mode == "L" else 3
+        pixels = np.empty((-(-height // factor), -(-self.width // factor), channels), np.uint8)
+        try:
+            self._decode(with_height(self._data, self._frame, height), height, factor, pixels)
+        except ValueError as error:  # the first complaint, which comes after the last row
+            return pixels if _ROWS_LEFT_OUT in str(error) else None
+        return pixels
+
+    def _decode(
+        self, data: bytes | bytearray, height: int, factor: int, out: Pixels | None = None
+    ) -> Pixels:
+        """The pixels of a JPEG at 1 / factor of its size, shape (height, width, channels)."""
+        return _simplejpeg().decode_jpeg(
+            data,
+            colorspace="GRAY" if self._mode == "L" else "RGB",
+            fastdct=self._is_fast,
+            fastupsample=self._is_fast,
+            min_height=-(-height // factor) if factor > 1 else 0,
+            min_width=-(-self.width // factor) if factor > 1 else 0,
+            buffer=out,
+        )
 
 
-def _turbo_size(data: bytes) -> tuple[int, int]:
+def _jpeg_frame(data: bytes) -> JpegFrame:
     if not data.startswith(_JPEG):
         raise NotForTurboError
+    frame = read_frame(data)
+    if frame is not None:
+        return frame
     try:
         height, width, *_ = _simplejpeg().decode_jpeg_header(data)
     except ValueError as error:
         raise NotForTurboError from error
-    _require_few_pixels(width, height)
-    return width, height
-
-
-def _turbo_pixels(data: bytes, mode: str, width: int, height: int, factor: int) -> Pixels:
-    """The pixels of a JPEG at 1 / factor of its size, shape (height, width) or (..., 3)."""
-    limits = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
-    try:
-        pixels: Pixels = _simplejpeg().decode_jpeg(
-            data, "GRAY" if mode == "L" else "RGB", **(limits if factor > 1 else {})
-        )
-    except ValueError as error:  # CMYK, or damage that Pillow can recover from
-        raise NotForTurboError from error
-    return pixels[..., 0] if mode == "L" else pixels
+    return JpegFrame(height, width)
 
 
 @cache

@@ -7,18 +7,21 @@ run twice on the first sample, and if the results differ, a warning names the fi
 
 import copy
 import logging
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from lightning_shards.samples.loaded_torch import is_tensor, load_torch, torch_if_loaded
 from lightning_shards.samples.seeds import SampleSeeds
+
+if TYPE_CHECKING:
+    import torch
 
 _DEEPEST: Final = 5
 """How deep objects in objects are searched, as in a `partial` of a method of an instance."""
@@ -38,7 +41,7 @@ def seeded_objects(transform: object) -> list[Any]:
     seen: list[object] = []  # keeps the objects alive, so that no id is used again
 
     def look(value: object, depth: int) -> None:
-        if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or any(value is s for s in seen):
+        if depth > _DEEPEST or _is_data(value) or any(value is s for s in seen):
             return
         seen.append(value)
         if callable(getattr(value, "set_random_seed", None)):
@@ -51,7 +54,11 @@ def seeded_objects(transform: object) -> list[Any]:
     return seeded
 
 
-_NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray, torch.Tensor)
+def _is_data(value: object) -> bool:
+    return isinstance(value, _NOTHING_IN) or is_tensor(value)
+
+
+_NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray)
 
 
 def _parts_of(value: object) -> Iterator[object]:
@@ -73,7 +80,10 @@ def _parts_of(value: object) -> Iterator[object]:
 @contextmanager
 def outside_workers() -> Generator[None]:
     """Make torch report no worker process: in one, albumentations would add torch's seed."""
-    state: Any = import_module("torch.utils.data._utils.worker")
+    state: Any = sys.modules.get("torch.utils.data._utils.worker")
+    if state is None:  # so nothing can ask it, and whoever loads it is called again
+        yield
+        return
     info, state._worker_info = state._worker_info, None  # noqa: SLF001 there is no other way
     try:
         yield
@@ -94,16 +104,20 @@ class RepeatedTransform:
     def __init__(self, name: str, transform: Callable[[Any], Any]) -> None:
         self._name, self._transform, self._is_compared = name, transform, False
         self.takes_bytes = getattr(transform, "takes_bytes", False)
+        self.takes_arrays = getattr(transform, "takes_arrays", False)
 
     def __call__(self, value: Any) -> Any:
         """The result of the transform."""
         if self._is_compared:
             return self._transform(value)
-        self._is_compared = True
+        had_torch = torch_if_loaded() is not None
         given = value
         with suppress(Exception):  # a value that cannot be copied will hardly be changed
             given = copy.deepcopy(value)
         made = self._made(given)
+        if not had_torch and torch_if_loaded():
+            return made  # without its seed; the sample is made again, and its values are compared
+        self._is_compared = True
         kept = made
         with suppress(Exception):  # a reused buffer would be compared with itself
             kept = copy.deepcopy(made)
@@ -136,7 +150,7 @@ def are_same(first: object, second: object) -> bool:
 def _comparable(value: object) -> object:
     """A form that is equal for equal values: types with bytes, in which NaN equals itself."""
     contents: object = value
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         contents = (value.dtype, tuple(value.shape), _bytes_of(value))
     elif isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
@@ -153,8 +167,8 @@ def _comparable(value: object) -> object:
     return type(cast("object", value)), contents
 
 
-def _bytes_of(tensor: torch.Tensor) -> object:
+def _bytes_of(tensor: "torch.Tensor") -> object:
     with suppress(TypeError, RuntimeError):
         plain = tensor.detach().cpu().contiguous().reshape(-1)
-        return plain.view(torch.uint8).numpy().tobytes()
+        return plain.view(load_torch().uint8).numpy().tobytes()
     return str(tensor)

@@ -1,7 +1,7 @@
 """The randomness of transforms: one random stream per sample, whichever worker makes it.
 
 This is the only module that touches the global generators of Python, numpy and torch, because
-users' transforms may draw from them.
+users' transforms may draw from them. That of torch is touched only where torch is loaded.
 """
 
 import random
@@ -9,9 +9,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from lightning_shards.plan.draws import Purpose
+from lightning_shards.samples.loaded_torch import torch_if_loaded
 
 
 class SampleSeeds:
@@ -44,22 +44,46 @@ class SampleSeeds:
         word = int(self.generator(position).integers(2**63))
         random.seed(word)
         np.random.seed(word & 0xFFFF_FFFF)  # noqa: NPY002 users' transforms draw from it
-        # torch.manual_seed would also visit all accelerators: 97 us instead of 1.
-        torch.default_generator.manual_seed(word)
+        torch = torch_if_loaded()
+        if torch is not None:
+            # torch.manual_seed would also visit all accelerators: 97 us instead of 1.
+            torch.default_generator.manual_seed(word)
 
 
 @contextmanager
 def preserved_globals() -> Generator[None]:
     """Restore the global generators afterwards, so that loading never disturbs the model."""
-    python, legacy, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch = torch_if_loaded()
+    tensors = torch.get_rng_state() if torch else None
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(tensors)
+        if torch is not None:
+            torch.set_rng_state(tensors)
 
 
 def python_generator(seeds: SampleSeeds, position: int) -> random.Random:
     """A `random.Random` for webdataset's shuffle, which needs one."""
     return random.Random(int(seeds.generator(position).integers(2**63)))  # noqa: S311 not a secret
+
+
+_WORKER_SEED = 883_951_781_600_517_636
+"""Seed of the first worker process; torch's DataLoader draws it from a generator of its own."""
+
+
+def worker_seed(worker: int) -> int:
+    """The seed of this worker process, which torch reports in `get_worker_info()`."""
+    return _WORKER_SEED + worker
+
+
+def begin_globals(worker: int) -> None:
+    """Seed Python's and numpy's global generators as a DataLoader would in this worker process.
+
+    Transforms find them seeded for each sample; the user's own stages of a stream find them so.
+    """
+    random.seed(worker_seed(worker))
+    entropy = [worker, _WORKER_SEED & 0xFFFF_FFFF, _WORKER_SEED >> 32, 0]
+    np.random.seed(np.random.SeedSequence(entropy).generate_state(4))  # noqa: NPY002

@@ -1,20 +1,26 @@
-"""The stage clock of a worker: seconds by stage, which travel with each batch."""
+"""The stage clock of a worker: seconds by stage, which travel with each batch, and their sums."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-STAGES = ("open", "read", "decode", "transform", "collate")
-"""Opening shards and finding members; reading (or fetching) bytes; checking and decoding them
-(fields without a transform are decoded right into a batch); transforms that do not decode;
-collating the other fields. The rest is bookkeeping, and the user's own stages of a stream."""
+from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+
+STAGES = ("open", "read", "decode", "transform", "collate", "fetch")
+"""Opening shards and finding members; reading bytes; checking and decoding them (fields without a
+transform are decoded right into a batch); transforms that do not decode; collating the other
+fields; waiting for bytes of remote shards. The rest is bookkeeping, and the user's own stages of a
+stream. Batches of local shards have no time of the last stage."""
+
+_CLOCKED = STAGES[:-1]
 
 _NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}
 
 _published = [memoryview(bytearray(1))]
 """A byte with the number of the stage that began last, for other processes; 0: none so far."""
 
-_NOTHING: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+_NOTHING: dict[str, float] = dict.fromkeys(_CLOCKED, 0.0)
 
 
 def publish_stages_in(byte: memoryview) -> None:
@@ -82,7 +88,39 @@ class StageClock:
             yield item
 
     def take(self) -> tuple[float, ...]:
-        """The seconds since the last call, in the order of `STAGES`."""
+        """The seconds since the last call, in the order of `STAGES`, without the last stage."""
         taken = tuple(self.seconds.values())
         self.seconds = _NOTHING.copy()
         return taken
+
+
+@dataclass
+class LoaderTimes:
+    """Times that the loader has measured since it was made; throughput is computed from them.
+
+    Attributes:
+        batches: Batches handed out.
+        samples: Samples of this rank in these batches.
+        wait_s: Seconds that `next()` took, without the first batch of each stream.
+        produce_s: Seconds that the workers spent on these batches, summed over workers.
+        start_s: Seconds until the first batch of each stream, while workers start and buffers fill.
+        stages: Seconds of `produce_s` by stage (`STAGES`); the rest is bookkeeping.
+        handed_at: Value of `time.perf_counter()` when the last batch was handed out.
+        fetched: What the workers fetched from afar for these batches.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    produce_s: float = 0.0
+    start_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    handed_at: float = 0.0
+    fetched: FetchTotals = NO_FETCHES
+
+    def measured_stages(self) -> dict[str, float]:
+        """A copy of `stages`, without `fetch` where no shard is remote."""
+        is_fetched = self.fetched != NO_FETCHES
+        return {
+            stage: spent for stage, spent in self.stages.items() if is_fetched or stage in _CLOCKED
+        }

@@ -6,8 +6,9 @@ from typing import TypeAlias
 
 from lightning_shards.errors import SampleError
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import SampleTransforms
 
 OnBad: TypeAlias = Callable[[Sample, SampleError], None]
 """Called with a sample that a stage cannot make: it raises, or the sample is left out."""

@@ -1,0 +1,107 @@
+"""Telling a storage what to fetch ahead, beside the batches.
+
+Only the first batch waits for the arithmetic, and not for long.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Final
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.readers.ahead.piece_plan import Announcement
+from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.system.cancellation import wait_for_event
+
+_FIRST_S: Final = 5.0
+"""A first batch waits so long for the first announcement, which takes a few requests: in a cache
+that is filled it then finds what it wants, and a shard that was replaced is known before its old
+bytes are read from the cache."""
+
+_log = logging.getLogger(__name__)
+
+
+class FetchAhead:
+    """Announces pieces when the batches come to the position from which on they are wanted.
+
+    The thread that does so is started by the first `reach`. If the pieces of a block cannot be
+    known, the thread ends with a warning: batches then fetch what they need, and raise the error if
+    it is one of theirs. A shard that was replaced is an error of the next batch.
+
+    Args:
+        announcements: Positions in the order of the batches, without end. It is asked by the thread
+            alone.
+        announce: What is told, such as `Storage.fetch_ahead`.
+        end: Lets go of what the announcements read by; called by `close` and once more when the
+            thread ends, which may be later.
+
+    Attributes:
+        waited_s: Seconds that the first batch waited for the first announcement.
+    """
+
+    def __init__(
+        self,
+        announcements: Iterator[Announcement],
+        announce: Callable[[Sequence[ShardReads]], None],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._announcements, self._announce, self._end = announcements, announce, end
+        self._changed = threading.Condition()
+        self._reached = (0, -1)
+        self._is_started = self._is_closed = False
+        self._error: IndexMismatchError | None = None
+        self._has_announced = threading.Event()
+        self.waited_s = 0.0
+
+    def reach(self, turn: int, position: int) -> None:
+        """The batches have come to a position.
+
+        Args:
+            turn: How many epochs lie between the cursor and this one.
+            position: The first one of the next batch, in its epoch.
+
+        Raises:
+            IndexMismatchError: A shard is another one than when its members were listed.
+        """
+        with self._changed:
+            self._reached = max(self._reached, (turn, position))
+            self._changed.notify_all()
+            is_first, self._is_started = not self._is_started, True
+        if is_first:
+            threading.Thread(target=self._run, name="fetch-ahead", daemon=True).start()
+            began = perf_counter()
+            wait_for_event(self._has_announced, _FIRST_S)
+            self.waited_s = perf_counter() - began
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+
+    def close(self) -> None:
+        """Announce nothing more. The thread ends with the table that it may be reading."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._end()
+
+    def _run(self) -> None:
+        try:
+            for turn, position, reads in self._announcements:
+                with self._changed:
+                    due = (turn, position)
+                    self._changed.wait_for(lambda due=due: self._is_closed or self._reached >= due)
+                    if self._is_closed:
+                        return
+                    self._announce(reads)  # with the lock: nothing is announced after `close`
+                self._has_announced.set()
+        except IndexMismatchError as error:
+            with self._changed:
+                self._error = error
+        except Exception as error:  # noqa: BLE001 the batches raise what is an error of theirs
+            with self._changed:
+                is_closed = self._is_closed
+            if not is_closed:
+                _log.warning("nothing more is fetched ahead of the batches: %s", error)
+        finally:
+            self._has_announced.set()
+            self._end()

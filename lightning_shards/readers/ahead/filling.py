@@ -1,0 +1,180 @@
+"""Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.source import Source
+from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES
+from lightning_shards.shards.remote.cache.piece_names import Piece, share_of
+from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces
+from lightning_shards.shards.remote.fetching.stamped_transport import (
+    StampedTransport,
+    version_of_stamp,
+)
+from lightning_shards.shards.remote.transport import RemoteTransport, Transport
+from lightning_shards.shards.storage.remote import version_number
+from lightning_shards.shards.storage.request_threads import RequestThreads
+from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+
+_BLOCKS: Final = 2
+"""Blocks that are fetched whole: batches begin with them. Of the later ones the cache keeps a
+fraction, and only that is worth fetching before the run."""
+
+_OTHERS_S: Final = 60.0
+"""How long a piece is waited for that another process fetches."""
+
+
+class Filled(NamedTuple):
+    """What the cache holds after it was filled.
+
+    Attributes:
+        pieces: Pieces of the first epoch that are there.
+        size_bytes: Their bytes.
+        fetched_bytes: Those of them that were fetched now.
+        is_full: Whether there was no room for the others.
+    """
+
+    pieces: int
+    size_bytes: int
+    fetched_bytes: int
+    is_full: bool
+
+
+class Filling:
+    """Fetches the pieces of a source's first epoch; what is there is not fetched again.
+
+    Args:
+        source: Its shards are remote and have member tables.
+        place: Of the first rank of the node.
+        connections: Requests at once.
+
+    Raises:
+        ConfigError: The source fetches nothing ahead that could be kept.
+    """
+
+    def __init__(self, source: Source, place: Place, connections: int) -> None:
+        self._source, self._place, self._connections = _indexed(source), place, connections
+        self._maker, self._cache = _cached_storage(self._source)
+        self.most_bytes = min(self._cache.need.reads_bytes, self._cache.need.limit_bytes)
+
+    def run(self, step: Callable[[int], object] = int) -> Filled:
+        """Fetch them.
+
+        Args:
+            step: Called with the bytes of each piece that is there.
+
+        Raises:
+            ShardError: A table or a piece cannot be had; what was fetched before stays.
+        """
+        with ExitStack() as stack:
+            cache = copy(self._cache)
+            stack.callback(cache.close)
+            settings = replace(self._maker.settings, connections=self._connections)
+            transport = StampedTransport(RemoteTransport(settings), version_number)
+            stack.callback(transport.close)
+            threads = RequestThreads(self._connections)
+            stack.callback(threads.close)
+            room = limit_of_pieces([cache.need])
+            number = size_bytes = 0
+            for piece, is_kept in _loaded(self._pieces(stack), cache, transport, threads, room):
+                if not is_kept:
+                    return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=True)
+                number, size_bytes = number + 1, size_bytes + piece.size
+                step(piece.size)
+            return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=False)
+
+    def _pieces(self, stack: ExitStack) -> Iterator[Piece]:
+        """The pieces in the order of first use: of the first blocks all, then those that stay."""
+        source, place = self._source, self._place
+        tables = ShardTables(source.index, source.cache, source.storages)
+        stack.callback(tables.close)
+        plan = PiecePlan(
+            *(source.order, source.epochs, Cursor(), place, place.ranks_of_node),
+            *(source.index.urls, tables.tables_of),
+        )
+        fraction = kept_fraction([self._cache.need])
+        for number, block in enumerate(plan.first_epoch()):
+            pieces = [
+                Piece(url, version_of_stamp(stat), start, stop)
+                for url, starts, stops, stat, _ in block.reads
+                if stat is not None
+                for start, stop in zip(starts, stops, strict=True)
+            ]
+            for piece in AnnouncedPieces(pieces).pieces:
+                if number < _BLOCKS or share_of(piece.folder, piece.name) < fraction:
+                    yield piece
+
+
+def _indexed(source: Source) -> IndexedSource:
+    if not isinstance(source, IndexedSource):
+        raise ConfigError(
+            "only what the indexed reader fetches is kept, and these shards are streamed; make "
+            "member tables by `lightning-shards index --format wids,members` and put them beside "
+            "the shards"
+        )
+    return source
+
+
+def _cached_storage(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
+    makers = [*(source.storages or {}).values()]
+    remote = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
+    if remote is None:
+        raise ConfigError("these shards are not remote, so there is nothing to fetch")
+    if remote.cache is None:
+        why = "the cache folder has no room for it (see the warning)"
+        if source.order.identity()["sampling"] == "sequential":
+            why = "sampling='sequential' reads shards in the order of the files"
+        raise ConfigError(f"nothing is kept of these shards: {why}; so there is nothing to fill")
+    return remote, remote.cache
+
+
+def _loaded(
+    pieces: Iterator[Piece],
+    cache: PieceCache,
+    transport: Transport,
+    threads: RequestThreads,
+    room: int,
+) -> Iterator[tuple[Piece, bool]]:
+    """Each piece, and whether it is in the cache; some are fetched while one is waited for.
+
+    `room` is what all of them may take: what goes beyond it would only drop one of them.
+    """
+    begun = deque[tuple[Piece, Future[bool]]]()
+    for piece in pieces:
+        room -= piece.size + TRAILER_BYTES
+        if room < 0:
+            over = Future[bool]()
+            over.set_result(False)
+            begun.append((piece, over))
+            break
+        begun.append((piece, threads.begin(partial(_is_kept, piece, cache, transport))))
+        if len(begun) >= threads.limit:
+            first, future = begun.popleft()
+            yield first, future.result()
+    for piece, future in begun:
+        yield piece, future.result()
+
+
+def _is_kept(piece: Piece, cache: PieceCache, transport: Transport) -> bool:
+    def fetch() -> bytearray:
+        return transport.read(piece.url, piece.begin, piece.end, piece.version).data
+
+    opened = cache.load(piece, fetch, wait_s=_OTHERS_S)
+    if opened is None:
+        return True  # another process fetches it
+    opened.close()
+    return opened.file is not None

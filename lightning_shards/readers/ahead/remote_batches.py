@@ -1,0 +1,145 @@
+"""What the batches of remote shards let their storages fetch ahead, by the shards' tables."""
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Event
+from typing import Final, TypeVar
+
+from lightning_shards.errors import StorageError
+from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
+from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import MOST_BYTES, ReadBuffer
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import MemberTable, ShardReader
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import scheme_of
+
+_MOST_BYTES: Final = 4 * 2**20
+"""Batches that are read together have so many bytes at most where pieces are fetched ahead. Of 64
+MiB a process would read most of its share of a block before the pieces are there."""
+
+_PAUSE_S: Final = 30.0
+"""Seconds for which nothing is asked of a store that did not answer, after all retries."""
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+
+def buffer_beside(ahead: FetchAhead | None) -> ReadBuffer:
+    """Memory for what is read together, as much as goes with what is fetched ahead.
+
+    The first batch is then read alone, since each of its samples is a request.
+    """
+    if ahead is None:
+        return ReadBuffer(most_bytes=MOST_BYTES)
+    return ReadBuffer(limit=1, most_bytes=_MOST_BYTES)
+
+
+@contextmanager
+def fetched_ahead(
+    shards: OpenShards, plan: PiecePlan, tables: "ShardTables"
+) -> Generator[FetchAhead | None]:
+    """Whom the batches tell where they are; None if nothing is to be fetched ahead.
+
+    Args:
+        shards: What the batches are read from.
+        plan: What they need.
+        tables: What the plan takes its tables from; closed at the end.
+    """
+    # what is read in the order of the file is read in long ranges as it is
+    if not shards.fetches_ahead or plan.order.identity()["sampling"] == "sequential":
+        yield None
+        return
+    ahead = FetchAhead(plan.announcements(), shards.fetch_ahead, tables.close)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+class ShardTables:
+    """The member tables of shards by their numbers, for one thread.
+
+    Args:
+        index: The shards and their counts, which are known.
+        cache: Where tables are kept.
+        storages: Make what reads the shards, for the tables alone.
+    """
+
+    def __init__(
+        self, index: ShardIndex, cache: CacheFolder, storages: Mapping[str, MakeStorage] | None
+    ) -> None:
+        self._index, self._storages = index, Storages(storages)
+        self._tables = TableStore(cache, storages=self._storages)
+        self._closed, self._total = Event(), FetchTotals()
+
+    def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
+        """The tables of these shards, fetched at once where they are not kept.
+
+        Raises:
+            ShardError: As of `TableStore.table_of`.
+        """
+        counts = self._index.counts
+        assert counts is not None  # the indexed reader has them
+        urls = [self._index.urls[shard] for shard in shards]
+        self._until_answered(lambda: self._tables.fetch(urls))
+        return [
+            self._tables.table_of(self._index.urls[shard], expected_samples=int(counts[shard]))
+            for shard in shards
+        ]
+
+    def require_same(self, shards: Sequence[int]) -> None:
+        """Ask the stores whether remote ones of these shards are what their tables say.
+
+        Raises:
+            IndexMismatchError: One is another version; its run is the last with the old tables.
+            ShardError: A store does not answer.
+        """
+        of_storages: dict[str, list[int]] = {}
+        for shard in shards:
+            of_storages.setdefault(scheme_of(self._index.urls[shard]), []).append(shard)
+        for numbers in of_storages.values():
+            urls = [self._index.urls[shard] for shard in numbers]
+            storage = self._storages.of(urls[0])
+            if not storage.is_remote:
+                continue  # it is compared when it is opened
+            tables = self.tables_of(numbers)
+            stats = self._until_answered(partial(storage.stats, urls))
+            for url, table, stat in zip(urls, tables, stats, strict=True):
+                refresh = partial(self._tables.refresh, url, self._index.urls)
+                ShardReader(url, table, storage, on_change=refresh).require_same(stat)
+
+    def fetch_totals(self) -> FetchTotals:
+        """What was fetched for the tables; nobody waits for it, but for a first batch."""
+        if not self._closed.is_set():
+            totals = self._storages.fetch_totals()
+            self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)
+        return self._total
+
+    def close(self) -> None:
+        """End the threads and connections of the storages."""
+        self.fetch_totals()  # closed storages would count from zero
+        self._closed.set()
+        self._storages.close()
+
+    def _until_answered(self, ask: Callable[[], _T]) -> _T:
+        """What is asked for, again after a pause for as long as stores do not answer.
+
+        Batches do not wait for it: each raises an error of its own if that is what it lacks.
+        """
+        while True:
+            try:
+                return ask()
+            except StorageError as error:
+                if self._closed.is_set():
+                    raise
+                _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)
+                if self._closed.wait(_PAUSE_S):
+                    raise

@@ -1,0 +1,114 @@
+"""The cache of a source of remote shards, sized by the member table of one of them."""
+
+import hashlib
+import logging
+from contextlib import closing, suppress
+from typing import Final
+
+from lightning_shards.errors import FileAccessError
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local
+
+_TABLE_BYTES: Final = 80
+"""Bytes a sample of a kept table, where none has been looked at: samples of two members have 73."""
+
+_log = logging.getLogger(__name__)
+
+
+def cache_of_source(
+    split: str,
+    size: RunSize | None,
+    order: SampleOrder,
+    folder: CacheFolder,
+    cache_gib: float | None = None,
+) -> PieceCache | None:
+    """The cache that all processes of a node read these remote shards through.
+
+    Runs of one split with equal shards, seed and block count as one run, which they are as a rule:
+    the ranks of a node.
+
+    Args:
+        split: The split, which has a need of its own.
+        size: What is read; None if nothing is fetched ahead.
+        order: The order of the samples.
+        folder: The cache folder of the user.
+        cache_gib: The limit in GiB that the user set; None: the default.
+
+    Returns:
+        None without a size and, with a warning, where the default limit is too low or the user has
+        no folder that can be written to.
+
+    Raises:
+        ConfigError: The limit that was given is too low.
+        FileAccessError: The folder belongs to another user, or others may write to it.
+    """
+    if size is None:
+        return None
+    run = hashlib.sha256(f"{split} {size} {order.seed} {cache_gib}".encode()).hexdigest()[:32]
+    try:
+        return cache_of_run(folder, run, size, cache_gib)
+    except OSError as error:
+        if isinstance(error, FileAccessError) and not str(folder.root).startswith("~"):
+            raise
+        what = "nothing is kept of remote shards: %s cannot be used: %s; name another cache_dir"
+        _log.warning(what, folder.root, error)
+        return None
+
+
+def size_of_run(
+    index: ShardIndex,
+    order: SampleOrder,
+    folder: CacheFolder,
+    settings: TransportSettings,
+    *,
+    prepared: int,
+) -> RunSize | None:
+    """What is read, by the sizes in the index, or as if all samples were as large as those of one.
+
+    Args:
+        index: The shards and their counts; some are remote.
+        order: The order of their samples.
+        folder: Where tables are kept.
+        settings: How remote shards are reached.
+        prepared: Samples of a batch times the workers of a node; it matters only where samples have
+            1 MiB or more.
+
+    Returns:
+        None where nothing is fetched ahead: in the order of the files, or without samples.
+
+    Raises:
+        ShardError: The table of the shard cannot be had, and the index has no sizes.
+    """
+    if order.sampling == "sequential" or index.counts is None or not index.samples:
+        return None
+    shards = (number for number, url in enumerate(index.urls) if not is_local(url))
+    first = next((number for number in shards if index.counts[number]), None)
+    if first is None:
+        return None
+    url, count = index.urls[first], int(index.counts[first])
+    if index.size_bytes is not None and not folder.sidecar_of(url).exists():
+        size, tables = index.size_bytes, _TABLE_BYTES * index.samples
+    else:
+        of_shard, of_table = _bytes_of(url, count, folder, settings)
+        size, tables = of_shard * index.samples // count, of_table * index.num_shards
+    block = order.block if order.block > 1 else WINDOW
+    return RunSize(index.fingerprint(), size, index.samples, tables, block, prepared)
+
+
+def _bytes_of(
+    url: str, count: int, folder: CacheFolder, settings: TransportSettings
+) -> tuple[int, int]:
+    """Of a shard, and of its table as it is kept."""
+    with closing(Storages(remote_storages(settings))) as storages:
+        table = TableStore(folder, storages=storages).table_of(url, expected_samples=count)
+    with suppress(OSError):
+        return table.file_size, folder.sidecar_of(url).stat().st_size
+    return table.file_size, 0  # it is in memory

@@ -1,0 +1,151 @@
+"""The samples of one shard after the other, read forward: as of a stream, and as of a local file.
+
+Files and remote shards are read by our own walk over the tar. What only webdataset's openers can
+open is expanded by webdataset, too.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from lightning_shards.errors import DamagedShardError
+from lightning_shards.readers.bad_samples import BadSampleLedger
+from lightning_shards.readers.shard_sampler import ShardSlice, Watch
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.storage.protocol import Storage
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.streaming import program_problem
+from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.tar_stream import stream_samples
+from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
+from lightning_shards.shards.urls import is_local, redact
+
+
+@dataclass(frozen=True)
+class ReadSlices:
+    """The stage that reads slices of shards; a sample that comes out knows its `__id__`.
+
+    A damaged shard costs samples, which the ledger replaces if it may. An error of the store does
+    not: it is raised, since others could read what this process could not.
+    """
+
+    index: ShardIndex
+    watch: Watch
+    ledger: BadSampleLedger
+    is_planned: bool
+    clock: StageClock
+    storages: Storages
+
+    def __call__(self, slices: Iterator[ShardSlice]) -> Iterator[Sample]:
+        """The samples of these slices, one after the other."""
+        for part in slices:
+            expected = None if self.index.counts is None else int(self.index.counts[part.shard])
+            if expected == 0:
+                continue  # not worth opening, and no sign of a stream that gives nothing
+            self.watch.opened()
+            yield from self._read(part, expected)
+
+    def _read(self, part: ShardSlice, expected: int | None) -> Iterator[Sample]:
+        url, (shard, number, take) = self.index.urls[part.shard], part
+        stop = expected if take is None else number + take
+        if stop == expected:
+            take = None  # read to the end, to see that nothing follows
+        try:
+            with closing(read_shard(url, expected, number, self.storages)) as samples:
+                for sample in islice(self.clock.each(samples, "read"), take):
+                    sample["__id__"] = (shard, number)
+                    yield sample
+                    number += 1
+        except DamagedShardError as error:
+            if stop is not None and number >= stop:
+                raise  # nothing is lost: there is more than there was
+            if self.is_planned:
+                assert stop is not None  # exact sampling has counts
+                self.ledger.lose_planned(shard, range(number, stop), error)
+            else:
+                self.ledger.lose_rest(shard, number, error)
+
+
+def read_shard(
+    url: str, expected: int | None, skip: int = 0, storages: Storages | None = None
+) -> Generator[Sample]:
+    """The samples of one shard in file order, each a dict of suffix to bytes.
+
+    Args:
+        url: The shard.
+        expected: How many samples the index says it holds, None when unknown.
+        skip: Samples to pass over; of local shards they are not read.
+        storages: What reads it; None: the package's own, closed at the end.
+
+    Raises:
+        ShardNotFoundError: There is no such shard.
+        FileAccessError: Its store refuses to give it.
+        IndexMismatchError: It was replaced while it was read.
+        StorageError: Its bytes could not be had, after all retries.
+        DamagedShardError: It cannot be read to its end, or holds another number of samples.
+    """
+    number, read_by = skip, storages or Storages()
+    try:
+        for sample in _samples(url, skip, read_by.of(url)):
+            _require_count(number != expected, url, f"more than {number}", expected)
+            yield sample
+            number += 1
+        _require_count(expected in (None, number), url, str(number), expected)
+    finally:
+        if storages is None:
+            read_by.close()
+
+
+def _samples(url: str, skip: int, storage: Storage) -> Iterator[Sample]:
+    if is_local(url):
+        yield from read_samples(url, skip)  # which holds the open file by itself
+    elif not storage.has_ranges:
+        yield from islice(_expanded(url, storage), skip, None)
+    else:
+        with storage.open_stream(url) as stream:
+            yield from stream_samples(stream, url, skip)
+
+
+def _expanded(url: str, storage: Storage) -> Iterator[Sample]:
+    """The samples of a shard that webdataset opens and expands.
+
+    Raises:
+        DamagedShardError: It cannot be read to its end.
+    """
+    number, problem = 0, ""
+    try:
+        with storage.open_stream(url) as stream:
+            files = tar_file_expander(iter([{"url": url, "stream": stream}]))
+            for sample in group_by_keys(_require_unreserved(files)):
+                yield sample
+                number += 1
+    except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or a program raise
+        problem = f"{type(error).__name__}: {program_problem(error)}"
+    if problem:  # outside: that error holds the whole URL, and would be the context of this one
+        raise DamagedShardError(
+            f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
+            "be fetched, then fetch or write it again"
+        )
+
+
+def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
+    """The files, if none has a name that samples use for themselves."""
+    for file in files:
+        parts = split_name(file.get("fname", ""))
+        if parts is not None and parts[1] in RESERVED_SUFFIXES:
+            raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
+        yield file
+
+
+def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:
+    if not is_right:
+        raise DamagedShardError(
+            f"{redact(url)} gave {found} samples where its index says {expected}: it is damaged "
+            "or was changed after it was counted; write it again, or bring the index up to date"
+        )

@@ -1,0 +1,86 @@
+"""torch, as far as this process has imported it, and the way from arrays to tensors.
+
+What runs in a worker of the indexed reader makes arrays and does not import torch. A transform, a
+decoder or what the user's own modules import may load it at any time. Code that only has to know
+whether something is a tensor asks `torch_if_loaded`; code that must make one calls `load_torch`.
+
+A process that has something to do once torch is there gives it to `on_load`. `SampleTransforms`
+looks before and after each sample. A sample whose transforms loaded torch is made again, so they
+find what the callbacks did.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+_callbacks: list[Callable[[], None]] = []
+
+
+def on_load(callback: Callable[[], None]) -> None:
+    """Call this once as soon as torch is loaded in this process; at once if it is loaded."""
+    _callbacks.append(callback)
+    torch_if_loaded()
+
+
+def torch_if_loaded() -> ModuleType | None:
+    """The module torch if this process has imported it; callbacks that still wait are called."""
+    return load_torch() if sys.modules.get("torch") is not None else None
+
+
+def load_torch() -> ModuleType:
+    """The module torch, imported if need be; callbacks that still wait are called."""
+    torch = import_module("torch")  # waits where another thread is importing it
+    while _callbacks:
+        _callbacks.pop(0)()
+    return torch
+
+
+def tensor_class() -> "type[torch.Tensor] | None":
+    """`torch.Tensor`; None while there can be no tensor."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
+    """Whether a value is a tensor; torch is not loaded for it."""
+    kind = tensor_class()
+    return kind is not None and isinstance(value, kind)
+
+
+def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
+    """The tensor that shares the memory of an array, with its strides."""
+    return load_torch().from_numpy(array)
+
+
+def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tuple[Any, ...]:
+    """A batch as the user gets it: the arrays in it are tensors, which share their memory.
+
+    Arrays deeper in it, in the lists of a field, stay arrays.
+    """
+    return map_columns(batch, _with_tensor)
+
+
+def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch with each of its entries changed; a dict of the user's own class becomes a dict."""
+    columns: Any = batch
+    if isinstance(batch, dict):
+        return {name: change(column) for name, column in columns.items()}
+    if not isinstance(batch, tuple):
+        return batch  # a source of the user's own may give anything
+    entries = map(change, columns)
+    return type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)
+
+
+def _with_tensor(column: Any) -> Any:
+    if type(column) is np.ndarray:
+        with suppress(TypeError, ValueError):  # a source of the user's may give texts in arrays
+            return as_tensor(column)
+    return column

@@ -1,0 +1,241 @@
+"""The transforms of fields: what each is given, and the randomness of its sample.
+
+A transform is a plain callable from a field's value to another. Attributes say what it wants: see
+`takes_bytes`, `takes_arrays` and `takes_rng`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import SampleError, TransformError, leave_out_own_frames
+from lightning_shards.samples.collate import PixelLayout, Sample
+from lightning_shards.samples.crops import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
+from lightning_shards.samples.loaded_torch import torch_if_loaded
+from lightning_shards.samples.own_generators import (
+    RepeatedTransform,
+    outside_workers,
+    seeded_objects,
+)
+from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.urls import redact
+
+Transform: TypeAlias = Callable[..., Any]
+"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
+
+Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
+
+
+def crops_of(transforms: Mapping[str, Transform]) -> dict[str, Crop]:
+    """The transforms that are crops of this package: they can write pixels into given memory.
+
+    A class of the user's that extends one is none of them, because it may change what comes out.
+    """
+    return {
+        name: cast("Crop", transform)
+        for name, transform in transforms.items()
+        if type(transform) in (DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize)
+    }
+
+
+def layouts_of(transforms: Mapping[str, Transform]) -> dict[str, PixelLayout]:
+    """The layouts of the pixels that crops of this package make, by field."""
+    crops = crops_of(transforms).items()
+    return {name: PixelLayout(crop.shape, crop.channels_last) for name, crop in crops}
+
+
+class TorchLoadedError(Exception):
+    """A transform loaded torch, whose generator was not seeded: make the sample again.
+
+    It must be made from the same bytes, because a transform may have changed what it was given.
+    """
+
+
+class _Step(NamedTuple):
+    """One transform: its field, what is called, its keyword `rng`, and the stage of its time."""
+
+    field: str
+    function: Transform
+    takes_rng: bool
+    stage: str
+
+
+Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
+"""The rows of a batch that crops write one sample to, by field."""
+
+_NO_ROWS: Rows = {}
+
+
+class SampleTransforms:
+    """The transforms of all fields, applied with randomness keyed by the sample's position.
+
+    Attributes:
+        names: The fields that have one.
+        layouts: Of the pixels that crops of this package make, by field; they give arrays.
+    """
+
+    def __init__(
+        self,
+        transforms: Mapping[str, Transform],
+        seeds: SampleSeeds,
+        clock: StageClock | None = None,
+    ) -> None:
+        self.names, self.layouts = frozenset(transforms), layouts_of(transforms)
+        crops = crops_of(transforms)
+        self._steps = [
+            _Step(
+                name,
+                crops[name].pixels if name in crops else transform,
+                takes_rng(transform),
+                "decode" if takes_bytes(transform) else "transform",
+            )
+            for name, transform in transforms.items()
+        ]
+        self._seeds, self._clock = seeds, clock or StageClock()
+        self._has_torch = torch_if_loaded() is not None
+        self.draws_from_globals = bool(draw_from_globals(transforms))
+        steps = transforms.values()
+        self._own = [generator for step in steps for generator in own_generators(step)]
+
+    def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
+        """Transform the fields of one sample in place.
+
+        Args:
+            sample: The decoded fields.
+            position: Keys the randomness.
+            rows: The memory that crops write to, if it is given.
+
+        Raises:
+            SampleError: A transform failed, or its field is missing.
+            TorchLoadedError: One loaded torch.
+        """
+        if not self._steps:
+            return sample
+        if self._has_torch:
+            return self._applied(sample, position, rows)
+        self._has_torch = torch_if_loaded() is not None  # the decoders may have loaded it
+        try:
+            self._applied(sample, position, rows)
+        except SampleError:
+            self._require_no_new_torch()
+            raise
+        self._require_no_new_torch()
+        return sample
+
+    def _require_no_new_torch(self) -> None:
+        if not self._has_torch and torch_if_loaded() is not None:
+            self._has_torch = True
+            raise TorchLoadedError
+
+    def _applied(self, sample: Sample, position: int, rows: Rows) -> Sample:
+        if self._own:
+            with outside_workers():
+                self._seed_own_generators(position)
+                return self._apply(sample, position, rows)
+        return self._apply(sample, position, rows)
+
+    def _seed_own_generators(self, position: int) -> None:
+        seeds = self._seeds.words(position, len(self._own))
+        for generator, seed in zip(self._own, seeds, strict=True):
+            generator.set_random_seed(seed)
+
+    def _apply(self, sample: Sample, position: int, rows: Rows) -> Sample:
+        begin = self._clock.begin("transform")
+        if self.draws_from_globals:
+            self._seeds.seed_globals(position)
+        rng = self._seeds.generator(position)
+        for step in self._steps:
+            settings: dict[str, Any] = {"rng": rng} if step.takes_rng else {}
+            if step.field in rows:
+                settings["out"] = rows[step.field]
+            made = sample[step.field] = _transformed(sample, step, settings)
+            assert made is settings.get("out", made)  # no row may keep what was in its memory
+            begin = self._clock.lap(step.stage, begin, "transform")
+        return sample
+
+    def keeping_globals(self) -> AbstractContextManager[None]:
+        """A context for one batch, which restores the global generators if these may use them."""
+        return preserved_globals() if self.draws_from_globals else nullcontext()
+
+
+def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
+    """Names of the transforms that may draw from generators that all threads share.
+
+    These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
+    and transforms with generators of their own.
+    """
+    return [
+        name
+        for name, transform in transforms.items()
+        if _may_draw_from_globals(transform) or own_generators(transform)
+    ]
+
+
+def own_generators(transform: Transform) -> list[Any]:
+    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
+    return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
+
+
+def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
+    """The transforms; those that may draw from global generators are run twice on a first value."""
+    return {
+        name: RepeatedTransform(name, transform) if _may_draw_from_globals(transform) else transform
+        for name, transform in transforms.items()
+    }
+
+
+def _may_draw_from_globals(transform: Transform) -> bool:
+    return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
+
+
+def takes_bytes(transform: Transform | None) -> bool:
+    """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
+    return getattr(transform, "takes_bytes", False) is True
+
+
+def takes_arrays(transform: Transform) -> bool:
+    """Whether a transform is given decoded pixels as a numpy array, not as a tensor."""
+    return getattr(transform, "takes_arrays", False) is True
+
+
+def image_backend(transforms: Mapping[str, Transform]) -> str:
+    """The image backends of the transforms, which change pixels; `pillow` if none names one.
+
+    >>> image_backend({"image": DecodeResize(size=8, backend="turbo", fast=True)})
+    'turbo (fast)'
+    """
+    decoding = [cast("Any", each) for each in transforms.values() if takes_bytes(each)]
+    backends = {
+        each.backend + (" (fast)" if getattr(each, "fast", False) else "") for each in decoding
+    }
+    return "+".join(sorted(backends)) or "pillow"
+
+
+def takes_rng(transform: Transform) -> bool:
+    """Whether a transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # a builtin without a signature
+        return False
+
+
+def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> Any:
+    name = step.field
+    if name not in sample:
+        raise SampleError(
+            f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
+            "a stage dropped or renamed it"
+        )
+    try:
+        return step.function(sample[name], **settings)
+    except Exception as error:
+        leave_out_own_frames(error)
+        raise TransformError(
+            f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
+            f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
+        ) from error
