@@ -4,9 +4,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn, TypeAlias
-
-from torch._utils import ExceptionWrapper
+from typing import NamedTuple, NoReturn
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
@@ -24,32 +22,29 @@ class WorkerTraceback(Exception):  # noqa: N818 like multiprocessing's RemoteTra
         return f"\n{self.args[0].rstrip()}"
 
 
-class _Ours(NamedTuple):
-    """An error of this package, with its cause and with its whole stack in the worker as text."""
+class Failure(NamedTuple):
+    """An error in a worker process, with its cause and with its whole stack there as text."""
 
-    error: ShardError
+    error: Exception
     cause: str
     stack: str
 
 
-Failure: TypeAlias = _Ours | ExceptionWrapper
+def failure_of(error: Exception) -> Failure:
+    """An error that was caught in this worker, in a form that can be pickled.
 
-
-def failure_of(error: Exception, worker: int) -> Failure:
-    """An error that was caught in this worker, in a form that can be pickled."""
+    An error of ours names what is wrong, and its cause shows the user's part of the stack. Of any
+    other error the whole stack is shown.
+    """
     stack = "".join(traceback.format_exception(error))
-    cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-    failure: Failure = (
-        _Ours(error, cause, stack)
-        if isinstance(error, ShardError)
-        else ExceptionWrapper(
-            (type(error), error, error.__traceback__), f"in worker process {worker}"
-        )
-    )
+    cause = stack
+    if isinstance(error, ShardError):
+        cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+    failure = Failure(error, cause, stack)
     try:
         pickle.loads(pickle.dumps(failure))  # noqa: S301 what this process made itself
     except Exception:  # noqa: BLE001 a class of the user's may raise anything here
-        return _Ours(_nearest(error), cause or stack, stack)
+        return Failure(_nearest(error), cause or stack, stack)
     return failure
 
 
@@ -63,15 +58,12 @@ def _nearest(error: Exception) -> ShardError:
 
 def raise_failure(failure: Failure) -> NoReturn:
     """Raise in the trainer the error that a worker failed with."""
-    if isinstance(failure, _Ours):
-        _log.debug("an error in a worker process: %s", failure.stack)
-        raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
-    failure.reraise()
-    raise AssertionError  # reraise() does not return
+    _log.debug("an error in a worker process: %s", failure.stack)
+    raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
 
 
 def last_message(
-    maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure, worker: int
+    maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure
 ) -> PickledMessage:
     """The message with the batches made before a failure, and with the failure itself.
 
@@ -82,7 +74,7 @@ def last_message(
         try:
             require_picklable(loaded.batch)
         except SampleError as error:
-            failure = failure_of(error, worker)
+            failure = failure_of(error)
             break
         sent.append(loaded)
     try:
@@ -92,4 +84,4 @@ def last_message(
             f"batches cannot be sent to the trainer ({type(error).__name__}: {error}); lower "
             "prefetch_factor or num_workers, raise `ulimit -n`, or take pool='threads'"
         )
-        return maker.message([], failure_of(lost, worker)).pickled()
+        return maker.message([], failure_of(lost)).pickled()

@@ -4,23 +4,36 @@ A message costs the same whatever it holds, and so does a tensor in shared memor
 travel inside the message as arrays, and large ones in the shared memory that they were made in. How
 many batches each message holds is fixed before the start: the trainer takes one message from each
 worker after the other, so the messages of all workers must hold equal numbers of batches.
+
+Arrays that are whole columns travel as tensors do; those in lists are pickled. torch is not
+imported for arrays, and tensors are there only where torch is loaded.
 """
 
-import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from math import prod
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.arena import Arena, aligned
+from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
-from lightning_shards.workers.shared_buffers import Lease, SharedBuffer, SharedBuffers
+from lightning_shards.samples.loaded_torch import map_columns
+from lightning_shards.workers.shared_buffers import (
+    Lease,
+    ReceivedBuffers,
+    SharedBuffer,
+    SharedBuffers,
+)
+from lightning_shards.workers.tensor_layout import (
+    Placeholder,
+    TensorLayout,
+    is_plain_array,
+    mapped,
+    pinned,
+    tensor_types,
+)
 
 _INLINE_BYTES = 2**20
 """Most bytes of a message without its shared memory."""
@@ -80,10 +93,10 @@ def tensor_bytes(sample: Batch, batch_size: int) -> int:
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
-    if isinstance(column, torch.Tensor):
+    if is_plain_array(column) or isinstance(column, tensor_types()):
         return column.nbytes, None
-    layout = _TensorLayout()  # a list of tensors holds one for each sample
-    rest = _mapped(column, layout.add)
+    layout = TensorLayout()  # a list of tensors holds one for each sample
+    rest = mapped(column, tensor_types(), layout.add)
     return layout.size, rest
 
 
@@ -149,61 +162,6 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
         size = min(2 * size, most)
 
 
-class _Placeholder(NamedTuple):
-    """Stands for a tensor in a pickled message, and gives its number."""
-
-    number: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-class _TensorLayout:
-    """The tensors of a message, as uint8 arrays, because numpy lacks some of torch's types.
-
-    Attributes:
-        size: Bytes of all of them, each aligned.
-    """
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._values: list[NDArray[np.uint8]] = []
-
-    def add(self, tensor: Any) -> Any:
-        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not is_plain or tensor.is_conj() or tensor.is_quantized:
-            return tensor
-        values = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self._values.append(values)
-        self.size += aligned(len(values))
-        return _Placeholder(len(self._values) - 1, tensor.dtype, tuple(tensor.shape))
-
-    def complete(self, arena: Arena) -> list[int] | None:
-        """Copy to an arena the tensors that were not made in it.
-
-        Returns:
-            The offset of each tensor in the arena; None if they do not fit.
-        """
-        starts: list[int] = []
-        for values in self._values:
-            start = arena.start_of(values)
-            if start is None:
-                start, copy = arena.claimed, arena.new(len(values))
-                if copy is None:
-                    return None
-                copy[:] = values
-            starts.append(start)
-        return starts
-
-    def copied(self, memory: NDArray[np.uint8]) -> list[int]:
-        """Copy all tensors to this memory, and return the offset of each."""
-        arena = Arena()
-        arena.use(memory)
-        starts = self.complete(arena)
-        assert starts is not None  # the memory is large enough
-        return starts
-
-
 class Message:
     """Some batches of one worker, in step order, as they are sent to the trainer.
 
@@ -237,36 +195,39 @@ class Message:
         memory = self._memory(lease)
         limit = None if copy or lease is None else _KEPT_BYTES
         for each in self._loaded:
-            yield _with_columns(each, lambda x: self._unpacked(memory, x, limit))
+            yield _with_placeholders(each, lambda x: self._unpacked(memory, x, limit))
 
     def pickled(self) -> "PickledMessage":
         """The message as bytes."""
-        stream = io.BytesIO()
-        ForkingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(self)
-        return PickledMessage(stream.getvalue())
+        buffer, fd = self.buffer, None
+        if isinstance(buffer, SharedBuffer) and not buffer.is_known:
+            fd = buffer.fd
+        kept = _Reference(buffer.number) if isinstance(buffer, SharedBuffer) else buffer
+        parts = (self._loaded, kept, self._starts, self.failure)
+        content = pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+        if isinstance(buffer, SharedBuffer):
+            buffer.is_known = buffer.number is not None
+        return PickledMessage(content, fd, buffer)
 
     def pin_memory(self) -> "Message":
-        """This message, with its tensors copied to page-locked memory."""
+        """This message, with its tensors and arrays copied to tensors in page-locked memory."""
         memory = self._memory(self.lease())
         self._loaded = [
-            _with_columns(each, lambda x: self._unpacked(memory, x, 0).pin_memory())
+            _with_placeholders(each, lambda x: pinned(self._unpacked(memory, x, 0)))
             for each in self._loaded
         ]
         self.buffer = bytearray()
         return self
 
-    def _unpacked(self, memory: NDArray[np.uint8], column: Any, kept_bytes: int | None) -> Any:
-        """The tensor of a placeholder: a copy, unless it has at least `kept_bytes` bytes."""
-        if not isinstance(column, _Placeholder):
-            return column
-        size = prod(column.shape) * column.dtype.itemsize
-        if not size:
-            return torch.empty(column.shape, dtype=column.dtype)
-        start = self._starts[column.number]
-        values = memory[start : start + size]
-        if kept_bytes is None or size < kept_bytes:
+    def _unpacked(
+        self, memory: NDArray[np.uint8], placeholder: Placeholder, kept_bytes: int | None
+    ) -> Any:
+        """The value of a placeholder: a copy, unless it has at least `kept_bytes` bytes."""
+        start = self._starts[placeholder.number]
+        values = memory[start : start + placeholder.nbytes]
+        if kept_bytes is None or len(values) < kept_bytes:
             values = values.copy()
-        return torch.as_tensor(values).view(column.dtype).reshape(column.shape)
+        return placeholder.value(values)
 
     def _memory(self, lease: Lease | None) -> NDArray[np.uint8]:
         if lease is not None:
@@ -274,23 +235,30 @@ class Message:
         return np.frombuffer(cast("bytearray", self.buffer), np.uint8)
 
 
-class PickledMessage:
-    """A message as bytes, made in the worker's own thread.
+class _Reference(NamedTuple):
+    """Stands for the buffer of a pickled message, and gives its number; see `SharedBuffer`."""
 
-    Otherwise the thread of the queue would pickle it. That thread drops what cannot be pickled, and
-    the trainer would wait for ever.
+    number: int | None
+
+
+class PickledMessage(NamedTuple):
+    """A message as bytes.
+
+    Attributes:
+        content: The bytes.
+        fd: File of its buffer of shared memory, if the trainer does not know it yet.
+        buffer: The buffer, whose file is open as long as it is kept.
     """
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    content: bytes | memoryview
+    fd: int | None = None
+    buffer: SharedBuffer | bytearray | None = None
 
-    def unpickled(self) -> Message:
-        """The message; call this once."""
-        return pickle.loads(self._content)  # noqa: S301 from a worker of our own
-
-    def pin_memory(self) -> Message:
-        """The message, pinned; called by torch's own thread."""
-        return self.unpickled().pin_memory()
+    def unpickled(self, buffers: ReceivedBuffers) -> Message:
+        """The message, whose buffer is one of these of its worker; call this once."""
+        loaded, kept, starts, failure = pickle.loads(self.content)  # noqa: S301 a worker of our own
+        buffer = buffers.buffer(kept.number, self.fd) if isinstance(kept, _Reference) else kept
+        return Message(loaded, buffer, starts, failure)
 
 
 class MessageMaker:
@@ -318,15 +286,15 @@ class MessageMaker:
 
     def message(self, loaded: list[LoadedBatch], failure: Any = None) -> Message:
         """The message of these batches."""
-        layout = _TensorLayout()
-        stripped = [_with_columns(each, layout.add) for each in loaded]
+        layout = TensorLayout()
+        stripped = [_stripped(each, layout) for each in loaded]
         message = Message(stripped, *self._filled(layout), failure)
         self._batch_bytes = max(self._batch_bytes, -(-layout.size // max(len(loaded), 1)))
         self._buffer = None
         self.arena.use_none()
         return message
 
-    def _filled(self, layout: _TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
+    def _filled(self, layout: TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
         """The buffer that holds the tensors of a message, and the offset of each tensor in it."""
         if self._buffer and layout.size >= SHARED_BYTES:
             starts = layout.complete(self.arena)
@@ -343,31 +311,21 @@ class MessageMaker:
         return buffer, starts
 
 
+def _stripped(loaded: LoadedBatch, layout: TensorLayout) -> LoadedBatch:
+    """A batch with placeholders for its tensors and for the columns that are arrays."""
+    kinds = tensor_types()
+
+    def strip(column: Any) -> Any:
+        if is_plain_array(column):
+            return layout.add_array(column)
+        return mapped(column, kinds, layout.add) if kinds else column
+
+    return _with_columns(loaded, strip)
+
+
+def _with_placeholders(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
+    return _with_columns(loaded, lambda column: mapped(column, (Placeholder,), change))
+
+
 def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
-    batch = cast("Batch", _mapped(loaded.batch, change))
-    return loaded._replace(batch=batch)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with each tensor in it changed, also in lists, tuples and dicts of tensors.
-
-    (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
-    """
-    if isinstance(value, _TENSORS):
-        return change(value)
-    if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {name: _mapped(each, change) for name, each in items}
-    if not isinstance(value, list | tuple):
-        return value
-    values = cast("list[Any] | tuple[Any, ...]", value)
-    if not any(issubclass(kind, _MAY_HOLD_TENSORS) for kind in set(map(type, values))):
-        return values  # a list of keys or texts
-    changed = [_mapped(each, change) for each in values]
-    if isinstance(values, list):
-        return changed
-    return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
-
-
-_TENSORS = (torch.Tensor, _Placeholder)
-_MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
+    return loaded._replace(batch=map_columns(loaded.batch, change))

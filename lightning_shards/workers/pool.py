@@ -7,6 +7,7 @@ any cursor, because a source holds no progress.
 from dataclasses import dataclass
 from typing import Protocol
 
+from lightning_shards.errors import count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
@@ -22,11 +23,19 @@ class PoolDescription:
         num_workers: Workers that make batches at the same time; 0: the trainer's own thread makes
             them.
         prefetch_factor: Messages that each worker keeps ready.
+        can_grow: Whether a larger setting `num_workers` gives more workers.
     """
 
     kind: str
     num_workers: int = 0
     prefetch_factor: int = 0
+    can_grow: bool = True
+
+    @property
+    def workers(self) -> str:
+        """Who makes the batches, in words."""
+        noun = {"processes": "process", "threads": "thread"}.get(self.kind, "worker")
+        return count_of(self.num_workers, noun) if self.num_workers else "the caller's own thread"
 
     @property
     def slots(self) -> int:

@@ -1,67 +1,67 @@
-"""The pool of worker processes: torch's DataLoader asks them one after the other, in step order."""
+"""The pool of worker processes: the trainer asks them one after the other, in step order."""
 
-import copy
-import fcntl
-import multiprocessing
-import multiprocessing.util
+import logging
 import os
-import pickle
 import shutil
-import sys
+import socket
+import threading
+import time
 import weakref
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from mmap import mmap
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
-
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data._utils import signal_handling
 
 from lightning_shards.errors import ConfigError, WorkerError, count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.stage_clock import publish_stages_in
-from lightning_shards.system.guard import GuardedName
-from lightning_shards.workers.failures import failure_of, last_message, raise_failure
-from lightning_shards.workers.inline import produce
-from lightning_shards.workers.main_script import require_main_guard
+from lightning_shards.samples.loaded_torch import load_torch
+from lightning_shards.system.cancellation import take_from
+from lightning_shards.system.guard import GuardedName, kill
+from lightning_shards.workers.connection import TrainerEnd, new_memory
+from lightning_shards.workers.failures import raise_failure
+from lightning_shards.workers.fork_server import (
+    ForkServerWorker,
+    ForkWorker,
+    SpawnWorker,
+    fork_server,
+    shared_folder,
+)
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
     Message,
-    MessageMaker,
     PickledMessage,
-    message_sizes,
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.shared_buffers import Lease, forget_buffers
-from lightning_shards.workers.threads import start_threads
+from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
+from lightning_shards.workers.worker import WorkerShare, run_worker
+from lightning_shards.workers.worker_imports import WorkerImports
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
-_PRELOAD = ("__main__", "lightning.pytorch", "lightning_shards.readers.stream")
-"""The fork server imports those of these that the main script has imported, because imports in each
-worker would take seconds. (Python 3.11 should preload the main script itself, but does not.)"""
+_KINDS = {"forkserver": ForkServerWorker, "spawn": SpawnWorker, "fork": ForkWorker}
 
-_FORK_SERVER = "lightning_shards.workers.fork_server"
+_END_S = 3.0
+"""Seconds to wait for workers whose stream is closed: for the message that they are making (a wait
+for a server ends at once), then, if they are killed, for their end, which comes at once unless they
+wait for a disk."""
 
-_PIPE_BYTES = 2**20
-"""Size of the pipe of the workers: the most that Linux gives to any user. It holds a whole message;
-with the usual 64 KiB, the trainer and a worker wake each other sixteen times for one."""
+_PINNED_AHEAD = 2
+"""Messages in page-locked memory that are ready for the trainer."""
 
-_END_S = 5.0
-"""Seconds to wait for a killed worker. It ends at once, unless it waits for a disk."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ class ProcessPool:
 
         Raises:
             ConfigError: A number is below 1, or shared memory cannot hold the batches.
-            WorkerError: Each worker would run the main script again.
         """
         for name in ("num_workers", "prefetch_factor", "threads"):
             if getattr(self, name) < 1:
@@ -104,8 +103,6 @@ class ProcessPool:
                     f"{name} must be at least 1 for worker processes, got {getattr(self, name)}"
                 )
         require_shared_memory(self)
-        if self.start_method != "fork":
-            require_main_guard()
 
     def describe(self) -> PoolDescription:
         """A description in which each thread of each process is a worker."""
@@ -116,147 +113,112 @@ class ProcessPool:
 
         Raises:
             ConfigError: A transform or a stage cannot be sent to them.
-            WorkerError: They cannot be started.
+            WorkerError: They cannot be started, or would import a main script without a main guard.
         """
-        context = copy.copy(multiprocessing.get_context(self.start_method))
-        if self.start_method == "forkserver":
-            names = [name for name in _PRELOAD if name in sys.modules]
-            context.set_forkserver_preload([_FORK_SERVER, *names])
-        stages = context.RawArray("B", self.num_workers)
-        loader = DataLoader(
-            _WorkerShare(self, source, place, cursor, stages),
-            batch_size=None,
-            num_workers=self.num_workers,
-            collate_fn=_identity,  # the default would turn tuples into lists
-            prefetch_factor=self.prefetch_factor,
-            worker_init_fn=_begin_guard,
-            multiprocessing_context=cast("Any", context),
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # otherwise torch would draw a seed from the global one
-        )
-        try:
-            iterator = _started(loader, context)
-        except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):
-            if problem := _not_sent(source):
-                raise problem from None
-            raise
-        return _ProcessStream(iterator, stages, self.worker_timeout_s)
-
-
-class _WorkerShare(IterableDataset[Any]):
-    """The messages of one worker process. All that it needs is pickled with it, also the rank."""
-
-    def __init__(
-        self, pool: ProcessPool, source: Source, place: Place, cursor: Cursor, stages: Any
-    ) -> None:
-        super().__init__()
-        self._pool, self._source, self._place, self._cursor = pool, source, place, cursor
-        self._stages = stages
-
-    def __iter__(self) -> Iterator[PickledMessage]:
-        info = get_worker_info()
-        assert info is not None  # only worker processes iterate over it
-        publish_stages_in(np.frombuffer(self._stages, np.uint8).data[info.id : info.id + 1])
-        place = self._place.with_worker(info.id, info.num_workers)
-        ready: list[LoadedBatch] = []
-        maker = MessageMaker(buffers_per_worker(self._pool.prefetch_factor))
-        failure: Any = None
-        try:
-            batches = self._batches(place, maker.arena)
-            for size in message_sizes(self._pool.batch):
-                maker.prepare(size)
-                while len(ready) < size:
-                    ready.append(next(batches))
-                yield maker.message(ready).pickled()
-                ready = []
-        except Exception as error:  # noqa: BLE001 raised in the trainer, in step order, as torch does
-            failure = failure_of(error, info.id)
-        while True:  # if this ended, torch would ask the other workers instead
-            yield last_message(maker, ready, failure, info.id)
-            ready = []
-
-    def _batches(self, place: Place, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
-        if self._pool.threads == 1:
-            return produce(self._source, place, self._cursor, arena)
-        # threads make batches before their message is begun, so these have memory of their own
-        return start_threads(
-            self._source, place, self._cursor, self._pool.threads, self._pool.prefetch_factor, 0.0
-        )
-
-
-def _not_sent(source: Source) -> ConfigError | None:
-    """The error about the transform or stage that cannot be pickled; None if all can be."""
-    for name, function in source.describe().callables:
-        try:
-            pickle.dumps(function)
-        except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
-            kind = getattr(function, "__qualname__", type(function).__qualname__)
-            return ConfigError(
-                f"{name} is {kind}, which cannot be sent to worker processes "
-                f"({type(error).__name__}: {error}); define it at the top level of a module, where "
-                "they can import it (no lambda, no function inside of a function), or take "
-                "pool='threads'"
+        imports = None if self.start_method == "fork" else WorkerImports(source)
+        if imports is not None and imports.from_main is not None:
+            _log.info(
+                "worker processes import the main script, because %s is defined in it; in a module "
+                "of its own, it would let them start sooner",
+                imports.from_main,
             )
-    return None
+        sent = source if imports is None else imports.sent
+        device = _device_to_pin_for(self)  # before any worker runs, as CUDA may refuse
+        fork_server.hold()
+        try:
+            workers, ends, stages = self._started(sent, place, cursor, imports)
+        except BaseException:
+            fork_server.release()
+            raise
+        return _ProcessStream(workers, ends, stages, self.worker_timeout_s, device)
+
+    def _started(
+        self, source: Source, place: Place, cursor: Cursor, imports: WorkerImports | None
+    ) -> tuple[list[BaseProcess], list[TrainerEnd], Sequence[int]]:
+        """The workers, the trainer's ends of their connections and the bytes of their stages."""
+        workers: list[BaseProcess] = []
+        ends: list[TrainerEnd] = []
+        stages = new_memory(self.num_workers)
+        try:
+            if imports is not None and self.start_method == "forkserver":
+                fork_server.start(imports.modules, imports_main=imports.from_main is not None)
+            for number in range(self.num_workers):
+                end, its_end = socket.socketpair()
+                ends.append(TrainerEnd(end, stages, self.prefetch_factor))
+                with its_end:
+                    share = self._share(source, place.with_worker(number, self.num_workers), cursor)
+                    workers.append(self._process(share, its_end, ends, imports))
+                    workers[-1].start()
+            return workers, ends, memoryview(mmap(stages, 0))
+        except BaseException as error:
+            _end_workers(workers, ends, wait_s=0.0)
+            if isinstance(error, OSError | EOFError):
+                raise WorkerError(_not_started(error)) from error
+            raise
+        finally:
+            os.close(stages)
+
+    def _share(self, source: Source, place: Place, cursor: Cursor) -> WorkerShare:
+        return WorkerShare(source, place, cursor, self.prefetch_factor, self.threads, self.batch)
+
+    def _process(
+        self,
+        share: WorkerShare,
+        its_end: socket.socket,
+        ends: list[TrainerEnd],
+        imports: WorkerImports | None,
+    ) -> BaseProcess:
+        inherited = tuple(ends) if self.start_method == "fork" else ()
+        process = _KINDS[self.start_method](
+            name=GuardedName(os.getpid(), shared_folder()),
+            target=run_worker,
+            args=(share, its_end, inherited),
+            daemon=True,
+        )
+        process.imports_main = imports is not None and imports.from_main is not None
+        process.start_timeout_s = self.worker_timeout_s
+        return process
 
 
-def _started(loader: DataLoader[Any], context: Any) -> Any:
-    """The iterator of a loader. Its workers have started, and they end when this process ends.
-
-    Raises:
-        WorkerError: The workers cannot be started.
-    """
-    plain, begun = context.Process, list[BaseProcess]()
-
-    def process(**settings: Any) -> BaseProcess:
-        name = GuardedName(os.getpid(), _socket_folder())
-        begun.append(plain(name=name, **settings))
-        return begun[-1]
-
-    context.Process = process
-    try:
-        return iter(loader)
-    except (OSError, EOFError) as error:
-        for worker in begun:
-            if worker.pid is not None:
-                worker.kill()
-        raise WorkerError(
-            f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
-            "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
-            "memory, a TMPDIR whose path is too long for sockets; mend that, lower num_workers, or "
-            "take pool='threads'"
-        ) from error
+def _not_started(error: Exception) -> str:
+    return (
+        f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
+        "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
+        "memory; mend that, lower num_workers, or take pool='threads'"
+    )
 
 
 class _ProcessStream:
-    def __init__(self, iterator: Any, stages: Any, timeout_s: float) -> None:
-        self._iterator: Any = iterator
-        self._workers: list[multiprocessing.Process] = list(iterator._workers)  # noqa: SLF001 torch has no other way to kill them
-        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in self._workers]
-        self._failures: list[Any] = [None] * len(self._workers)
-        self._step = 0
-        self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in self._workers]
-        pipe = iterator._worker_result_queue._writer  # noqa: SLF001 of torch's queue
-        if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
-            with suppress(OSError):  # this user has too many large pipes; smaller ones are slower
-                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        if not iterator._pin_memory:  # noqa: SLF001 torch's thread for pinned memory uses the pipe to end
-            pipe.close()  # otherwise processes that are forked later would hold it open
-        # torch would raise an error wherever the trainer is when a worker ends
-        cast("Any", signal_handling)._remove_worker_pids(id(iterator))  # noqa: SLF001 no other way
-        iterator._worker_pids_set = False  # noqa: SLF001 as torch does after that
-        self._watch = ProcessWatch(self._workers, stages, pipe)
+    def __init__(
+        self,
+        workers: list[BaseProcess],
+        ends: list[TrainerEnd],
+        stages: Sequence[int],
+        timeout_s: float,
+        device: int | None,
+    ) -> None:
+        self._workers, self._ends = workers, ends
+        self._buffers = [ReceivedBuffers() for _ in workers]
+        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in workers]
+        self._failures: list[Any] = [None] * len(workers)
+        self._step, self._is_open = 0, True
+        self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in workers]
+        self._watch = ProcessWatch(workers, stages, partial(_shut, ends))
         self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
-        self._end_watchdog = weakref.finalize(self, self._watchdog.stop)
+        take = partial(_received, ends, self._buffers)
+        self._pinning = None if device is None else _PinningThread(take, len(workers), device)
+        self._take = self._pinning.take if self._pinning else take
+        parts = (self._watchdog, self._pinning, workers, ends)
+        self._end = weakref.finalize(self, _end_stream, os.getpid(), *parts)
 
     def __next__(self) -> LoadedBatch:
-        if self._iterator is None:
+        if not self._is_open:
             raise StopIteration
         worker = self._step % len(self._ready)
         loaded = next(self._ready[worker], None)
         if loaded is None and not self._failures[worker]:  # the next message is of this worker
             self._watch.worker = worker
-            message = self._receive()
+            message = self._receive(worker)
             self._ready[worker] = self._unpacked(worker, message)
             self._failures[worker] = message.failure
             loaded = next(self._ready[worker], None)
@@ -274,13 +236,12 @@ class _ProcessStream:
             leases.add(lease)
         return message.unpack(lease, copy=is_kept)
 
-    def _receive(self) -> Message:
+    def _receive(self, worker: int) -> Message:
         try:
             with self._watchdog:
-                message = next(self._iterator)
-                return message.unpickled() if isinstance(message, PickledMessage) else message
+                return self._take(worker)
         except Exception as error:
-            # a tensor of a worker that is gone cannot be fetched, which raises one of many errors
+            # the connection to a worker that is gone breaks, which raises one of several errors
             ended = self._watch.error()
             self.close()
             raise ended or WorkerError(
@@ -290,17 +251,111 @@ class _ProcessStream:
             ) from error
 
     def close(self) -> None:
-        if self._iterator is None:
-            return
-        self._end_watchdog()
-        iterator, self._iterator = self._iterator, None
-        iterator._shutdown_workers()  # noqa: SLF001 what Lightning itself calls
-        for worker in self._workers:
-            if worker.is_alive():  # a Python handler for SIGTERM may never get to run
-                worker.kill()
-            worker.join(_END_S)  # one that waits for a disk stays until the disk answers
+        self._is_open = False
+        self._end()
         self._ready = []
-        forget_buffers(worker.pid for worker in self._workers)
+        self._buffers = []  # each lives on while a tensor uses it
+
+
+def _received(
+    ends: Sequence[TrainerEnd], buffers: Sequence[ReceivedBuffers], worker: int
+) -> Message:
+    """Wait for the next message of a worker."""
+    content, fd = ends[worker].receive()
+    message = PickledMessage(content, fd).unpickled(buffers[worker])
+    ends[worker].give_credit()
+    return message
+
+
+def _shut(ends: Sequence[TrainerEnd]) -> None:
+    for end in ends:
+        end.shut()
+
+
+def _end_stream(
+    owner_pid: int,
+    watchdog: Watchdog,
+    pinning: "_PinningThread | None",
+    workers: Sequence[BaseProcess],
+    ends: Sequence[TrainerEnd],
+) -> None:
+    if os.getpid() != owner_pid:
+        return  # a fork of the trainer drops its copy
+    watchdog.stop()
+    _shut(ends)
+    if pinning:
+        pinning.stop()
+    _end_workers(workers, ends, wait_s=_END_S)
+    fork_server.release()
+
+
+def _end_workers(
+    workers: Sequence[BaseProcess], ends: Sequence[TrainerEnd], *, wait_s: float
+) -> None:
+    """Close the connections, wait for the workers to end, and kill those that do not."""
+    for end in ends:
+        end.close()
+    until = time.perf_counter() + wait_s
+    started = [worker for worker in workers if worker.pid is not None]
+    for worker in started:
+        worker.join(max(0.0, until - time.perf_counter()))
+    for worker in started:
+        if worker.is_alive():
+            kill(cast("int", worker.pid))
+            worker.join(_END_S)
+
+
+# --- pinned memory --------------------------------------------------------------------------------
+
+
+def _device_to_pin_for(pool: ProcessPool) -> int | None:
+    """The GPU whose page-locked memory batches are copied to; None if they are not."""
+    if not (pool.pin_memory and load_torch().cuda.is_available()):
+        return None
+    return load_torch().cuda.current_device()
+
+
+class _PinningThread:
+    """Takes messages in step order, a few ahead, and copies them into page-locked memory.
+
+    Args:
+        receive: Waits for the next message of a worker.
+        num_workers: Number of workers.
+        device: The GPU, by its number.
+    """
+
+    def __init__(self, receive: Callable[[int], Message], num_workers: int, device: int) -> None:
+        self._ready: SimpleQueue[Message | BaseException] = SimpleQueue()
+        self._free = threading.Semaphore(_PINNED_AHEAD)
+        self._is_stopped = False
+        arguments = (receive, num_workers, device)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+
+    def take(self, _worker: int) -> Message:
+        """Wait for the next message, of the worker whose turn it is."""
+        message = take_from(self._ready)
+        if isinstance(message, BaseException):
+            raise message
+        self._free.release()
+        return message
+
+    def stop(self) -> None:
+        """End the thread; its connections are shut already."""
+        self._is_stopped = True
+        self._free.release()
+        self._thread.join(_END_S)
+
+    def _run(self, receive: Callable[[int], Message], num_workers: int, device: int) -> None:
+        try:
+            load_torch().cuda.set_device(device)  # otherwise memory of the first GPU would be used
+            for worker in cycle(range(num_workers)):
+                self._free.acquire()
+                if self._is_stopped:
+                    return
+                self._ready.put(receive(worker).pin_memory())
+        except BaseException as error:  # noqa: BLE001 raised by `take`
+            self._ready.put(error)
 
 
 def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
@@ -324,23 +379,3 @@ def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None: 
             f"{size / mib:,.1f} MiB. Enlarge it (docker run --shm-size), or lower prefetch_factor, "
             "num_workers or batch_size; pool='threads' needs none"
         )
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def _begin_guard(_worker: int) -> None:
-    name = multiprocessing.current_process().name
-    if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
-        name.begin()
-
-
-def _socket_folder() -> str | None:
-    """The folder for sockets of the trainer; None if it may belong to other processes, too.
-
-    It is made before the workers start, so they use it, too, and it is removed with all that they
-    leave in it when the trainer ends.
-    """
-    folder = multiprocessing.util.get_temp_dir()
-    return folder if multiprocessing.parent_process() is None else None

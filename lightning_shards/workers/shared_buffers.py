@@ -2,10 +2,6 @@
 
 The first byte of a buffer says whether it is in use. A worker sets it when it begins a message, and
 the trainer clears it when it holds no tensor of that message any more.
-
-The buffers that the trainer has open are kept in this module and are not arguments, because they
-cannot be: messages are unpickled by multiprocessing and, if torch pins them, in a thread of torch
-that calls `pin_memory()` without an argument.
 """
 
 import mmap
@@ -13,10 +9,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable
-from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +21,26 @@ from lightning_shards.samples.arena import aligned
 _HEADER = aligned(1)
 """Bytes before the content of a buffer: the flag, and padding that aligns the content."""
 
-_Name: TypeAlias = tuple[int, int]
-"""Process id of the worker, and number of the buffer in it."""
-
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
 
 
 class SharedBuffer:
     """Shared memory for one message at a time.
 
-    The first pickle of a buffer carries its file, the later ones only its name, because opening it
-    costs a millisecond.
-
     Args:
         fd: File descriptor of a file in memory.
-        name: None for a buffer that is used only once.
+        number: Number of the buffer in its worker; None for a buffer that is used only once.
+
+    Attributes:
+        is_known: Whether the trainer has opened it; a worker sends its file only once.
     """
 
-    def __init__(self, fd: int, name: _Name | None = None) -> None:
-        self._fd, self._name, self._is_known = fd, name, False
+    def __init__(self, fd: int, number: int | None = None) -> None:
+        self.fd, self.number, self.is_known = fd, number, False
         self._bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
 
     @classmethod
-    def new(cls, size: int, name: _Name | None = None) -> "SharedBuffer":
+    def new(cls, size: int, number: int | None = None) -> "SharedBuffer":
         """A buffer with content of so many bytes. Its file has no name, so it is never left behind.
 
         Raises:
@@ -59,9 +50,8 @@ class SharedBuffer:
         try:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed with the buffer
             try:
-                # without this, missing memory would end the process at the first write to it
-                os.posix_fallocate(file.fileno(), 0, _HEADER + size)
-                buffer = cls(file.fileno(), name)
+                _allocate(file, _HEADER + size)
+                buffer = cls(file.fileno(), number)
             except BaseException:
                 file.close()
                 raise
@@ -84,10 +74,16 @@ class SharedBuffer:
     def is_in_use(self, value: bool) -> None:
         self._bytes[0] = value
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        file = None if self._is_known else DupFd(self._fd)
-        self._is_known = self._name is not None
-        return _received, (file, self._name)
+
+def _allocate(file: IO[bytes], size: int) -> None:
+    """Make a file so many bytes long, and be sure of the memory for them where that is possible.
+
+    Otherwise missing memory would end the process at the first write to it.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:  # macOS, where shared memory has no limit of its own
+        file.truncate(size)
 
 
 def _no_memory(size: int, error: OSError) -> str:
@@ -100,30 +96,28 @@ def _no_memory(size: int, error: OSError) -> str:
     )
 
 
-_open_buffers: dict[_Name, SharedBuffer] = {}
-"""The buffers that workers sent to this process."""
+class ReceivedBuffers:
+    """The buffers of one worker process that the trainer has open; each lives while it is used.
 
+    Opening a buffer costs a millisecond, so a worker sends its file only with the first message in
+    it, and its number with the others.
+    """
 
-def _received(file: Any, name: _Name | None) -> SharedBuffer:
-    if file is None:
-        assert name is not None  # a buffer without a name is always sent as a file
-        return _open_buffers[name]
-    fd = file.detach()
-    try:
-        buffer = SharedBuffer(fd, name)
-    finally:
-        os.close(fd)  # the memory map has a descriptor of its own
-    if name is not None:
-        _open_buffers[name] = buffer
-    return buffer
+    def __init__(self) -> None:
+        self.by_number: dict[int, SharedBuffer] = {}
 
-
-def forget_buffers(pids: Iterable[int | None]) -> None:
-    """Close the buffers that these workers sent; each lives on while a tensor uses it."""
-    workers = set(pids)
-    for name in list(_open_buffers):  # a copy: torch's thread for pinned memory may add some
-        if name[0] in workers:
-            del _open_buffers[name]
+    def buffer(self, number: int | None, fd: int | None) -> SharedBuffer:
+        """The buffer of a message, from its number and from its file if that came with it."""
+        if fd is None:
+            assert number is not None  # a buffer without a number always comes as a file
+            return self.by_number[number]
+        try:
+            buffer = SharedBuffer(fd, number)
+        finally:
+            os.close(fd)  # the memory map has a descriptor of its own
+        if number is not None:
+            self.by_number[number] = buffer
+        return buffer
 
 
 class SharedBuffers:
@@ -147,7 +141,7 @@ class SharedBuffers:
         else:
             return SharedBuffer.new(size)
         if buffer is None or len(buffer.content) < size:
-            buffer = SharedBuffer.new(size, (os.getpid(), self._number))
+            buffer = SharedBuffer.new(size, self._number)
             self._buffers[self._number] = buffer
         buffer.is_in_use = True
         return buffer

@@ -2,12 +2,14 @@
 
 Decoders that release the GIL, as those of images do, run in parallel; nothing is copied between
 processes, and no process has to start. For a training loop that spends much time in Python code,
-worker processes are better.
+worker processes are better. Batches that are made quickly are handed over several at once, and a
+trainer that has to wait for one makes it itself.
 """
 
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -19,12 +21,25 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.system.cancellation import (
+    CHECK_S,
+    Cancellable,
+    raise_if_cancelled,
+    take_from,
+)
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 
-_END_S = 10.0
-"""Seconds to wait for a thread, which ends after the batch that it is making."""
+_MESSAGE_S = 0.002
+"""A thread hands over the batches of at least this many seconds together, as far as it may."""
+
+_WORTH_A_HAND_OVER = 0.25
+"""A trainer is away for long enough if it computes for this part of the time of a batch."""
+
+_END_S = 3.0
+"""Seconds to wait for a thread, which ends after the batch that it is making, or sooner if that
+waits for a server."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +48,34 @@ class ThreadPool:
 
     Attributes:
         num_workers: Threads per rank.
-        prefetch_factor: Batches that each thread keeps ready.
+        prefetch_factor: Messages that each thread keeps ready. One message holds several batches
+            if they are made quickly.
         worker_timeout_s: Seconds that the trainer waits for a batch before a warning shows where
             the threads are; 0: never.
+        most_batches: The largest number of batches in one message.
+        can_grow: Whether a larger setting `num_workers` would give more threads.
     """
 
     num_workers: int
     prefetch_factor: int = 2
     worker_timeout_s: float = WORKER_TIMEOUT_S
+    most_batches: int = 1
+    can_grow: bool = True
 
     def __post_init__(self) -> None:
         """Refuse numbers below 1.
 
         Raises:
-            ConfigError: `num_workers` or `prefetch_factor` is below 1.
+            ConfigError: A number is below 1.
         """
-        for name, value in (
-            ("num_workers", self.num_workers),
-            ("prefetch_factor", self.prefetch_factor),
-        ):
+        for name in ("num_workers", "prefetch_factor", "most_batches"):
+            value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
 
     def describe(self) -> PoolDescription:
         """A description in which each thread is a worker."""
-        return PoolDescription("threads", self.num_workers, self.prefetch_factor)
+        return PoolDescription("threads", self.num_workers, self.prefetch_factor, self.can_grow)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the threads at the cursor.
@@ -67,7 +85,13 @@ class ThreadPool:
         """
         place = place.with_worker(0, 1)
         return start_threads(
-            source, place, cursor, self.num_workers, self.prefetch_factor, self.worker_timeout_s
+            source,
+            place,
+            cursor,
+            self.num_workers,
+            self.prefetch_factor,
+            self.worker_timeout_s,
+            self.most_batches,
         )
 
 
@@ -78,11 +102,13 @@ def start_threads(
     num_threads: int,
     prefetch_factor: int,
     worker_timeout_s: float,
+    most_batches: int = 1,
 ) -> "ThreadStream":
     """The batches of one worker, made by several threads, in step order.
 
     Thread i % num_threads makes batch i of this worker. So the threads of all workers together
-    divide the steps as the same number of workers would.
+    divide the steps as the same number of workers would. A thread hands over up to `most_batches`
+    of its batches at once, and keeps `prefetch_factor` times as many ready.
 
     Raises:
         ConfigError: A transform or stage may draw from global generators.
@@ -95,7 +121,7 @@ def start_threads(
         for thread in range(num_threads)
     ]
     batches = [produce(source, thread_place, cursor) for thread_place in places]
-    return ThreadStream(batches, prefetch_factor, worker_timeout_s)
+    return ThreadStream(batches, prefetch_factor, worker_timeout_s, most_batches)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -113,6 +139,10 @@ def require_own_randomness(source: Source) -> None:
         )
 
 
+class _StoppedError(BaseException):
+    """Ends the batch that a thread is making, which nobody waits for any more."""
+
+
 class _Failed(NamedTuple):
     """An error that a thread met, in the queue of its batches."""
 
@@ -120,27 +150,50 @@ class _Failed(NamedTuple):
 
 
 class _Slot:
-    """One thread, and the queue of the batches that it has ready."""
+    """One thread, and the queue of the batches that it has ready, several small ones in one item.
 
-    def __init__(self, batches: Generator[LoadedBatch], prefetch_factor: int) -> None:
-        self._ready: SimpleQueue[LoadedBatch | _Failed] = SimpleQueue()
+    To hand over anything, the GIL has to change threads twice, which takes longer than to make a
+    small batch. So a trainer that finds no small batch ready makes the next one itself. If there is
+    only one thread, it goes on when the trainer computes for long enough, without the GIL as a
+    rule. Several threads are there to work side by side, and always go on.
+    """
+
+    def __init__(
+        self,
+        batches: Generator[LoadedBatch],
+        prefetch_factor: int,
+        most_batches: int,
+        is_only: bool,
+    ) -> None:
+        self._batches, self._most_batches, self._is_only = batches, most_batches, is_only
+        self._making = threading.Lock()  # held by who makes batches
+        self._is_away = threading.Event()
+        self._is_away.set()
+        self._ready: SimpleQueue[list[LoadedBatch] | _Failed] = SimpleQueue()
+        self._taken: deque[LoadedBatch] = deque()
         self._free = threading.Semaphore(prefetch_factor)
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._fill, args=(batches,), daemon=True)
+        self._thread = threading.Thread(target=self._fill, daemon=True)
         self._thread.start()
 
-    def take(self) -> LoadedBatch:
-        """Wait for the next batch."""
-        loaded = self._ready.get()
-        if isinstance(loaded, _Failed):
-            raise loaded.error
-        self._free.release()
-        return loaded
+    def take(self, away_s: float, watchdog: Watchdog) -> LoadedBatch:
+        """The next batch, made here if it is small and not ready.
+
+        Args:
+            away_s: How long the trainer computed since the batch before.
+            watchdog: Measures how long the trainer waits.
+        """
+        if not self._taken:
+            with watchdog:
+                made = self._made_here(away_s) if self._most_batches > 1 else None
+                self._taken.extend(self._next_message() if made is None else [made])
+        return self._taken.popleft()
 
     def stop(self) -> None:
         """Let the thread end after the batch that it is making."""
         self._is_stopped = True
         self._free.release()
+        self._is_away.set()
 
     @property
     def ident(self) -> int:
@@ -150,14 +203,59 @@ class _Slot:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def _fill(self, batches: Generator[LoadedBatch]) -> None:
+    def _next_message(self) -> list[LoadedBatch]:
+        message = take_from(self._ready)
+        if isinstance(message, _Failed):
+            raise message.error
+        self._free.release()
+        return message
+
+    def _made_here(self, away_s: float) -> LoadedBatch | None:
+        """The next batch; None if the thread has made it, or has failed."""
+        begun = time.perf_counter()
+        self._is_away.clear()
+        try:
+            while not self._making.acquire(timeout=CHECK_S):
+                raise_if_cancelled()
+            try:
+                return next(self._batches) if self._ready.empty() else None
+            finally:
+                self._making.release()
+        finally:
+            made_s = time.perf_counter() - begun
+            if not self._is_only or away_s >= _WORTH_A_HAND_OVER * made_s:
+                self._is_away.set()
+
+    def _fill(self) -> None:
         try:
             while self._free.acquire() and not self._is_stopped:
-                self._ready.put(next(batches))
-        except BaseException as error:  # noqa: BLE001 raised by `take`
-            self._ready.put(_Failed(error))
+                while not self._is_away.is_set():  # again, since it may be back by now
+                    self._is_away.wait()
+                with self._making, Cancellable(self._raise_if_stopped):
+                    self._put_message()
         finally:
-            batches.close()  # in this thread: no other one can close a generator that runs
+            with self._making:
+                self._batches.close()
+
+    def _raise_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise _StoppedError
+
+    def _put_message(self) -> None:
+        message: list[LoadedBatch] = []
+        end = time.perf_counter() + _MESSAGE_S
+        try:
+            while not self._is_stopped and len(message) < self._most_batches:
+                message.append(next(self._batches))
+                if time.perf_counter() >= end:
+                    break
+        except BaseException as error:  # noqa: BLE001 raised by `take`
+            self._is_stopped = True
+            if message:
+                self._ready.put(message)
+            self._ready.put(_Failed(error))
+        else:
+            self._ready.put(message)
 
 
 class ThreadStream:
@@ -168,13 +266,17 @@ class ThreadStream:
         sources: Sequence[Generator[LoadedBatch]],
         prefetch_factor: int,
         worker_timeout_s: float,
+        most_batches: int = 1,
     ) -> None:
-        self._slots = [_Slot(batches, prefetch_factor) for batches in sources]
+        is_only = len(sources) == 1
+        self._slots = [
+            _Slot(batches, prefetch_factor, most_batches, is_only) for batches in sources
+        ]
         threads = [slot.ident for slot in self._slots]
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
         )
-        self._step = 0
+        self._step, self._given_at = 0, 0.0
         # the threads also end when the stream is dropped and when the program ends
         self._end = weakref.finalize(self, _end_slots, self._slots, self._watchdog)
 
@@ -184,14 +286,15 @@ class ThreadStream:
         slot = self._slots[self._step % len(self._slots)]
         self._step += 1
         try:
-            with self._watchdog:
-                return slot.take()
+            batch = slot.take(time.perf_counter() - self._given_at, self._watchdog)
         except BaseException:
             self.close()
             raise
+        self._given_at = time.perf_counter()
+        return batch
 
     def close(self) -> None:
-        """End the threads; they are gone when this returns, unless one waits for a server."""
+        """End the threads; they are gone when this returns, unless one takes long for a batch."""
         self._end()
         self._slots = []
 

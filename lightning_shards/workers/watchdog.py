@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
@@ -111,18 +111,20 @@ class ProcessWatch:
     Args:
         workers: The processes.
         stages: For each process, the number of the stage that it began last.
-        pipe: The trainer's end of the pipe that batches come through. While it is open, the trainer
-            would wait for the rest of a message of a worker that is gone.
+        end_wait: Called when all processes are ended, so that the trainer waits no longer.
 
     Attributes:
         worker: Number of the worker whose batch the trainer waits for.
     """
 
     def __init__(
-        self, workers: Sequence[BaseProcess], stages: Sequence[int], pipe: Connection
+        self,
+        workers: Sequence[BaseProcess],
+        stages: Sequence[int],
+        end_wait: Callable[[], None],
     ) -> None:
         self.worker = 0
-        self._workers, self._stages, self._pipe = workers, stages, pipe
+        self._workers, self._stages, self._end_wait = workers, stages, end_wait
         self._ended: list[BaseProcess] = []
         self._late = ""
 
@@ -149,7 +151,7 @@ class ProcessWatch:
         for worker in self._workers:
             if worker not in self._ended and worker.pid is not None:
                 kill(worker.pid)
-        self._pipe.close()
+        self._end_wait()
 
     def error(self) -> WorkerError | None:
         """The reason why there are no more batches; None if no process is the cause."""

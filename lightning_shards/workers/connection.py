@@ -1,0 +1,212 @@
+"""The connection of one worker process: bytes to the trainer, and a credit for each message back.
+
+It is a pair of sockets. A worker may send as many messages as it has credits, so what is on its way
+is bounded. The trainer says when it closes the stream: a connection that breaks without that word
+means that the trainer is gone. Large content lies in memory that both ends have mapped, one slot
+for each message that may be on its way: a message in the socket always fits into the socket's own
+buffer, so a worker never waits for the trainer to read. Nothing of this has a name that a killed
+process could leave.
+"""
+
+import mmap
+import os
+import select
+import socket
+import struct
+import tempfile
+from contextlib import suppress
+from typing import NamedTuple
+
+from lightning_shards.system.cancellation import CHECK_S, raise_if_cancelled
+
+_SOCKET_BYTES = 2**12
+"""Longer content goes through memory. The buffer of a socket holds dozens of such messages."""
+
+_HEAD = struct.Struct("<QBBB")
+"""Bytes of the content; whether it is in memory, in new memory, and comes with another file."""
+
+_CREDIT, _END = b"c", b"e"
+"""The words of the trainer."""
+
+_MAX_FDS = 2
+
+_CHECK_MS = round(1000 * CHECK_S)
+
+
+def new_memory(size: int) -> int:
+    """A file descriptor of so much new memory, which has no name and is gone with its last user."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("lightning_shards")
+    else:  # macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Received(NamedTuple):
+    """What the trainer received: bytes, valid until the next credit, and a file that came along."""
+
+    content: bytes | memoryview
+    fd: int | None
+
+
+class WorkerEnd:
+    """The end of the connection that a worker process has.
+
+    Args:
+        end: The socket.
+        num_slots: Messages that may be on their way.
+    """
+
+    def __init__(self, end: socket.socket, num_slots: int) -> None:
+        self._socket = end
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self._number = 0
+        self._word = b""
+        self._arrivals = select.poll()
+        self._arrivals.register(end, select.POLLIN)
+
+    def stage_byte(self, worker: int) -> memoryview:
+        """The byte of this worker in the memory that the trainer sends first."""
+        _, (fd,), *_ = socket.recv_fds(self._socket, 1, 1)
+        with os.fdopen(fd):
+            return memoryview(mmap.mmap(fd, 0))[worker : worker + 1]
+
+    def wait_for_credit(self) -> bool:
+        """Wait until one more message may be sent; False if the stream has ended."""
+        self._word = b""
+        with suppress(ConnectionError):
+            self._word = self._socket.recv(1)
+        return self._word == _CREDIT
+
+    def is_closed(self) -> bool:
+        """Whether the trainer closed the stream that has ended; otherwise the trainer is gone."""
+        while self._word == _CREDIT:
+            self.wait_for_credit()
+        return self._word == _END
+
+    def raise_if_closed(self) -> None:
+        """Look whether the trainer has closed the stream, without a wait.
+
+        Raises:
+            SystemExit: It has.
+        """
+        said = b""
+        if self._arrivals.poll(0):
+            with suppress(ConnectionError):
+                said = self._socket.recv(_SOCKET_BYTES, socket.MSG_PEEK)
+        if _END in said:
+            raise SystemExit
+
+    def send(self, content: bytes | memoryview, fd: int | None = None) -> bool:
+        """Send a message, and a file if one is given; False if the stream has ended."""
+        fds = [] if fd is None else [fd]
+        size, is_in_memory, is_new = len(content), len(content) > _SOCKET_BYTES, False
+        if is_in_memory:
+            number = self._number % len(self._slots)
+            slot = self._slots[number]
+            if slot is None or slot.size < size:
+                slot, is_new = _Slot(size), True
+                self._slots[number] = slot
+                fds.insert(0, slot.fd)
+            slot.memory[:size] = content
+            content = b""
+        self._number += 1
+        head = _HEAD.pack(size, is_in_memory, is_new, fd is not None)
+        with suppress(ConnectionError):
+            if fds:
+                socket.send_fds(self._socket, [head], fds)
+                self._socket.sendall(content)
+            else:
+                self._socket.sendall(head + content)
+            return True
+        return False
+
+
+class _Slot:
+    """Memory for the content of one message at a time."""
+
+    def __init__(self, content_bytes: int) -> None:
+        self.size = 1 << (content_bytes - 1).bit_length()  # so that it seldom has to grow
+        self.fd = new_memory(self.size)
+        self.memory = mmap.mmap(self.fd, self.size)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class TrainerEnd:
+    """The end of the connection that the trainer has.
+
+    Args:
+        end: The socket.
+        stages: File descriptor of the memory with a byte for each worker.
+        num_slots: Messages that may be on their way.
+    """
+
+    def __init__(self, end: socket.socket, stages: int, num_slots: int) -> None:
+        self._socket = end
+        self._slots: list[mmap.mmap | None] = [None] * num_slots
+        self._number = 0
+        self._arrivals = select.poll()
+        self._arrivals.register(end, select.POLLIN)
+        socket.send_fds(end, [b"s"], [stages])
+        end.sendall(_CREDIT * num_slots)
+
+    def receive(self) -> Received:
+        """Wait for a message.
+
+        Raises:
+            EOFError: The worker has ended, or the connection is shut.
+            BaseException: What a check of this thread raises meanwhile.
+        """
+        while not self._arrivals.poll(_CHECK_MS):
+            raise_if_cancelled()
+        data, fds, *_ = socket.recv_fds(self._socket, _HEAD.size, _MAX_FDS)
+        size, is_in_memory, is_new, has_fd = _HEAD.unpack(
+            data + self._exactly(_HEAD.size - len(data))
+        )
+        number = self._number % len(self._slots)
+        self._number += 1
+        if is_new:
+            with os.fdopen(fds[0]):
+                self._slots[number] = mmap.mmap(fds[0], 0)
+        content: bytes | memoryview
+        if is_in_memory:
+            slot = self._slots[number]
+            assert slot is not None  # the first message in it came with its file
+            content = memoryview(slot)[:size]
+        else:
+            content = self._exactly(size)
+        return Received(content, fds[-1] if has_fd else None)
+
+    def give_credit(self) -> None:
+        """Let the worker make one more message."""
+        with suppress(ConnectionError):  # it has ended, which the next `receive` finds out
+            self._socket.sendall(_CREDIT)
+
+    def shut(self) -> None:
+        """End the connection for all who have this end open; whoever waits for a message wakes."""
+        with suppress(OSError):  # the other end is gone already
+            self._socket.sendall(_END)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Shut the connection and close this end of it."""
+        self.shut()
+        self.leave()
+
+    def leave(self) -> None:
+        """Close this end in this process only, as a fork of the trainer does."""
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            part = self._socket.recv(size - len(received))
+            if not part:
+                raise EOFError("the worker process closed its connection")
+            received += part
+        return bytes(received)

@@ -1,0 +1,182 @@
+"""The layout of a message in memory: tensors and arrays leave placeholders where they were.
+
+They are taken out of a batch before it is pickled, so their bytes are copied once at most, and the
+memory order of a value (channels last, for instance) stays what it is.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.samples.arena import Arena, aligned
+from lightning_shards.samples.loaded_torch import load_torch, torch_if_loaded
+
+
+class Placeholder(NamedTuple):
+    """Stands for a tensor or an array in a pickled message, and gives its number.
+
+    Attributes:
+        number: Number of the value in the message.
+        dtype: Name of the type, torch's or numpy's.
+        shape: The shape that it has in memory.
+        axes: The axes of that shape in the order that the value has them; None: it is the same.
+        is_array: Whether it is an array.
+    """
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | None
+    is_array: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return prod(self.shape) * _dtype(self.dtype, self.is_array).itemsize
+
+    def value(self, memory: NDArray[np.uint8]) -> Any:
+        """The value that lies in this memory, which it shares; uint8 of shape (nbytes,)."""
+        dtype, shape, axes = _dtype(self.dtype, self.is_array), self.shape, self.axes
+        if self.is_array:
+            array = memory.view(dtype).reshape(shape)
+            return array if axes is None else array.transpose(axes)
+        torch = _torch()
+        flat = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
+        tensor = flat.reshape(shape)
+        return tensor if axes is None else tensor.permute(axes)
+
+
+@cache
+def _torch() -> Any:
+    return load_torch()
+
+
+@cache
+def _dtype(name: str, is_array: bool) -> Any:
+    return np.dtype(name) if is_array else getattr(_torch(), name)
+
+
+def pinned(value: Any) -> Any:
+    """A tensor in page-locked memory with the content of this tensor or array."""
+    return _torch().as_tensor(value).pin_memory()
+
+
+class TensorLayout:
+    """The tensors of a message, as uint8 arrays, because numpy lacks some of torch's types.
+
+    Attributes:
+        size: Bytes of all of them, each aligned.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._values: list[NDArray[np.uint8]] = []
+
+    def add(self, tensor: Any) -> Any:
+        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
+        torch = _torch()
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not is_plain or tensor.is_conj() or tensor.is_quantized:
+            return tensor
+        plain, axes = tensor.detach().resolve_neg(), None
+        if not plain.is_contiguous():
+            order = _memory_order(plain.stride())
+            if plain.permute(order).is_contiguous():  # channels last, for instance
+                plain, axes = plain.permute(order), _inverse(order)
+        values = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+        name = str(tensor.dtype).removeprefix("torch.")
+        return self._added(values, name, tuple(plain.shape), axes, is_array=False)
+
+    def add_array(self, array: NDArray[Any]) -> Placeholder:
+        """The placeholder of an array of numbers."""
+        axes = None
+        if not array.flags.c_contiguous:
+            order = _memory_order(array.strides)
+            if array.transpose(order).flags.c_contiguous:
+                array, axes = array.transpose(order), _inverse(order)
+        values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return self._added(values, array.dtype.str, array.shape, axes, is_array=True)
+
+    def _added(
+        self,
+        values: NDArray[np.uint8],
+        dtype: str,
+        shape: tuple[int, ...],
+        axes: tuple[int, ...] | None,
+        *,
+        is_array: bool,
+    ) -> Placeholder:
+        self._values.append(values)
+        self.size += aligned(len(values))
+        return Placeholder(len(self._values) - 1, dtype, shape, axes, is_array)
+
+    def complete(self, arena: Arena) -> list[int] | None:
+        """Copy to an arena the tensors that were not made in it.
+
+        Returns:
+            The offset of each tensor in the arena; None if they do not fit.
+        """
+        starts: list[int] = []
+        for values in self._values:
+            start = arena.start_of(values)
+            if start is None:
+                start, copy = arena.claimed, arena.new(len(values))
+                if copy is None:
+                    return None
+                copy[:] = values
+            starts.append(start)
+        return starts
+
+    def copied(self, memory: NDArray[np.uint8]) -> list[int]:
+        """Copy all tensors to this memory, and return the offset of each."""
+        arena = Arena()
+        arena.use(memory)
+        starts = self.complete(arena)
+        assert starts is not None  # the memory is large enough
+        return starts
+
+
+def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    """The value with each of these kinds in it changed, also in lists, tuples and dicts of them.
+
+    (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
+    """
+    if isinstance(value, kinds):
+        return change(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {name: mapped(each, kinds, change) for name, each in items}
+    if not isinstance(value, list | tuple):
+        return value
+    values = cast("list[Any] | tuple[Any, ...]", value)
+    may_hold = (*kinds, dict, list, tuple)
+    if not any(issubclass(kind, may_hold) for kind in set(map(type, values))):
+        return values  # a list of keys or texts
+    changed = [mapped(each, kinds, change) for each in values]
+    if isinstance(values, list):
+        return changed
+    return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
+
+
+def _memory_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """The axes of a value from the one with the largest steps in memory to the smallest."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+
+
+def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(axes)), key=lambda axis: axes[axis]))
+
+
+def is_plain_array(value: object) -> bool:
+    """Whether it is an array of numbers; others, of objects or texts, are pickled."""
+    return type(value) is np.ndarray and value.dtype.kind in "biufc"
+
+
+def tensor_types() -> tuple[type, ...]:
+    """The class of tensors; none as long as torch is not loaded, since there is no tensor then."""
+    torch = torch_if_loaded()
+    return () if torch is None else (torch.Tensor,)

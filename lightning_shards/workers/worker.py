@@ -1,0 +1,125 @@
+"""What a worker process runs: it makes the messages of its share, one for each credit it gets."""
+
+import multiprocessing
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.footprint import buffers_per_worker
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.loaded_torch import load_torch, on_load
+from lightning_shards.samples.seeds import begin_globals, worker_seed
+from lightning_shards.samples.stage_clock import publish_stages_in
+from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.system.guard import GuardedName, wait_for_guard
+from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
+from lightning_shards.workers.failures import failure_of, last_message
+from lightning_shards.workers.inline import produce
+from lightning_shards.workers.messages import (
+    BatchBytes,
+    MessageMaker,
+    PickledMessage,
+    message_sizes,
+)
+from lightning_shards.workers.pool import BatchStream
+from lightning_shards.workers.threads import start_threads
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """The share of one worker process. All that it needs is pickled with it, also the rank.
+
+    Attributes:
+        source: Makes the batches.
+        place: The place of the worker.
+        cursor: The cursor of the first batch.
+        prefetch_factor: Messages that may be on their way.
+        threads: Threads of the process.
+        batch: Size of one batch.
+    """
+
+    source: Source
+    place: Place
+    cursor: Cursor
+    prefetch_factor: int
+    threads: int
+    batch: BatchBytes
+
+    def messages(self) -> Iterator[PickledMessage]:
+        """The messages; after an error they are empty, without end."""
+        ready: list[LoadedBatch] = []
+        maker = MessageMaker(buffers_per_worker(self.prefetch_factor))
+        failure: Any = None
+        try:
+            batches = self._batches(maker.arena)
+            for size in message_sizes(self.batch):
+                maker.prepare(size)
+                while len(ready) < size:
+                    ready.append(next(batches))
+                yield maker.message(ready).pickled()
+                ready = []
+        except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
+            failure = failure_of(error)
+        while True:
+            yield last_message(maker, ready, failure)
+            ready = []
+
+    def _batches(self, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
+        if self.threads == 1:
+            return produce(self.source, self.place, self.cursor, arena)
+        # threads make batches before their message is begun, so these have memory of their own
+        return start_threads(
+            self.source, self.place, self.cursor, self.threads, self.prefetch_factor, 0.0
+        )
+
+
+def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[TrainerEnd]) -> None:
+    """Send the messages of a share until the trainer closes the stream, or is gone.
+
+    Args:
+        share: Makes the messages.
+        socket_end: The worker's end of its connection.
+        others: The trainer's ends of connections, which a fork has as well.
+    """
+    for end in others:
+        end.leave()
+    name = multiprocessing.current_process().name
+    if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
+        name.begin()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handlers of the trainer
+    end = WorkerEnd(socket_end, share.prefetch_factor)
+    worker = share.place.worker
+    publish_stages_in(end.stage_byte(worker))
+    begin_globals(worker)
+    on_load(partial(_settle_torch, share))
+    messages = share.messages()
+    is_open = True
+    with Cancellable(end.raise_if_closed):
+        while is_open and end.wait_for_credit():
+            message = next(messages)
+            is_open = end.send(message.content, message.fd)
+    if not end.is_closed():
+        wait_for_guard()
+
+
+def _settle_torch(share: WorkerShare) -> None:
+    """Tell torch that this process is a worker, as its DataLoader would."""
+    torch: Any = load_torch()
+    torch.set_num_threads(1)  # the cores belong to all workers
+    seed = worker_seed(share.place.worker)
+    torch.default_generator.manual_seed(seed)
+    state: Any = import_module("torch.utils.data._utils.worker")
+    state._worker_info = state.WorkerInfo(  # noqa: SLF001 there is no other way
+        id=share.place.worker,
+        num_workers=share.place.num_workers,
+        seed=seed,
+        dataset=share.source,
+    )
