@@ -24,6 +24,7 @@ _TOOLS: Final = {
     "show": "make a contact sheet of samples",
     "verify": "check that shards are unchanged, and repair damaged ones",
     "plan": "show an epoch in numbers before it is run",
+    "cache": "list, fill, check or clear what is kept of remote shards",
     "bench": "measure loader and trainer, and name the setting to take",
     "trace": "list the samples that every rank sees at given steps",
     "selftest": "find out whether this machine, its device and its nodes work",

@@ -13,7 +13,7 @@ from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.system.guard import GuardedName, kill
@@ -23,23 +23,28 @@ _Result = TypeVar("_Result")
 
 _JOIN_TIMEOUT_S = 10.0
 
-_MAX_CHUNK = 64
+MOST_AT_ONCE: Final = 64
 _CHUNKS_PER_PROCESS = 8
 """Enough chunks that processes end at about the same time; few enough to send at no cost."""
 
 
 def map_parallel(
-    function: Callable[[_Task], _Result], items: Sequence[_Task], processes: int
+    function: Callable[[_Task], _Result],
+    items: Sequence[_Task],
+    processes: int,
+    at_once: int = MOST_AT_ONCE,
 ) -> Generator[_Result]:
     """`function(item)` for each item, in the order of the items, whatever the number of processes.
 
-    With one process or one item, all work is done in this process. Errors as in `run_in_processes`.
+    With one process or one item, all work is done in this process. Otherwise a process gets up to
+    `at_once` items together, which pays off where one takes less than a few ms. Errors as in
+    `run_in_processes`.
     """
     processes = min(processes, len(items))
     if processes <= 1:
         yield from map(function, items)
         return
-    size = max(1, min(_MAX_CHUNK, len(items) // (processes * _CHUNKS_PER_PROCESS)))
+    size = max(1, min(at_once, len(items) // (processes * _CHUNKS_PER_PROCESS)))
     chunks = enumerate(items[start : start + size] for start in range(0, len(items), size))
     done: dict[int, list[_Result]] = {}
     following = 0

@@ -26,7 +26,7 @@ from lightning_shards.tools.bench_report import (
     hopeful,
     save_bench_plot,
 )
-from lightning_shards.tools.console import run_tool
+from lightning_shards.tools.console import require_large_enough, require_seconds, run_tool
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -129,12 +129,8 @@ def _bench(options: Namespace) -> int:
 
 def _check(options: Namespace) -> None:
     """Refuse options that cannot work, before any slow import."""
-    if not 0 < options.seconds < float("inf"):
-        raise ConfigError(f"--seconds must be above 0, got {options.seconds:g}")
-    for option, least in (("repeats", 1), ("batch_size", 1), ("image_size", 0)):
-        if getattr(options, option) < least:
-            name = option.replace("_", "-")
-            raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, option)}")
+    require_seconds(options.seconds)
+    require_large_enough(options, repeats=1, batch_size=1, image_size=0)
     _numbers(options.num_workers, "--num-workers", 0)
     _numbers(options.threads_per_worker, "--threads-per-worker", 1)
     pools = options.pool.split(",")

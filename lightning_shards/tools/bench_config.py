@@ -19,7 +19,7 @@ from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.parsing import plain_message
 from lightning_shards.profiling.measuring import Fit
-from lightning_shards.readers.stream import read_shard
+from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
 from lightning_shards.shards.urls import expand_urls

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 import lightning.pytorch as pl
 
 from lightning_shards.datamodule import ShardDataModule
+from lightning_shards.errors import count_of
 
 PoolName = Literal["inline", "threads", "processes", "own"]
 
@@ -38,9 +39,8 @@ class Setting:
         if self.num_workers == _UNKNOWN:
             return "as it is"
         kind = {"threads": "thread", "processes": "process", "own": "worker"}[self.pool]
-        plural = "" if self.num_workers == 1 else "es" if kind.endswith("s") else "s"
         times = "" if self.threads_per_worker == 1 else f" x {self.threads_per_worker} threads"
-        return f"{self.num_workers} {kind}{plural}{times}"
+        return f"{count_of(self.num_workers, kind)}{times}"
 
     @property
     def cost(self) -> tuple[int, int, int]:

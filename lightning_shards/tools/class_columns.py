@@ -9,8 +9,6 @@ from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.source import ServedSample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
-from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.tools.shard_options import classes_of, with_class_name
 
 _MAX_LABEL = 100
@@ -21,30 +19,34 @@ ClassesOfRows = dict[tuple[int, int], dict[str, str]]
 
 
 def classes_of_rows(
-    rows: Iterable[ServedSample], fields: Sequence[Field], index: ShardIndex, cache: CacheFolder
+    rows: Iterable[ServedSample],
+    fields: Sequence[Field],
+    urls: Sequence[str],
+    shards: OpenShards,
+    storage_options: Mapping[str, Any],
 ) -> ClassesOfRows:
     """The classes of these samples, in the fields whose classes are known.
 
     Args:
-        rows: Samples of local shards.
+        rows: Samples of these shards.
         fields: The fields of the split.
-        index: Its shards.
-        cache: Folder of the member tables.
+        urls: Its shards.
+        shards: The same, open.
+        storage_options: How the stores of remote ones are reached.
 
     Raises:
         ShardError: A shard cannot be read, or has changed.
     """
-    beside = classes_of(index.urls, CLASS_SUFFIX)
+    beside = classes_of(urls, CLASS_SUFFIX, storage_options)
     named = [
         field for field in fields if field.classes or (beside and CLASS_SUFFIX in field.suffixes)
     ]
     labels: ClassesOfRows = {}
-    with OpenShards(index, cache) as shards:
-        for row in rows if named else ():
-            members = shards.members(row.shard, row.sample)
-            labels[row.shard, row.sample] = {
-                field.name: _class_label(field, members, beside) for field in named
-            }
+    for row in rows if named else ():
+        members = shards.members(row.shard, row.sample)
+        labels[row.shard, row.sample] = {
+            field.name: _class_label(field, members, beside) for field in named
+        }
     return labels
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lightning_shards.dataprep.inspection.findings import Finding
-from lightning_shards.errors import ShardError
+from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.cpus import num_cpus
 
@@ -39,6 +39,28 @@ def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> 
         status = REFUSED
     if status:
         sys.exit(status)
+
+
+def require_large_enough(options: Namespace, **least: int) -> None:
+    """Refuse numbers that are too small.
+
+    Raises:
+        ConfigError: An option is below its least value.
+    """
+    for option, number in least.items():
+        if getattr(options, option) < number:
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name} must be at least {number}, got {getattr(options, option)}")
+
+
+def require_seconds(seconds: float) -> None:
+    """Refuse a time that no measurement can take.
+
+    Raises:
+        ConfigError: It is not above 0, or infinite.
+    """
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--seconds must be above 0, got {seconds:g}")
 
 
 def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParser:

@@ -1,8 +1,9 @@
 """`lightning-shards index`: scans shards, reports their faults, and writes their indexes."""
 
 import json
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,25 @@ from lightning_shards.dataprep.indexes.indexing import (
     find_stale_counts,
     write_index,
 )
+from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import count_of
-from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.beside import WIDS, json_object
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.shards.urls import is_local
 from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
 from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
-_EPILOG = """Formats: wids (the index of this package and of webdataset's wids), sizes (sizes.json
-of open_clip), dali (NAME.idx of wds2idx beside each shard), energon (NAME.tar.idx and .nv-meta),
-card (a README.md for the Hugging Face Hub). Remote shards are fetched whole, one at a time for each
-process, into the folder of temporary files (TMPDIR); training finds their counts in a wids.json or
-sizes.json that was uploaded from --output. Exit status: 0 written, 1 something is wrong with the
-shards, 2 not done."""
+_EPILOG = """Formats: wids (the index of this package and of webdataset's wids), members
+(NAME.tar.members beside each shard: its member table with crc32s, by which training reads samples
+of remote shards), sizes (sizes.json of open_clip), dali (NAME.idx of wds2idx beside each shard),
+energon (NAME.tar.idx and .nv-meta), card (a README.md for the Hugging Face Hub). Remote shards are
+read once, as streams, and nothing is copied; of members above 4 MiB only headers are read with
+--no-checksums. What was read is kept in the cache folder, so that a run that was killed goes on
+when the same command is given again. Training finds beside remote shards what --upload puts there.
+Exit status: 0 written, 1 something is wrong with the shards, 2 not done."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,14 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--wids", default=WIDS, metavar="NAME", help="file name of the wids JSON")
     parser.add_argument(
         "--checksums",
-        action="store_true",
-        help="read every byte: crc32 of each member for its table, MD5 of each shard for the JSON",
+        action=BooleanOptionalAction,
+        help="read every byte: crc32 of each member for its table, MD5 of each shard for the JSON; "
+        "default: of remote shards, and with the format members",
     )
     parser.add_argument(
         "--allow-problems", action="store_true", help="write the indexes whatever is found"
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="of remote shards: where the indexes are written"
+    )
+    parser.add_argument(
+        "--upload", action="store_true", help="of remote shards: put the indexes beside them"
+    )
+    parser.add_argument(
+        "--storage-options",
+        type=_storage_options,
+        default={},
+        metavar="JSON",
+        help="of remote shards: how their stores are reached, as in the configuration, such as "
+        '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\'',
     )
     add_shard_options(parser)
     run_tool("index", _index, parser.parse_args(arguments))
@@ -55,45 +75,105 @@ def _index(options: Namespace) -> int:
         options.wids,
         options.processes,
         options.output,
+        options.upload,
     )
     urls = shards_of(options)
     files.require_fit(urls)
-    processes, cache = options.processes, options.cache
-    surveyed = survey(urls, cache=cache, with_checksums=options.checksums, processes=processes)
-    is_damaged = any(shard.is_damaged for shard in surveyed.shards)
-    may_write = not surveyed.failures or (options.allow_problems and not is_damaged)
-    written = write_index(surveyed, files) if may_write else []
-    if written and options.output is None:
-        surveyed.findings += find_stale_counts(surveyed)
-    if options.json:
-        print(json.dumps(_document(surveyed, written)))
+    may_write = partial(_may_write, are_problems_allowed=options.allow_problems)
+    if not is_local(urls[0]) and all(map(has_ranges, urls)):
+        found = index_remote(
+            *(urls, files, _settings(options)),
+            with_checksums=options.checksums is not False,
+            may_write=may_write,
+        )
     else:
-        _print(surveyed, written)
-    stale = [finding for finding in surveyed.failures if finding.rule == "stale count"]
-    return FAILED if stale or not written else 0
+        found = _index_files(urls, files, options.checksums, may_write)
+    if options.json:
+        print(json.dumps(_document(found)))
+    else:
+        _print(found)
+    stale = [finding for finding in found.survey.failures if finding.rule == "stale count"]
+    return FAILED if stale or not found.written else 0
 
 
-def _document(found: Survey, written: Sequence[Path]) -> dict[str, Any]:
+def _index_files(
+    urls: Sequence[str],
+    files: IndexFiles,
+    checksums: bool | None,
+    may_write: Callable[[Survey], bool],
+) -> Indexed:
+    """The index of local shards, and of those that are read as a copy."""
+    tables = files.table_paths(urls)
+    surveyed = survey(
+        urls,
+        cache=files.cache,
+        with_checksums=bool(tables) if checksums is None else checksums,
+        table_paths=tables,
+        processes=files.processes,
+    )
+    written = write_index(surveyed, files) if may_write(surveyed) else []
+    written[:0] = [path for path in tables if written and path.exists()]
+    if written and files.output is None:
+        surveyed.findings += find_stale_counts(surveyed)
+    return Indexed(surveyed, list(map(str, written)), [])
+
+
+def _may_write(found: Survey, *, are_problems_allowed: bool) -> bool:
+    is_damaged = any(shard.is_damaged for shard in found.shards)
+    return not found.failures or (are_problems_allowed and not is_damaged)
+
+
+def _settings(options: Namespace) -> TransportSettings:
+    """How one of the processes reaches remote shards."""
+    connections = max(1, _CONNECTIONS // max(1, options.processes))
+    folder = options.cache.given
+    return TransportSettings(
+        options.storage_options,
+        connections,
+        cache_dir=None if folder is None else str(folder),
+    )
+
+
+def _storage_options(text: str) -> dict[str, dict[str, Any]]:
+    """By scheme the options of its store."""
+    try:
+        given = json_object(json.loads(text))
+        for scheme, options in given.items():
+            require_store_options(scheme, json_object(options))
+    except (ValueError, RecursionError) as error:  # also a ConfigError
+        raise ArgumentTypeError(str(error)) from None
+    return given
+
+
+def _document(found: Indexed) -> dict[str, Any]:
     return {
-        "shards": len(found.shards),
-        "samples": found.samples,
-        "bytes": found.size_bytes,
-        "fields": {suffix: sizes.samples for suffix, sizes in found.fields.items()},
-        "findings": [finding.as_json() for finding in found.findings],
-        "written": [str(path) for path in written],
+        "shards": len(found.survey.shards),
+        "samples": found.survey.samples,
+        "bytes": found.survey.size_bytes,
+        "fields": {suffix: sizes.samples for suffix, sizes in found.survey.fields.items()},
+        "findings": [finding.as_json() for finding in found.survey.findings],
+        "written": found.written,
+        "replaced": found.replaced,
     }
 
 
-def _print(found: Survey, written: Sequence[Path]) -> None:
-    print_findings(found.findings)
-    samples, shards = count_of(found.samples, "sample"), count_of(len(found.shards), "shard")
-    print(f"{samples} in {shards}, {human(found.size_bytes)}")
+def _print(found: Indexed) -> None:
+    surveyed, written = found.survey, found.written
+    print_findings(surveyed.findings)
+    samples = count_of(surveyed.samples, "sample")
+    shards = count_of(len(surveyed.shards), "shard")
+    print(f"{samples} in {shards}, {human(surveyed.size_bytes)}")
     for path in written[-_MAX_NAMED:]:
-        print(f"wrote {path}")
+        print(f"wrote {path}{' in place of another' if path in found.replaced else ''}")
     if len(written) > _MAX_NAMED:
         print(f"and {len(written) - _MAX_NAMED:,} more")
+    if found.replaced:
+        print(f"{count_of(len(found.replaced), 'index file')} of other contents were replaced")
     if not written:
         print("nothing was written: repair the shards, or give --allow-problems")
 
 
 _MAX_NAMED = 8
+
+_CONNECTIONS = 64
+"""Requests that all processes together have under way at most."""

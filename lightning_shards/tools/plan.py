@@ -2,29 +2,32 @@
 
 import json
 import os
-import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.footprint import DataShape, Workers, footprint
 from lightning_shards.tools.console import human, run_tool, table
+from lightning_shards.tools.plan_network import RATE, RemotePlan, remote_notes, remote_plan
 
 if TYPE_CHECKING:
-    from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.readers.source import Source
     from lightning_shards.shards.index import ShardIndex
+    from lightning_shards.tools.configured_data import ConfiguredData
 
 _EPILOG = """Bytes, shards and memory are those of one node. "to fetch" is what it reads of remote
-shards in an epoch, "cache" what would hold all shards that it reads. Memory for batches is counted
-from the first samples as the transforms leave them: (prefetch_factor + 2) messages a worker, of
-several batches if they are small; what is below half a MiB travels without it.
+shards in an epoch with an empty cache, "later epochs" what it fetches where cache_gib keeps the
+rest, and the working set is what the cache must hold: the block that is read and the next one.
+"cache" would hold all shards that it reads. Memory for batches is counted from the first samples
+as the transforms leave them: (prefetch_factor + 2) messages a worker, of several batches if they
+are small; what is below half a MiB travels without it.
 With --index, counts and sizes come from that file and no shard is looked at."""
 
 _SAMPLES_TRIED = 4
+_SMALL_VALUE = 8  # bytes of a number, or of an object of unknown size
 
 
 class Found(NamedTuple):
@@ -36,6 +39,7 @@ class Found(NamedTuple):
     is_remote: bool
     batch_bytes: int | None
     note: str
+    remote: RemotePlan | None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,23 +59,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--ranks-per-node", type=int, metavar="N", help="default: the trainer's devices, else 8"
     )
     parser.add_argument("--index", type=Path, metavar="JSON", help="wids JSON of the split")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=RATE,
+        metavar="N",
+        help=f"samples/s that a rank trains, for the rates of fetching; default: {RATE:g}",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     run_tool("plan", _plan, parser.parse_args(arguments))
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.config_files import read_setting
-    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.configured_data import open_data, trainer_size
 
-    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
-    module = ShardDataModule.from_config(options.config)
-    devices = _positive(read_setting(options.config, "trainer.devices"))
-    nodes = _positive(read_setting(options.config, "trainer.num_nodes")) or 1
+    if not 0 < options.rate < float("inf"):
+        raise ConfigError(f"--rate must be a number of samples/s above 0, got {options.rate:g}")
+    configured = open_data(options.config)
+    devices, nodes = trainer_size(options.config)
     ranks_per_node = options.ranks_per_node or devices or 8
     sizes = _world_sizes(options.world_size, (devices or 1) * nodes)
-    found = _find(module, options)
-    rows = [_epoch(module, found, size, ranks_per_node) for size in sizes]
+    found = _find(configured, options)
+    rows = [_epoch(configured, found, size, ranks_per_node) for size in sizes]
     source, told = found.source, found.source.describe()
+    network = None if found.remote is None else found.remote.document()
     document = {
         "split": options.split,
         "sampling": told.sampling,
@@ -84,14 +95,11 @@ def _plan(options: Namespace) -> int:
         "batch_bytes": found.batch_bytes,
         "remainder": source.epochs.remainder,
         "note": found.note,
+        "network": network,
         "epochs": rows,
     }
     print(json.dumps(document) if options.json else _as_text(document, rows))
     return 0
-
-
-def _positive(count: object) -> int | None:
-    return count if type(count) is int and count > 0 else None
 
 
 def _world_sizes(text: str | None, default: int) -> list[int]:
@@ -101,27 +109,34 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
-def _find(module: "ShardDataModule", options: Namespace) -> Found:
+def _find(configured: "ConfiguredData", options: Namespace) -> Found:
     """The split's source, and the sizes of its shards and batches."""
     from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
-    from lightning_shards.shards.storage.schemes import has_ranges
+    from lightning_shards.shards.urls import is_local
 
-    config = module.splits.get(options.split)
+    config = configured.splits.get(options.split)
     if config is None:
         raise ConfigError(f"the config has no split {options.split!r}; name another by --split")
     if options.index is None:
-        source = module.source(options.split)
+        source = configured.source(options.split)
         index = source.describe().index
-        assert index is not None  # a data module's source reads shards
+        assert index is not None  # the source of a configuration reads shards
         size_bytes = shard_bytes(index)
     else:
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
-        source = module.source(options.split, index)
-    is_remote = not all(map(has_ranges, index.urls))
+        source = configured.source(options.split, index)
+    is_remote = not all(map(is_local, index.urls))
     batch_bytes, note = None, "no shard was looked at, so that memory is not known"
     if options.index is None and not is_remote:
         batch_bytes, note = _batch_bytes(source)
-    return Found(source, index, size_bytes, is_remote, batch_bytes, note)
+    if size_bytes is None:
+        size_bytes = index.size_bytes
+    told, workers = source.describe(), max(1, configured.num_workers)
+    remote = None
+    if is_remote:
+        remote = remote_plan(told, size_bytes, config, workers=workers, rate=options.rate)
+        size_bytes = size_bytes if remote is None else remote.data.size_bytes
+    return Found(source, index, size_bytes, is_remote, batch_bytes, note, remote)
 
 
 def _remote_folder(urls: str | list[str]) -> str:
@@ -143,25 +158,25 @@ def _batch_bytes(source: "Source") -> tuple[int | None, str]:
     return round(total / samples * source.epochs.batch_size), ""
 
 
-def _num_bytes(batch: object) -> int:
-    from torch.utils._pytree import tree_leaves
-
-    return sum(map(_value_bytes, tree_leaves(batch)))
-
-
-def _value_bytes(value: Any) -> int:
-    if hasattr(value, "nbytes"):
-        return int(value.nbytes)
-    return len(value) if isinstance(value, bytes | str) else 8
+def _num_bytes(values: Any) -> int:
+    """Bytes of arrays, tensors and texts in containers of any depth; of anything else, a few."""
+    if isinstance(values, Mapping):
+        return sum(map(_num_bytes, cast("Mapping[Any, Any]", values).values()))
+    if isinstance(values, list | tuple):
+        return sum(map(_num_bytes, cast("Sequence[Any]", values)))
+    if isinstance(values, bytes | str):
+        return len(values)
+    return int(getattr(values, "nbytes", _SMALL_VALUE))
 
 
 def _epoch(
-    module: "ShardDataModule", found: Found, world_size: int, ranks_per_node: int
+    configured: "ConfiguredData", found: Found, world_size: int, ranks_per_node: int
 ) -> dict[str, Any]:
     """One column of the table."""
     told = found.source.describe()
     plan = found.source.epochs.plan(world_size)
-    workers = _workers(module, min(ranks_per_node, world_size), told.shuffle_buffer)
+    ranks = min(ranks_per_node, world_size)
+    workers = _workers(configured, ranks, told.shuffle_buffer)
     samples = found.shards.samples
     data = DataShape(
         found.shards.num_shards,
@@ -177,8 +192,9 @@ def _epoch(
         message_bytes=_message_bytes(found.batch_bytes),
         run=told.run,
     )
-    fetched = needs.bytes_read if found.is_remote else 0
-    in_shm = needs.shm_bytes if module.loader_config.pool == "processes" else 0
+    unknown = {"bytes_to_fetch": needs.bytes_read if found.is_remote else 0}
+    fetched = unknown if found.remote is None else found.remote.row(plan, ranks)
+    in_shm = needs.shm_bytes if configured.loader_config.pool == "processes" else 0
     return {
         "world_size": world_size,
         "steps": plan.steps,
@@ -190,7 +206,8 @@ def _epoch(
         "last_sizes": _sizes(plan, plan.steps - 1),
         **asdict(needs),
         "shm_bytes": in_shm,
-        "bytes_to_fetch": fetched,
+        "ranks": ranks,
+        **fetched,
     }
 
 
@@ -201,10 +218,10 @@ def _message_bytes(batch_bytes: int | None) -> int | None:
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
-def _workers(module: "ShardDataModule", ranks: int, shuffle_buffer: int) -> "Workers":
+def _workers(configured: "ConfiguredData", ranks: int, shuffle_buffer: int) -> "Workers":
     """The workers of one node with this many ranks."""
-    config = module.loader_config
-    per_rank = 0 if config.pool == "inline" else module.num_workers
+    config = configured.loader_config
+    per_rank = 0 if config.pool == "inline" else configured.num_workers
     return Workers(ranks, per_rank, config.prefetch_factor, shuffle_buffer)
 
 
@@ -225,25 +242,9 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         f"{document['batch_size']:,} is {_size(batch)}"
     )
     cells = [["ranks", *(f"{row['world_size']:,}" for row in rows)]]
-    for label, key, show in (
-        ("steps per rank", "steps", _count),
-        ("samples served", "served", _count),
-        ("dropped", "dropped", _count),
-        ("repeated, weight 0", "repeated", _count),
-        ("batch sizes, first step", "first_sizes", _range),
-        ("batch sizes, last step", "last_sizes", _range),
-        ("nodes", "nodes", _count),
-        ("shards per rank", "shards_per_rank", _count),
-        ("shards per worker", "shards_per_worker", _count),
-        ("a node: samples", "samples_per_node", _count),
-        ("a node: bytes read", "bytes_read", _size),
-        ("a node: to fetch", "bytes_to_fetch", _size),
-        ("a node: shards read", "shards_touched", _count),
-        ("a node: cache", "cache_bytes", _size),
-        ("a node: /dev/shm", "shm_bytes", _size),
-        ("a node: shuffle buffers", "buffer_bytes", _size),
-    ):
-        cells.append([label, *(show(row[key]) for row in rows)])
+    for label, key, show in _ROWS:
+        if key in rows[0]:
+            cells.append([label, *(show(row[key]) for row in rows)])
     lines = [head, table(cells)]
     if document["note"]:
         lines.append(f"note: {document['note']}")
@@ -255,6 +256,8 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         )
     lines += _drop_notes(document["samples"], rows)
     lines += _shm_notes(rows)
+    if document["network"] is not None:
+        lines += remote_notes(document["network"], rows)
     return "\n".join(lines)
 
 
@@ -298,3 +301,29 @@ def _size(value: float | None) -> str:
 
 def _range(values: Sequence[int]) -> str:
     return "-" if not values else " to ".join(f"{value:,}" for value in dict.fromkeys(values))
+
+
+_ROWS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
+    ("steps per rank", "steps", _count),
+    ("samples served", "served", _count),
+    ("dropped", "dropped", _count),
+    ("repeated, weight 0", "repeated", _count),
+    ("batch sizes, first step", "first_sizes", _range),
+    ("batch sizes, last step", "last_sizes", _range),
+    ("nodes", "nodes", _count),
+    ("shards per rank", "shards_per_rank", _count),
+    ("shards per worker", "shards_per_worker", _count),
+    ("a node: samples", "samples_per_node", _count),
+    ("a node: bytes read", "bytes_read", _size),
+    ("a node: to fetch", "bytes_to_fetch", _size),
+    ("a node: requests", "requests", _count),
+    ("a node: requests/s", "requests_per_s", _count),
+    ("a node: to fetch/s", "bytes_per_s", _size),
+    ("a node: later epochs", "bytes_of_later_epochs", _size),
+    ("a node: working set", "working_set_bytes", _size),
+    ("a node: shards read", "shards_touched", _count),
+    ("a node: cache", "cache_bytes", _size),
+    ("a node: /dev/shm", "shm_bytes", _size),
+    ("a node: shuffle buffers", "buffer_bytes", _size),
+)
+"""Of the table: label, key in the JSON, and how the value is shown."""

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_shards.dataprep.writing.listing import list_tars
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.storage.fetching import require_local
+from lightning_shards.shards.storage.local_copies import require_local
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import run_tool
 from lightning_shards.tools.output_options import (

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.tools.bench import quiet_lightning
-from lightning_shards.tools.console import FAILED, run_tool
+from lightning_shards.tools.console import FAILED, require_large_enough, require_seconds, run_tool
 
 if TYPE_CHECKING:
     from lightning_shards.tools.selftest_checks import CheckResult
@@ -54,9 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _selftest(options: Namespace) -> int:
     _check(options)
+    from lightning_shards.collectives import gather
     from lightning_shards.tools import selftest_checks as checks
     from lightning_shards.tools.selftest_fits import FIT_CHECKS
 
+    checks.require_launched(options.devices, options.num_nodes)
     with tempfile.TemporaryDirectory(prefix="lightning-shards-selftest-") as folder:
         subject = checks.pack_subject(
             Path(folder),
@@ -76,19 +77,21 @@ def _selftest(options: Namespace) -> int:
             results.append(result)
             if not options.json and (is_shown or result.outcome == "failed"):
                 print(f"{result.outcome:<7}  {name}: {result.text}", flush=True)
+        ranks: list[list[CheckResult]] = gather(results)
+        results += [result for others in ranks[1:] for result in others if _is_failed(result)]
     if is_shown:
         _print_end(options, checks.describe_machine(), str(subject.device), results)
-    return FAILED if any(result.outcome == "failed" for result in results) else 0
+    return FAILED if any(map(_is_failed, results)) else 0
+
+
+def _is_failed(result: "CheckResult") -> bool:
+    return result.outcome == "failed"
 
 
 def _check(options: Namespace) -> None:
     """Refuse options that cannot work, before any slow import."""
-    if not 0 < options.seconds < float("inf"):
-        raise ConfigError(f"--seconds must be above 0, got {options.seconds:g}")
-    for option, least in (("devices", 1), ("num_nodes", 1), ("num_workers", 0)):
-        if getattr(options, option) < least:
-            name = option.replace("_", "-")
-            raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, option)}")
+    require_seconds(options.seconds)
+    require_large_enough(options, devices=1, num_nodes=1, num_workers=0)
 
 
 def _print_end(

@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -20,6 +22,7 @@ import lightning_shards
 from lightning_shards.config import LoaderConfig, SplitConfig
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.profiling.starvation import make_clock
 from lightning_shards.system.cpus import num_cpus
@@ -123,6 +126,26 @@ def pack_subject(folder: Path, device: str, **settings: Any) -> Subject:
     )
 
 
+def require_launched(devices: int, num_nodes: int) -> None:
+    """Check that a launcher started as many processes as the fits will wait for.
+
+    Raises:
+        ConfigError: It started others, or several nodes have no launcher.
+    """
+    if TorchElasticEnvironment.detect():
+        launched, wanted = TorchElasticEnvironment().world_size(), devices * num_nodes
+        if launched != wanted:
+            raise ConfigError(
+                f"torchrun started {launched} processes, and --devices {devices} x --num-nodes "
+                f"{num_nodes} are {wanted}; give both the same numbers"
+            )
+    elif num_nodes > 1 and not SLURMEnvironment.detect():
+        raise ConfigError(
+            f"--num-nodes {num_nodes} needs a launcher, which tells the nodes of one another; "
+            "start it by torchrun, as --help shows"
+        )
+
+
 def image_of(number: int) -> np.ndarray:
     """The image of a sample: noise of its own, uint8 of `IMAGE_SHAPE`."""
     return np.random.default_rng(number).integers(0, 256, IMAGE_SHAPE, np.uint8)
@@ -186,6 +209,8 @@ def read_each_sample_once(subject: Subject) -> str:
         keys += batch["__key__"]
         images = [image_of(int(key)) for key in batch["__key__"]]
         require(np.array_equal(batch["image"], images), "an image was not read as it was written")
+        labels = [int(key) % NUM_CLASSES for key in batch["__key__"]]
+        require(batch["label"].tolist() == labels, "a label was not read as it was written")
     expected = [f"{number:06d}" for number in range(NUM_SAMPLES)]
     require(sorted(keys) == expected, f"{len(set(keys))} of {NUM_SAMPLES} samples were read")
     return f"{NUM_SAMPLES} samples, each once and as they were written"
@@ -334,13 +359,16 @@ def _require_same(
     batches: Iterable[dict[str, Any]], expected: Sequence[dict[str, Any]], where: str
 ) -> None:
     """Fail unless these are the expected batches, in their order and to the byte."""
-    step = -1
+    num_batches = 0
     for step, batch in enumerate(batches):
-        for name, value in expected[step].items():
+        num_batches += 1
+        for name, value in expected[step].items() if step < len(expected) else ():
             is_tensor = isinstance(value, torch.Tensor)
             is_same = torch.equal(batch[name], value) if is_tensor else batch[name] == value
             require(is_same, f"{name!r} of batch {step} {where} is not what one thread makes")
-    require(step + 1 == len(expected), f"{step + 1} batches {where} instead of {len(expected)}")
+    require(
+        num_batches == len(expected), f"{num_batches} batches {where} instead of {len(expected)}"
+    )
 
 
 def _calibrated_work(device: torch.device) -> Callable[[], None]:

@@ -2,11 +2,17 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
-from lightning_shards.shards.storage.fetching import require_shards
+from lightning_shards.shards.index import remote_class_files
+from lightning_shards.shards.remote.retries import LOOK_UP
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.local_copies import require_shards
+from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.urls import expand_urls
 
 
@@ -30,16 +36,21 @@ def shards_of(options: Namespace) -> list[str]:
     return require_shards(expand_urls(options.urls, allow_pipe="pipe" in options.allow_unsafe))
 
 
-def classes_of(urls: Sequence[str], field: str | None) -> ClassNames | None:
+def classes_of(
+    urls: Sequence[str], field: str | None, storage_options: Mapping[str, Any] | None = None
+) -> ClassNames | None:
     """The classes of a field of these shards, if they are known; a note says if they are unclear.
 
-    Only the field `cls` has any, because `classes.json` belongs to it.
+    Only the field `cls` has any, because `classes.json` belongs to it. `storage_options` say how
+    the stores of remote shards are reached.
     """
     if field != CLASS_SUFFIX:
         return None
+    settings = TransportSettings(storage_options or {}, policy=LOOK_UP)
     try:
-        return known_classes(urls)
-    except ConfigError as error:
+        with closing(Storages(remote_storages(settings))) as storages:
+            return known_classes(urls, remote_class_files(urls, storages))
+    except (ConfigError, StorageError) as error:
         print(f"note: names of classes are not shown: {error}", file=sys.stderr)
         return None
 

@@ -16,10 +16,16 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.storage.fetching import require_local
+from lightning_shards.shards.storage.local_copies import require_local
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.tools.console import FAILED, human, run_tool, shard_parser
+from lightning_shards.tools.console import (
+    FAILED,
+    human,
+    require_large_enough,
+    run_tool,
+    shard_parser,
+)
 from lightning_shards.tools.shard_options import classes_of, with_class_name
 
 if TYPE_CHECKING:  # both import torch
@@ -84,9 +90,7 @@ def _show(options: Namespace) -> int:
 
 
 def _check(options: Namespace) -> None:
-    for name in ("samples", "columns", "size"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    require_large_enough(options, samples=1, columns=1, size=1)
     if options.html is not None and os.path.lexists(options.html):
         raise ConfigError(f"{options.html} is there already; name another file for --html")
 

@@ -4,19 +4,20 @@ import json
 import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, not_written
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.urls import is_local, redact
 
 if TYPE_CHECKING:
-    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.readers.open_shards import OpenShards
     from lightning_shards.readers.source import ServedSample
-    from lightning_shards.shards.index import ShardIndex
     from lightning_shards.tools.class_columns import ClassesOfRows
+    from lightning_shards.tools.configured_data import ConfiguredData
 
 _EPILOG = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -79,39 +80,40 @@ def _parser() -> ArgumentParser:
 
 
 def _trace(options: Namespace) -> int:
+    from lightning_shards.build import make_pool
     from lightning_shards.plan.place import Place
+    from lightning_shards.readers.open_shards import OpenShards
     from lightning_shards.readers.replay import batch_keys
-    from lightning_shards.shards.storage.schemes import has_ranges
     from lightning_shards.tools.class_columns import classes_of_rows
 
     steps = _parse_steps(options.steps)
-    module = _data_module(options.config)
+    data = _configured_data(options.config)
     given: int | None = options.world_size
     world_size = _world_size(options.config) if given is None else given
-    loader = module.loader(options.split, rank=0, world_size=world_size)
-    index = loader.source.describe().index
-    is_readable = index is not None and all(map(has_ranges, index.urls))
+    source = data.source(options.split)
+    source.epochs.plan(world_size).require_steps()
+    pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
+    slots = pool.describe().slots
+    told, index = source.describe(), source.describe().index
+    is_readable = index is not None and (not told.is_streamed or all(map(is_local, index.urls)))
     if options.samples is not None and not is_readable:
-        raise ConfigError("--samples takes samples from local shards only, and some are remote")
-    ranks = [
-        batch_keys(
-            loader.source,
-            Place(rank, world_size),
-            options.epoch,
-            steps,
-            num_workers=loader.pool.describe().slots,
+        raise ConfigError(
+            "--samples takes samples by their offsets, and some shards are remote and streamed; "
+            "put member tables beside them, or copy them here"
         )
+    ranks = [
+        batch_keys(source, Place(rank, world_size), options.epoch, steps, num_workers=slots)
         for rank in range(world_size)
     ]
     served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]
     classes: ClassesOfRows = {}
-    if is_readable:
-        assert index is not None  # it is readable
-        cache = CacheFolder(module.loader_config.cache_dir)
-        if options.samples is not None:
-            _write_samples(options.samples, served, steps.start, index, cache)
-        rows = [row for _, _, _, row in _rows(served, steps.start)]
-        classes = classes_of_rows(rows, loader.source.describe().fields, index, cache)
+    if index is not None and is_readable:
+        cache, rows = CacheFolder(data.loader_config.cache_dir), list(_rows(served, steps.start))
+        with OpenShards(index, cache, storages=told.storages) as shards:
+            if options.samples is not None:
+                _write_samples(options.samples, rows, shards)
+            known = (index.urls, shards, data.loader_config.storage_options)
+            classes = classes_of_rows([row for _, _, _, row in rows], told.fields, *known)
     if options.json:
         print(_as_json(served, steps, options.epoch, options.split, classes))
     else:
@@ -170,15 +172,14 @@ def _as_table(served: Steps, steps: range, classes: "ClassesOfRows") -> str:
     )
 
 
-def _data_module(config: Path) -> "ShardDataModule":
-    """The data module that LightningCLI would make of the section `data`."""
+def _configured_data(config: Path) -> "ConfiguredData":
+    """The data that LightningCLI would make of the section `data`."""
     from lightning_shards.config_files import read_setting
-    from lightning_shards.datamodule import ShardDataModule
+    from lightning_shards.tools.configured_data import open_data
 
     if read_setting(config, "data") is None:
         raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
-    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
-    return ShardDataModule.from_config(config)
+    return open_data(config)
 
 
 def _world_size(config: Path) -> int:
@@ -198,24 +199,21 @@ def _world_size(config: Path) -> int:
 
 
 def _write_samples(
-    folder: Path, served: Steps, first_step: int, index: "ShardIndex", cache: CacheFolder
+    folder: Path, rows: Iterable[tuple[int, int, int, "ServedSample"]], shards: "OpenShards"
 ) -> None:
     """Write the members of all rows with the bytes from the tars; no file is overwritten."""
-    from lightning_shards.readers.open_shards import OpenShards
-
     make_folder(folder)
-    with OpenShards(index, cache) as shards:
-        for step, rank, number, row in _rows(served, first_step):
-            members = shards.members(row.shard, row.sample)
-            if members["__key__"] != row.key:
-                raise IndexMismatchError(
-                    f"sample {row.sample} of {members['__url__']} is {members['__key__']!r} in its "
-                    f"table of members and {row.key!r} in the stream; look at the shard"
-                )
-            for suffix in members:
-                name = f"{row.key[:_MAX_NAME]}.{suffix[:_MAX_NAME]}"
-                path = folder / f"{step}-{rank}-{number}-{_UNSAFE_IN_NAMES.sub('_', name)}"
-                _write_new(path, members[suffix])
+    for step, rank, number, row in rows:
+        members = shards.members(row.shard, row.sample)
+        if members["__key__"] != row.key:
+            raise IndexMismatchError(
+                f"sample {row.sample} of {redact(members['__url__'])} is {members['__key__']!r} in "
+                f"its table of members and {row.key!r} in the stream; look at the shard"
+            )
+        for suffix in members:
+            name = f"{row.key[:_MAX_NAME]}.{suffix[:_MAX_NAME]}"
+            path = folder / f"{step}-{rank}-{number}-{_UNSAFE_IN_NAMES.sub('_', name)}"
+            _write_new(path, members[suffix])
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError, ShardNotFoundError
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
+from lightning_shards.shards.counts.wids import counted_shard, shard_entries
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.regular_files import read_regular
+from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.urls import is_local
-from lightning_shards.shards.wids import counted_shard, shard_entries
 
 
 def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
@@ -36,6 +38,7 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
     urls: list[str] = []
     counts: list[int] = []
     sizes: list[int] = []
+    have_tables = entries is not None and all(map(names_table, entries))
     for entry in _sizes_as_entries(content) if entries is None else entries:
         shard = counted_shard(entry)
         if shard is None:
@@ -48,7 +51,15 @@ def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | Non
     if not urls:
         raise ConfigError(f"{path} lists no shard; name a wids JSON, as `index` writes it")
     total = sum(sizes) if len(sizes) == len(urls) else None
-    return ShardIndex(tuple(urls), np.array(counts, np.int64)), total
+    index = ShardIndex(
+        tuple(urls), np.array(counts, np.int64), has_tables=have_tables, size_bytes=total
+    )
+    return index, total
+
+
+def names_table(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry names the member table beside its shard."""
+    return isinstance(url := entry.get("url"), str) and entry.get("members") == published_url(url)
 
 
 def _parsed(path: Path) -> object:

@@ -1,11 +1,12 @@
 """The writer of index files of a data set, for this package and for other tools.
 
 The wids JSON is this package's own index, and has a name of its own for each split in one folder.
-Member tables are kept in the cache folder when shards are scanned. All other formats are written on
-request. All files are functions of the shards alone: a run that is repeated writes the same bytes.
+Member tables are kept in the cache folder when shards are scanned, and published beside the shards
+on request, as all other formats are. All files are functions of the shards alone: a run that is
+repeated writes the same bytes.
 
-The files of remote shards go to a folder of this machine that can be uploaded beside them: it has
-the same folders as the shards have below the folder that holds them all.
+The files of remote shards go to a folder of this machine, from where they are uploaded beside them:
+it has the same folders as the shards have below the folder that holds them all.
 """
 
 import json
@@ -13,7 +14,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from lightning_shards.dataprep.indexes.idx_files import (
     energon_index,
     energon_path,
 )
+from lightning_shards.dataprep.indexes.index_files import names_table
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey, file_md5
 from lightning_shards.dataprep.processes import map_parallel
@@ -34,12 +36,14 @@ from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
 from lightning_shards.shards.counts.count_files import local_claims
+from lightning_shards.shards.counts.wids import entries_by_name, wids_entry, write_wids
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, split_url
-from lightning_shards.shards.wids import entries_by_name, wids_entry, write_wids
+from lightning_shards.shards.urls import is_local, redact, scheme_of, split_url
 
-Format = Literal["wids", "sizes", "dali", "energon", "card"]
+Format = Literal["wids", "members", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)
 
 _log = logging.getLogger(__name__)
@@ -60,6 +64,7 @@ class IndexFiles:
         wids_name: File name of the wids JSON, in each folder that holds shards.
         processes: Number of processes that write the files of single shards.
         output: The folder to write for remote shards; None for local ones.
+        is_uploaded: Whether the files of remote shards are put beside them.
     """
 
     cache: CacheFolder
@@ -67,6 +72,7 @@ class IndexFiles:
     wids_name: str = WIDS
     processes: int = 1
     output: Path | None = None
+    is_uploaded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that lead out of the folder of the shards, and unknown formats.
@@ -88,10 +94,11 @@ class IndexFiles:
         """
         remote = [url for url in urls if not is_local(url)]
         if not remote:
-            if self.output is not None:
+            if self.output is not None or self.is_uploaded:
+                option = "--upload" if self.output is None else f"--output {self.output}"
                 raise ConfigError(
-                    f"--output {self.output} is for remote shards; the indexes of local ones lie "
-                    "beside them: leave it out"
+                    f"{option} is for remote shards; the indexes of local ones lie beside them: "
+                    "leave it out"
                 )
             return
         if len(remote) < len(urls):
@@ -99,10 +106,16 @@ class IndexFiles:
                 f"{len(remote)} of {len(urls)} shards are remote; index them and the local ones "
                 "each by themselves"
             )
-        if self.output is None:
+        if (self.output is None) is not self.is_uploaded:
             raise ConfigError(
-                f"{redact(remote[0])} is remote, and nothing is written there: name a folder for "
-                "the indexes by --output DIR, and upload what is in it beside the shards"
+                f"{redact(remote[0])} is remote: name a folder for the indexes by --output DIR, to "
+                "be uploaded beside the shards, or let them be put there by --upload"
+            )
+        cannot = next((url for url in remote if not _is_written(url)), None)
+        if self.is_uploaded and cannot is not None:
+            raise ConfigError(
+                f"{scheme_of(cannot)}: is not written by file; give --output DIR in place of "
+                "--upload, and put what is in it beside the shards by the tools of that store"
             )
         at_hand = [name for name in ("dali", "energon") if name in self.formats]
         if at_hand:
@@ -110,7 +123,35 @@ class IndexFiles:
                 f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
                 "index a local copy of them, or leave it out"
             )
-        _paths_of([redact(url) for url in remote], self.output)
+        self.paths(remote)
+
+    def paths(self, urls: Sequence[str]) -> list[Path]:
+        """The paths in the output folder that stand for remote shards; errors as `require_fit`."""
+        return _paths_of([redact(url) for url in urls], self.output or Path())
+
+    def table_paths(self, urls: Sequence[str]) -> list[Path]:
+        """Where the member table of each shard is published, in folders that exist; else empty."""
+        if "members" not in self.formats:
+            return []
+        paths = list(map(Path, urls))
+        if self.output is not None:
+            paths = _made_paths([redact(url) for url in urls], self.output)
+        return [Path(published_url(str(path))) for path in paths]
+
+
+def require_own_index(urls: Sequence[str], files: IndexFiles) -> None:
+    """Check, before remote shards are read, that their wids JSONs list no others.
+
+    Raises:
+        ConfigError: One does.
+    """
+    if "wids" not in files.formats or files.output is None:
+        return
+    names: dict[Path, set[str]] = {}
+    for path in files.paths(urls):
+        names.setdefault(path.parent, set()).add(path.name)
+    for folder, of_folder in names.items():
+        _listed_before(folder, of_folder, files)
 
 
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
@@ -183,10 +224,16 @@ def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[Shar
     """Remote shards with paths in the output folder, whose folders are made."""
     if output is None:
         return shards
-    paths = _paths_of([shard.path for shard in shards], output)
+    paths = _made_paths([shard.path for shard in shards], output)
+    return [replace(shard, path=str(path)) for shard, path in zip(shards, paths, strict=True)]
+
+
+def _made_paths(urls: Sequence[str], output: Path) -> list[Path]:
+    """What `_paths_of` gives, and raises; their folders are made."""
+    paths = _paths_of(urls, output)
     for below in dict.fromkeys(path.parent.relative_to(output) for path in paths):
         make_folder(output, str(below))
-    return [replace(shard, path=str(path)) for shard, path in zip(shards, paths, strict=True)]
+    return paths
 
 
 def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
@@ -241,22 +288,44 @@ def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    names = {Path(shard.path).name for shard in shards}
+    path = folder / files.wids_name
+    listed = _listed_before(folder, {Path(shard.path).name for shard in shards}, files)
+    known = {} if files.output is not None else _true_md5s(path, shards, listed)
+    entries: list[dict[str, str | int]] = []
+    for shard in shards:
+        name = Path(shard.path).name
+        old, md5 = listed.get(name, {}), shard.md5 or known.get(name)
+        has_table = "members" in files.formats or (_is_of(old, shard) and names_table(old))
+        table = published_url(name) if has_table else None
+        entries.append(wids_entry(name, shard.samples, shard.size_bytes, md5, table))
+    return entries
+
+
+def _is_of(entry: Mapping[str, Any], shard: ShardSurvey) -> bool:
+    """Whether the entry in an old index has the size and the count of this shard."""
+    return (entry.get("filesize"), entry.get("nsamples")) == (shard.size_bytes, shard.samples)
+
+
+def _listed_before(
+    folder: Path, names: Collection[str], files: IndexFiles
+) -> dict[str, dict[str, Any]]:
+    """The entries of the wids JSON that is there, which may list no other shards than these."""
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None
     listed = entries_by_name(old)
-    others = sorted(name for name in listed.keys() - names if _may_exist(folder / name, files))
+    others = sorted(name for name in listed.keys() - set(names) if _may_exist(folder / name, files))
     if others:
+        where = f"the {path.name} beside the shards" if files.is_uploaded else path
         raise ConfigError(
-            f"{path} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
+            f"{where} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
             "now; name another file for these shards (--wids train.json), or index all together"
         )
-    known = {} if files.output is not None else _true_md5s(path, shards, listed)
-    named = [(Path(shard.path).name, shard) for shard in shards]
-    return [
-        wids_entry(name, shard.samples, shard.size_bytes, shard.md5 or known.get(name))
-        for name, shard in named
-    ]
+    return listed
+
+
+def _is_written(url: str) -> bool:
+    """Whether the store of a remote shard takes single files."""
+    return has_ranges(url) and scheme_of(url) != "hf"
 
 
 def _may_exist(shard: Path, files: IndexFiles) -> bool:
@@ -278,10 +347,7 @@ def _true_md5s(
         md5 = entry.get("md5sum")
         if shard.md5 is not None or not isinstance(md5, str) or shard.is_damaged:
             continue
-        is_same = (entry.get("filesize"), entry.get("nsamples")) == (
-            shard.size_bytes,
-            shard.samples,
-        )
+        is_same = _is_of(entry, shard)
         # The inode's time, because the time of the contents is copied with a file.
         is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
         if is_same and (is_older or file_md5(shard.path) == md5):

@@ -8,6 +8,7 @@ written anywhere, so that the table of a sound shard is kept if the shard is dam
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.findings import Finding
+from lightning_shards.dataprep.inspection.findings import Finding, find_passed_over
+from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
     DecoderOf,
@@ -42,15 +44,18 @@ from lightning_shards.errors import (
     ShardNotFoundError,
 )
 from lightning_shards.shards.beside import json_files, read_json
-from lightning_shards.shards.counts.count_files import http_claims
+from lightning_shards.shards.counts.count_files import remote_claims
+from lightning_shards.shards.counts.wids import MARKER, entries_by_name
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.fetching import LocalShard, file_name, local_copy
+from lightning_shards.shards.remote.retries import LOOK_UP
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.local_copies import LocalShard, file_name, local_copy
+from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.shards.urls import is_local, redact, split_url
-from lightning_shards.shards.wids import MARKER, entries_by_name
 
 _MAX_NAMED = 1000
 """Most findings of one kind in one shard; the last one counts the rest."""
@@ -113,7 +118,7 @@ def check_shards(
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
     findings += [finding for shard in surveys for finding in shard.findings]
     findings += _missing(urls, indexed)
-    findings += repeated_keys(urls, surveys, cache, lambda shard: scan_members(shard.path))
+    findings += repeated_keys(urls, surveys, partial(_key_of, cache))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
@@ -158,7 +163,8 @@ def _check_file(
     except (DamagedShardError, ShardNotFoundError) as error:
         return ShardSurvey(path, findings=_damage(path, error, known))
     survey = ShardSurvey(path, table.num_samples, table.file_size)
-    describe_shard(survey, table)
+    passed_over = lay_out(table, path).passed_over
+    describe_shard(survey, table, find_passed_over(passed_over, path))
     survey.findings += _changed_members(path, table, known)
     survey.findings += _differences(path, table, entry)
     survey.findings += _unprotected_names(path)
@@ -182,6 +188,11 @@ def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
             "each other; verify the shards of one folder at a time"
         )
     return wanted
+
+
+def _key_of(cache: CacheFolder, url: str, sample: int) -> str:
+    with local_copy(url, cache) as shard:
+        return scan_members(shard.path).key(sample)
 
 
 def _known_table(shard: LocalShard) -> MemberTable | None:
@@ -326,24 +337,29 @@ def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Entries from the JSON files on a web server, by URL, and findings where they disagree."""
+    """Entries from the JSON files in remote folders, by URL, and findings where they disagree."""
     folders: dict[str, dict[str, str]] = {}
     for url in urls:
-        folder, name = split_url(url)
-        if folder.lower().startswith(("http://", "https://")):
+        if not is_local(url) and has_ranges(url):
+            folder, name = split_url(url)
             folders.setdefault(folder, {})[name] = url
     entries: dict[str, dict[str, Any]] = {}
     findings: list[Finding] = []
-    for folder, named in folders.items():
-        try:
-            claims = http_claims(folder, named)
-        except IndexMismatchError as error:
-            findings.append(Finding("stale count", str(error), folder))
-            continue
-        for name, claim in claims.items():
-            size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
-            entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
+    with closing(Storages(remote_storages(TransportSettings(policy=LOOK_UP)))) as storages:
+        for folder, named in folders.items():
+            try:
+                claims = remote_claims(folder, named, partial(_fetched_beside, storages))
+            except IndexMismatchError as error:
+                findings.append(Finding("stale count", str(error), folder))
+                continue
+            for name, claim in claims.items():
+                size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
+                entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
     return entries, findings
+
+
+def _fetched_beside(storages: Storages, url: str, max_bytes: int) -> bytes | None:
+    return storages.of(url).read_whole([url], max_bytes + 1)[0]
 
 
 def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:

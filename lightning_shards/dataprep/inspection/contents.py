@@ -14,7 +14,7 @@ import numpy as np
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.fetching import local_copy
+from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tables import TableStore
 
 _KINDS: Final = (

@@ -142,9 +142,14 @@ def _kind(member: tarfile.TarInfo) -> str:
         return "link"
     if not member.isreg():
         return "special file"
-    if split_name(member.name) is not None:
+    return kind_of_name(member.name)
+
+
+def kind_of_name(name: str) -> str:
+    """Why a regular file of this name is in no sample."""
+    if split_name(name) is not None:
         return "left out by __bad__"
-    return "reserved name" if "__" in member.name else "name without a field"
+    return "reserved name" if "__" in name else "name without a field"
 
 
 def _end_of(member: tarfile.TarInfo) -> int:

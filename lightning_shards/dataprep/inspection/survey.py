@@ -27,13 +27,15 @@ from lightning_shards.dataprep.inspection.findings import (
     key_hashes,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.dataprep.processes import MOST_AT_ONCE, map_parallel
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
-from lightning_shards.shards.storage.fetching import LocalShard, local_copy
+from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
+from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url
 
@@ -89,6 +91,7 @@ class ShardSurvey:
         example_keys: Keys of the first and the last sample.
         hashes: `key_hashes` of all samples.
         findings: Findings about the shard; a damaged shard has nothing else.
+        has_replaced_table: Whether another member table lay beside the shard.
     """
 
     path: str
@@ -100,6 +103,7 @@ class ShardSurvey:
     example_keys: tuple[str, ...] = ()
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     findings: list[Finding] = field(default_factory=list[Finding])
+    has_replaced_table: bool = False
 
     @property
     def is_damaged(self) -> bool:
@@ -142,19 +146,42 @@ def survey(
     *,
     cache: CacheFolder,
     with_checksums: bool = False,
+    table_paths: Sequence[Path] = (),
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Survey:
-    """Survey all shards; the member tables of local ones are made and kept in `cache`."""
-    look = partial(survey_shard, cache=cache, with_checksums=with_checksums)
-    shards = list(each_shard("scanned", look, urls, urls, processes, show=show_progress))
+    """Survey all shards; the member tables of local ones are made and kept in `cache`.
+
+    Args:
+        urls: The shards.
+        cache: Folder of the member tables.
+        with_checksums: Whether each byte is read.
+        table_paths: Where the table of each sound shard is published; empty: nowhere.
+        processes: Number of processes.
+        show_progress: Whether to draw a line on stderr; None does so on a terminal.
+    """
+    look = partial(_survey_task, cache=cache, with_checksums=with_checksums)
+    tasks = list(zip(urls, table_paths or [None] * len(urls), strict=True))
+    shards = list(each_shard("scanned", look, urls, tasks, processes, show=show_progress))
+
+    def key_of(url: str, sample: int) -> str:
+        with local_copy(url, cache) as shard:
+            return TableStore(shard.cache).table_of(shard.path).key(sample)
+
+    return survey_of(shards, urls, key_of)
+
+
+def survey_of(
+    shards: list[ShardSurvey], urls: Sequence[str], key_of: Callable[[str, int], str]
+) -> Survey:
+    """The survey of a data set from those of its shards; `key_of` looks up the key of a sample."""
     fields: dict[str, FieldSizes] = {}
     for shard in shards:
         for suffix, sizes in shard.fields.items():
             fields.setdefault(suffix, FieldSizes()).add(sizes)
     findings = [finding for shard in shards for finding in shard.findings]
     whole = Survey(shards, fields, findings)
-    whole.findings += _findings_of_all(whole, urls, cache)
+    whole.findings += _findings_of_all(whole, urls, key_of)
     return whole
 
 
@@ -166,37 +193,54 @@ def each_shard(
     processes: int,
     *,
     show: bool | None,
+    at_once: int = MOST_AT_ONCE,
 ) -> Iterator[ShardSurvey]:
-    """The survey that the function makes of each shard's task, with a line of progress."""
+    """The survey that the function makes of each shard's task, with a line of progress.
+
+    A process gets so many tasks at once.
+    """
     with progress_line(verb, len(urls), split_url(urls[0])[0], show=show) as step:
-        for shard in map_parallel(function, tasks, processes):
+        for shard in map_parallel(function, tasks, processes, at_once):
             yield shard
             step()
 
 
 def repeated_keys(
-    urls: Sequence[str],
-    shards: Sequence[ShardSurvey],
-    cache: CacheFolder,
-    table_of: Callable[[LocalShard], MemberTable],
+    urls: Sequence[str], shards: Sequence[ShardSurvey], key_of: Callable[[str, int], str]
 ) -> list[Finding]:
-    """Findings about keys that several sound shards have; `table_of` looks up the key."""
+    """Findings about keys that several sound shards have; `key_of` looks up one of a shard."""
     sound = [pair for pair in zip(urls, shards, strict=True) if not pair[1].is_damaged]
-
-    def key_of(number: int, sample: int) -> str:
-        with local_copy(sound[number][0], cache) as shard:
-            return table_of(shard).key(sample)
-
     return find_repeats_between(
-        [shard.hashes for _, shard in sound], [shard.path for _, shard in sound], key_of
+        [shard.hashes for _, shard in sound],
+        [shard.path for _, shard in sound],
+        lambda number, sample: key_of(sound[number][0], sample),
     )
 
 
-def survey_shard(url: str, *, cache: CacheFolder, with_checksums: bool = False) -> ShardSurvey:
-    """Survey one shard; damage or a failed download is a finding and not an error."""
+def _survey_task(
+    task: tuple[str, Path | None], *, cache: CacheFolder, with_checksums: bool
+) -> ShardSurvey:
+    url, table_path = task
+    return survey_shard(url, cache=cache, with_checksums=with_checksums, table_path=table_path)
+
+
+def survey_shard(
+    url: str,
+    *,
+    cache: CacheFolder,
+    with_checksums: bool = False,
+    table_path: Path | None = None,
+) -> ShardSurvey:
+    """Survey one shard; damage or a failed download is a finding and not an error.
+
+    The table of a sound one is published at `table_path`, if one is given.
+    """
     try:
         with local_copy(url, cache) as shard:
-            return under_url(_survey_file(shard, with_checksums=with_checksums), url)
+            found = _survey_file(shard, with_checksums=with_checksums)
+            if table_path is not None and not found.is_damaged:
+                replace_file(table_path, published(TableStore(shard.cache).table_of(shard.path)))
+            return under_url(found, url)
     except DamagedShardError as error:
         return unfetched(url, error)
 
@@ -224,7 +268,8 @@ def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
         table = TableStore(shard.cache, with_crc32=with_checksums).table_of(path)
         shard_survey = ShardSurvey(path, table.num_samples, table.file_size)
         shard_survey.md5 = file_md5(path) if with_checksums else None
-        describe_shard(shard_survey, table)
+        passed_over = lay_out(table, path).passed_over
+        describe_shard(shard_survey, table, find_passed_over(passed_over, path))
     except (DamagedShardError, ShardNotFoundError) as error:
         damage = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
         size = Path(path).stat().st_size if Path(path).is_file() else 0
@@ -248,8 +293,10 @@ def file_md5(path: str) -> str:
     return digest.hexdigest()
 
 
-def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
-    """Fill in the facts from the table of a shard."""
+def describe_shard(
+    found: ShardSurvey, table: MemberTable, passed_over: Sequence[Finding] = ()
+) -> None:
+    """Fill in the facts from the table of a shard, and findings about what is not in it."""
     # samples: the sample of each member, shape (num_members,).
     samples = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
     # members: the numbers of all members grouped by suffix, each group in file order. One sort
@@ -275,7 +322,7 @@ def describe_shard(found: ShardSurvey, table: MemberTable) -> None:
     found.hashes = key_hashes(table)
     found.findings += find_repeats(table, found.path, found.hashes)
     found.findings += find_unsafe_names(table, found.path)
-    found.findings += find_passed_over(lay_out(table, found.path).passed_over, found.path)
+    found.findings += passed_over
 
 
 def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
@@ -285,7 +332,9 @@ def sizes_of(sizes: NDArray[np.int64]) -> FieldSizes:
     return FieldSizes(len(sizes), int(sizes.sum()), int(sizes.min()), int(sizes.max()), bins)
 
 
-def _findings_of_all(whole: Survey, urls: Sequence[str], cache: CacheFolder) -> list[Finding]:
+def _findings_of_all(
+    whole: Survey, urls: Sequence[str], key_of: Callable[[str, int], str]
+) -> list[Finding]:
     """Findings that need all shards: missing fields, dotted keys, repeated keys."""
     sound = [shard for shard in whole.shards if not shard.is_damaged]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
@@ -300,7 +349,5 @@ def _findings_of_all(whole: Survey, urls: Sequence[str], cache: CacheFolder) -> 
     findings = find_missing_fields(samples_with, whole.samples, lacking)
     findings += find_dotted_keys(samples_with)
     if whole.samples <= MAX_COMPARED:
-        findings += repeated_keys(
-            urls, whole.shards, cache, lambda shard: TableStore(shard.cache).table_of(shard.path)
-        )
+        findings += repeated_keys(urls, whole.shards, key_of)
     return findings

@@ -62,7 +62,7 @@ def make_thumbnail(data: bytes, size: int) -> Thumbnail | None:
         pixels = decode_rgb(data)
     except Exception:  # noqa: BLE001 bytes of anybody make decoders raise anything
         return None
-    image = image_module.fromarray(pixels.permute(1, 2, 0).numpy())
+    image = image_module.fromarray(pixels.transpose(1, 2, 0))
     original = image.size
     image.thumbnail((size, size))
     return Thumbnail(image, max(1, size // max(image.size)), image.size != original, original)

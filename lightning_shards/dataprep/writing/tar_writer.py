@@ -16,8 +16,8 @@ from lightning_shards.dataprep.writing.keys import check_field, check_key
 from lightning_shards.errors import SampleError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.tar.walk import BLOCK
-from lightning_shards.shards.wids import wids_entry, write_wids
 
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""

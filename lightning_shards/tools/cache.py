@@ -1,0 +1,187 @@
+"""`lightning-shards cache`: lists, fills, checks and clears what a node keeps of remote shards."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.progress_line import bytes_bar
+from lightning_shards.shards.remote.cache.file_systems import is_in_memory
+from lightning_shards.shards.remote.cache.limits import kept_fraction
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
+from lightning_shards.shards.remote.cache.upkeep import (
+    FolderListing,
+    check_pieces,
+    clear_pieces,
+    list_pieces,
+    piece_folders,
+)
+from lightning_shards.system.cpus import num_cpus
+from lightning_shards.tools.console import FAILED, human, run_tool, table
+
+_EPILOG: Final = """list: what is there, and which runs have it open. fill: fetch what the first
+epoch of a split needs, up to the limit, so that a run does not begin with an empty cache; run again
+after an interruption, it goes on. verify: hold length and CRC-32 of each piece against what was
+written, and remove what is damaged. clear: remove all pieces, never while a run has them open,
+unless --force is given. Member tables and counts stay. Exit status: 0 done, 1 verify has found
+damaged pieces, 2 not done."""
+
+_MAX_LISTED: Final = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = ArgumentParser(
+        prog="lightning-shards cache",
+        description="Look after what this machine keeps of remote shards.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("action", choices=tuple(_ACTIONS))
+    add("--config", type=Path, metavar="C", help="a YAML with a section `data`; needed by fill")
+    add("--cache-dir", metavar="DIR", help="default: the config's, else ~/.cache/lightning_shards")
+    add("--split", help="fill: train, val, test or predict; default: train")
+    add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
+    add("--force", action="store_true", help="clear: also where a run has the pieces open")
+    add("--json", action="store_true", help="print one JSON document")
+    run_tool("cache", _run, parser.parse_args(arguments))
+
+
+def _run(options: Namespace) -> int:
+    for option, action in (("split", "fill"), ("ranks_per_node", "fill"), ("force", "clear")):
+        if getattr(options, option) and options.action != action:
+            raise ConfigError(f"--{option.replace('_', '-')} is for `cache {action}`")
+    if options.config is not None and options.cache_dir is not None:
+        raise ConfigError("--config names the cache folder, too: give it or --cache-dir")
+    return _ACTIONS[options.action](options)
+
+
+def _cache_of(options: Namespace) -> CacheFolder:
+    if options.config is None:
+        return CacheFolder(options.cache_dir)
+    from lightning_shards.tools.configured_data import open_data
+
+    return CacheFolder(open_data(options.config).loader_config.cache_dir)
+
+
+def _list(options: Namespace) -> int:
+    cache = _cache_of(options)
+    listings = list(map(list_pieces, piece_folders(cache)))
+    if options.json:
+        print(json.dumps({"cache_dir": str(cache.root), "folders": list(map(_document, listings))}))
+        return 0
+    if not listings:
+        print(f"{cache.root} keeps nothing of remote shards")
+    for listing in listings:
+        print(_as_text(listing))
+    return 0
+
+
+def _document(listing: FolderListing) -> dict[str, Any]:
+    return {
+        "path": str(listing.path),
+        "pieces": listing.pieces,
+        "bytes": listing.size_bytes,
+        "writing_bytes": listing.writing_bytes,
+        "kept_fraction": kept_fraction(listing.runs) if listing.runs else None,
+        "objects": [each._asdict() for each in listing.objects],
+        "runs": [need._asdict() for need in listing.runs],
+    }
+
+
+def _as_text(listing: FolderListing) -> str:
+    pieces, shards = count_of(listing.pieces, "piece"), count_of(len(listing.objects), "shard")
+    lines = [f"{listing.path}: {human(listing.size_bytes)} in {pieces} of {shards}"]
+    if listing.writing_bytes:
+        lines.append(f"being written: {human(listing.writing_bytes)}")
+    largest = sorted(listing.objects, key=lambda each: -each.size_bytes)
+    if largest:
+        rows = [[each.name[:16], f"{each.pieces:,}", human(each.size_bytes)] for each in largest]
+        lines.append(table([["shard (hash)", "pieces", "size"], *rows[:_MAX_LISTED]]))
+    if len(largest) > _MAX_LISTED:
+        lines.append(f"and {len(largest) - _MAX_LISTED:,} more, see --json")
+    lines += [
+        f"open: a run that reads {human(need.reads_bytes)} an epoch, at most "
+        f"{human(need.limit_bytes)} of it kept; it works on {human(need.working_set_bytes)}"
+        for need in listing.runs
+    ]
+    if listing.runs:
+        lines.append(f"of what they read, {kept_fraction(listing.runs):.0%} stay for later epochs")
+    else:
+        lines.append("no run has it open")
+    return "\n".join(lines)
+
+
+def _fill(options: Namespace) -> int:
+    if options.config is None:
+        raise ConfigError("`cache fill` needs --config: what a run of it reads is fetched")
+    from lightning_shards.plan.place import Place
+    from lightning_shards.readers.ahead.filling import Filling
+    from lightning_shards.tools.configured_data import open_data, trainer_size
+
+    configured, split = open_data(options.config), options.split or "train"
+    if configured.splits.get(split) is None:
+        raise ConfigError(f"the config has no split {split!r}; name another by --split")
+    cache = CacheFolder(configured.loader_config.cache_dir)
+    if is_in_memory(cache.root):
+        raise ConfigError(
+            f"{cache.root} is in memory, and what is kept there is removed by the last process "
+            "that leaves it; fill a cache_dir on a disk"
+        )
+    devices, nodes = trainer_size(options.config)
+    ranks = options.ranks_per_node or devices or 1
+    if ranks < 1:
+        raise ConfigError(f"--ranks-per-node must be at least 1, got {ranks}")
+    place = Place(world_size=ranks * nodes, num_nodes=nodes)
+    filling = Filling(configured.source(split), place, configured.loader_config.connections)
+    with bytes_bar("fetched", filling.most_bytes) as step:
+        filled = filling.run(step)
+    if options.json:
+        print(json.dumps(filled._asdict()))
+        return 0
+    there, fetched = human(filled.size_bytes), human(filled.fetched_bytes)
+    pieces = count_of(filled.pieces, "piece")
+    print(f"{cache.root} holds {there} in {pieces} of the first epoch, {fetched} fetched now")
+    if filled.is_full:
+        print("the cache is full: the rest is fetched by the run")
+    return 0
+
+
+def _own_folder(options: Namespace) -> PieceFolder | None:
+    """The folder of this machine's pieces; None if there is none."""
+    cache = _cache_of(options)
+    path = folder_of_pieces(cache)
+    return next((each for each in piece_folders(cache) if each.path == path), None)
+
+
+def _verify(options: Namespace) -> int:
+    folder = _own_folder(options)
+    size = 0 if folder is None else list_pieces(folder).size_bytes
+    with bytes_bar("verified", size) as step:
+        found = None if folder is None else check_pieces(folder, threads=num_cpus(), step=step)
+    damaged = [] if found is None else found.damaged
+    pieces, size_bytes = (0, 0) if found is None else found[:2]
+    if options.json:
+        print(json.dumps({"pieces": pieces, "bytes": size_bytes, "damaged": damaged}))
+    else:
+        for path in damaged[:_MAX_LISTED]:
+            print(f"wrong: {path} was damaged, and is removed")
+        print(f"{human(size_bytes)} in {count_of(pieces, 'piece')}, {len(damaged):,} damaged")
+    return FAILED if damaged else 0
+
+
+def _clear(options: Namespace) -> int:
+    folder = _own_folder(options)
+    pieces, size_bytes = (0, 0) if folder is None else clear_pieces(folder, force=options.force)
+    if options.json:
+        print(json.dumps({"pieces": pieces, "bytes": size_bytes}))
+    else:
+        print(f"freed {human(size_bytes)} in {count_of(pieces, 'piece')}")
+    return 0
+
+
+_ACTIONS: Final = {"list": _list, "fill": _fill, "verify": _verify, "clear": _clear}

@@ -1,0 +1,78 @@
+"""The data of a configuration file as training makes them, without Lightning where that can be."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from lightning_shards.build import find_shards, make_source
+from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig
+from lightning_shards.config_files import data_from_config, read_setting
+from lightning_shards.readers.source import Source
+from lightning_shards.shards.index import ShardIndex
+
+
+class ConfiguredData(Protocol):
+    """The settings of the splits, and their sources; a `ShardDataModule` is one."""
+
+    @property
+    def splits(self) -> Mapping[Split, SplitConfig | None]:
+        """The settings of each split; None: there is no such split."""
+        ...
+
+    @property
+    def loader_config(self) -> LoaderConfig:
+        """How batches are made."""
+        ...
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of each rank."""
+        ...
+
+    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
+        """The source of the batches of a split, from the shards of `index` or from its own."""
+        ...
+
+
+class _PlainData:
+    """The data of settings that no class of the user's changes."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self._data = data
+        self.splits, self.loader_config = data.splits, data.loader
+        self.num_workers = data.num_workers
+
+    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
+        shards = find_shards(self._data, split) if index is None else index
+        return make_source(self._data, split, shards)
+
+
+def trainer_size(config: Path) -> tuple[int | None, int]:
+    """Devices of a node and number of nodes by the section `trainer`; None where it says no number.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    devices, nodes = (read_setting(config, f"trainer.{key}") for key in ("devices", "num_nodes"))
+    return _positive(devices), _positive(nodes) or 1
+
+
+def _positive(count: object) -> int | None:
+    return count if type(count) is int and count > 0 else None
+
+
+def open_data(config: Path) -> ConfiguredData:
+    """The data that a file describes; Lightning is loaded if it names a data module of the user's.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds settings that cannot work.
+        FileNotFoundError: There is no such file.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
+    data = data_from_config(config)
+    if data is not None:
+        return _PlainData(data)
+    from lightning_shards.datamodule import ShardDataModule
+
+    return ShardDataModule.from_config(config)
