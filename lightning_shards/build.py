@@ -1,131 +1,136 @@
-"""Builds the source of a split, the pool of its workers and its loader from a configuration."""
+"""Builds the source of a split, the pool of its workers and its loader from a configuration.
 
-from dataclasses import replace
-from typing import Any
+webdataset, which imports torch, and the loader, which makes tensors, are imported where they are
+first needed, so that `plan` and `trace` need neither.
+"""
 
-from lightning_shards.config import LoaderConfig, Split, SplitConfig
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.loader import Progress, ShardLoader
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source
-from lightning_shards.readers.stream import StreamSource
-from lightning_shards.samples.class_labels import with_found_classes, with_given_classes
+from lightning_shards.samples.class_labels import lack_classes, with_found_classes
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
-from lightning_shards.samples.fields import Field, make_fields, takes_bytes
+from lightning_shards.samples.fields import IMAGE_DECODERS
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.fetching import require_given
-from lightning_shards.shards.storage.schemes import has_ranges
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import MakeStorage, remote_storages
+from lightning_shards.shards.urls import expand_urls, is_local
 from lightning_shards.system.cpus import num_cpus
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
+from lightning_shards.workers.worker_imports import require_guard_for
+
+if TYPE_CHECKING:
+    from lightning_shards.loader import Progress, ShardLoader
 
 
-def complete(
-    split: Split,
-    config: SplitConfig,
-    *,
-    fields: dict[str, str],
-    decode: dict[str, str],
-    classes: dict[str, list[str]],
-    transforms: dict[str, Any],
-    batch_size: int,
-) -> SplitConfig:
-    """The settings of a split, where each missing one is the data module's or a default.
+def find_shards(data: DataConfig, split: Split, *, is_prepared: bool = False) -> ShardIndex:
+    """The shards of a split and what is known of their counts; those of local ones are counted.
 
-    Args:
-        split: Decides the defaults, which differ between training and evaluation.
-        config: The split's own settings.
-        fields: The data module's: batch key to member suffixes.
-        decode: The data module's: batch key to decoder.
-        classes: The data module's: batch key to names of classes.
-        transforms: The data module's: batch key to callable.
-        batch_size: The data module's: samples per rank and step.
+    `is_prepared` says that another rank of this node has found them before in this run.
+
+    Raises:
+        ShardError: The split is not configured, or its shards cannot be found or counted.
     """
-    is_train = split == "train"
-    return replace(
-        config,
-        sampling=config.sampling or ("resampled" if is_train else "sequential"),
-        remainder=config.remainder or ("drop" if is_train else "balanced"),
-        batch_size=config.batch_size or batch_size,
-        fields=fields if config.fields is None else config.fields,
-        decode=decode if config.decode is None else config.decode,
-        classes=classes if config.classes is None else config.classes,
-        transforms=transforms if config.transforms is None else config.transforms,
+    config = data.split(split)
+    urls = expand_urls(config.urls, allow_pipe="pipe" in (data.allow_unsafe or ()))
+    patterns = config.urls if isinstance(config.urls, str) else "::".join(config.urls)
+    choice = ReaderChoice(
+        *(split, config.reader, str(config.sampling), bool(config.stages)), patterns=patterns
+    )
+    is_remote = not all(map(is_local, urls))
+    return choice.find(
+        *(urls, CacheFolder(data.loader.cache_dir), _transport_settings(data)),
+        wants_total=config.dataset_size is None,
+        wants_classes=is_remote and lack_classes(data.fields_of(split)),
+        is_prepared=is_prepared,
     )
 
 
-def split_fields(config: SplitConfig, allow_unsafe: frozenset[str]) -> tuple[Field, ...]:
-    """The fields of a split, checked.
-
-    Args:
-        config: The settings, as `complete` gives them.
-        allow_unsafe: Names of decoders that can run code and are allowed.
-
-    Raises:
-        ConfigError: These fields cannot be taken from any shard.
-    """
-    fields, decode, transforms = config.fields or {}, config.decode or {}, config.transforms or {}
-    unknown = sorted(transforms.keys() - fields.keys())
-    if unknown and not config.stages:  # a stage may add fields
-        raise ConfigError(
-            f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, or "
-            "add one to fields"
-        )
-    decoding = [name for name in fields if takes_bytes(transforms.get(name))]
-    for name in decoding:
-        if decode.get(name, "raw") != "raw":
-            raise ConfigError(
-                f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} would "
-                f"do so before it; leave {name!r} out of decode"
-            )
-    made = make_fields(fields, decode | dict.fromkeys(decoding, "raw"), allow_unsafe)
-    return with_given_classes(made, config.classes or {})
+def _transport_settings(data: DataConfig) -> TransportSettings:
+    """How one of the workers of a rank reaches remote shards; each has connections of its own."""
+    config = data.loader
+    workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
+    connections = max(1, config.connections // max(1, workers))
+    return TransportSettings(
+        config.storage_options, connections, RetryPolicy(), cache_dir=config.cache_dir
+    )
 
 
-def make_source(
-    split: Split,
-    config: SplitConfig,
-    index: ShardIndex,
-    *,
-    seed: int,
-    batch_format: BatchFormat,
-    allow_unsafe: frozenset[str],
-    cache: CacheFolder,
-) -> Source:
-    """The source of a split, from its `complete` settings and those of its data module.
+def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 1) -> Source:
+    """The source of the batches of a split, from these shards.
+
+    `ranks` are those of a node; the cache of remote shards has room for what all of them prepare.
 
     Raises:
-        ConfigError: The settings do not go with the shards.
+        ConfigError: The split is not configured, or its settings do not go with the shards.
         PlanError: The shards hold no sample.
     """
+    config = data.split(split)
     epochs = _schedule(split, config, index)
-    fields = with_found_classes(split_fields(config, allow_unsafe), index.urls)
-    transforms, max_bad = config.transforms or {}, _max_bad(split, config, batch_format)
+    fields = with_found_classes(data.fields_of(split), index.urls, index.class_files)
+    transforms, max_bad = config.transforms or {}, _max_bad(split, config, data.batch_format)
     sampling = config.sampling
     assert sampling is not None  # the settings are complete
-    if choose_reader(split, config, sampling, index) == "stream":
+    choice = ReaderChoice(split, config.reader, sampling, bool(config.stages))
+    reader, loader = choice.of(index), data.loader
+    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
+        require_forkable(index.urls)
+    if reader == "stream":
+        from lightning_shards.readers.stream import StreamSource
+
         return StreamSource(
-            *(index, epochs, sampling, seed, fields, transforms),
+            *(index, epochs, sampling, data.seed, fields, transforms),
             stages=tuple(config.stages),
             shuffle_buffer=config.shuffle_buffer,
-            batch_format=batch_format,
+            batch_format=data.batch_format,
             max_bad=max_bad,
+            storages=_streamed_storages(data, index),
         )
-    assert index.counts is not None  # local shards have been counted
+    assert index.counts is not None  # the choice sees to it
     run, block = config.shuffle_run, config.shuffle_block
-    order = SampleOrder(index.counts, seed, sampling, run, block)
+    order = SampleOrder(index.counts, data.seed, sampling, run, block)
     return IndexedSource(
-        *(index, epochs, order, seed, fields, transforms, cache),
-        batch_format=batch_format,
+        *(index, epochs, order, data.seed, fields, transforms, CacheFolder(loader.cache_dir)),
+        batch_format=data.batch_format,
         max_bad=max_bad,
+        storages=_storages(data, split, index, order, ranks * epochs.batch_size),
     )
+
+
+def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:
+    """What streams the shards of a split if some are remote, without a cache."""
+    is_remote = not all(map(is_local, index.urls))
+    return remote_storages(_transport_settings(data)) if is_remote else None
+
+
+def _storages(
+    data: DataConfig, split: Split, index: ShardIndex, order: SampleOrder, at_once: int
+) -> dict[str, MakeStorage] | None:
+    """What reads the shards of a split if some are remote, with the cache of the run.
+
+    `at_once` are the samples of one batch of each rank of a node.
+    """
+    if all(map(is_local, index.urls)):
+        return None
+    loader, settings = data.loader, _transport_settings(data)
+    prepared = at_once * max(1, data.num_workers * loader.threads_per_worker)
+    size = size_of_run(index, order, CacheFolder(loader.cache_dir), settings, prepared=prepared)
+    cache = cache_of_source(split, size, order, CacheFolder(loader.cache_dir), loader.cache_gib)
+    return remote_storages(settings, cache)
 
 
 def _schedule(split: Split, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
@@ -150,36 +155,10 @@ def _max_bad(split: Split, config: SplitConfig, batch_format: BatchFormat) -> in
     return config.max_bad
 
 
-def choose_reader(split: Split, config: SplitConfig, sampling: str, index: ShardIndex) -> str:
-    """The reader of a split: `stream` or `indexed`.
-
-    `auto` takes `stream` if sampling is `resampled`, there are stages or a shard is remote.
-
-    Raises:
-        ConfigError: The `indexed` reader is configured, and cannot read this split.
-    """
-    remote = [url for url in index.urls if not has_ranges(url)]
-    if config.reader == "auto":
-        streams = sampling == "resampled" or config.stages or remote
-        return "stream" if streams else "indexed"
-    if config.reader == "indexed" and remote:
-        raise ConfigError(
-            f"reader='indexed' of {split!r} reads local shards only, and {len(remote)} of "
-            f"{index.num_shards} are remote; copy them, or take reader='stream'"
-        )
-    if config.reader == "indexed" and config.stages:
-        raise ConfigError(
-            f"stages of {split!r} are for reader='stream', where samples come one after the other; "
-            "use transforms, or take reader='stream'"
-        )
-    return config.reader
-
-
 def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
     """The number of samples in an epoch: from the counts if they are known, else as configured.
 
     Raises:
-        ShardNotFoundError: There are no counts, and by its server there is no such shard.
         ConfigError: The number is unknown, exact sampling lacks counts, or `dataset_size` differs
             from them.
         PlanError: The shards hold no sample.
@@ -189,8 +168,6 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
         nominal = index.total if dataset_size is None else dataset_size
         if sampling == "resampled" and nominal is not None:
             return nominal
-        # perhaps there are no counts because the URL is wrong
-        require_given(next((url for url in index.urls if not has_ranges(url)), ""))
         if sampling != "resampled":
             raise ConfigError(
                 f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
@@ -221,11 +198,11 @@ def make_loader(
     config: LoaderConfig,
     num_workers: int,
     *,
-    progress: Progress | None = None,
+    progress: "Progress | None" = None,
     sample: LoadedBatch | None = None,
     on_cuda: bool = False,
     ranks: int = 1,
-) -> ShardLoader:
+) -> "ShardLoader":
     """The loader of one rank; its length is the number of steps of an epoch.
 
     Args:
@@ -243,6 +220,8 @@ def make_loader(
         PlanError: The samples do not fill one step.
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
+    from lightning_shards.loader import ShardLoader
+
     here = place or Place()
     steps = source.epochs.plan(here.world_size).require_steps().steps
     pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
@@ -275,16 +254,44 @@ def make_pool(
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
-        return InlinePool(config.worker_timeout_s)
+        return InlinePool(config.worker_timeout_s, can_grow=config.pool != "inline")
     sample = sample or source.first_sample(place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
     if config.pool == "threads":
-        size = tensor_bytes(sample.batch, source.epochs.batch_size)
-        prefetch_factor = _prefetch(config, num_workers, size)
-        return ThreadPool(num_workers, prefetch_factor, config.worker_timeout_s)
+        return _thread_pool(config, num_workers, source, sample)
+    if config.multiprocessing_context != "fork":
+        require_guard_for(source)
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
     return _process_pool(config, num_workers, batch, on_cuda, ranks)
+
+
+def _thread_pool(
+    config: LoaderConfig, num_workers: int, source: Source, sample: LoadedBatch
+) -> ThreadPool:
+    batch_size, at_once = source.epochs.batch_size, 1
+    with suppress(ConfigError):  # the size of what cannot be pickled is unknown
+        at_once = most_batches(batch_bytes(sample.batch, batch_size))
+    # a second thread would wait for the GIL, and read again what lies between its samples
+    is_one = at_once > 1 and _is_made_by_python(source)
+    num_threads = 1 if is_one else num_workers
+    size = at_once * tensor_bytes(sample.batch, batch_size)
+    prefetch_factor = _prefetch(config, num_threads, size)
+    return ThreadPool(
+        num_threads, prefetch_factor, config.worker_timeout_s, at_once, can_grow=not is_one
+    )
+
+
+def _is_made_by_python(source: Source) -> bool:
+    """Whether batches are made by code that holds the GIL, out of files of this machine.
+
+    Batches of a stream depend on the number of workers, so that number is never changed.
+    """
+    told = source.describe()
+    if told.is_streamed or told.callables or told.index is None:
+        return False
+    decoders = frozenset[str]().union(*(field.decoders for field in told.fields))
+    return not decoders & IMAGE_DECODERS and all(map(is_local, told.index.urls))
 
 
 def _process_pool(

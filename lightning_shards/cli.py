@@ -95,8 +95,8 @@ class KeepConfigCallback(SaveConfigCallback):
         """Save the configuration, if its file is not there."""
         try:
             super().setup(trainer, pl_module, stage)
-        except RuntimeError:  # on all ranks
-            if trainer.loggers:
+        except RuntimeError as error:  # on all ranks
+            if trainer.loggers or "NOT exist" not in str(error):
                 raise
             rank_zero_info(
                 f"{self.config_filename} exists in {trainer.default_root_dir} and is kept, so the "
@@ -273,7 +273,7 @@ def one_line(error: Exception) -> str:
     """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
     said = [str(error), *getattr(error, "__notes__", [])]
     if not isinstance(error, ShardError):
-        said.append("give this user that right, or name another file or folder")
+        said.append("give this user that right, or name another file (--traceback shows where)")
     return " ".join("; ".join(said).split())
 
 

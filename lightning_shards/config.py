@@ -5,12 +5,17 @@ Configuration stops here. The layers below take plain arguments.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.parsing import build, load_callable, load_callables
+from lightning_shards.samples.class_labels import with_given_classes
+from lightning_shards.samples.fields import UNSAFE_DECODERS, Field, make_fields
+from lightning_shards.samples.transforms import takes_bytes
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.scheme_table import RANGED_SCHEMES
 from lightning_shards.shards.urls import redact_pattern
 
 Split = Literal["train", "val", "test", "predict"]
@@ -26,9 +31,10 @@ class SplitConfig:
         sampling: ``resampled`` draws shards with replacement, ``shuffled`` gives each sample once
             in a new order each epoch, ``sequential`` in file order. Default: resampled for train,
             sequential for the others.
-        reader: ``stream`` reads whole shards forward through webdataset; ``indexed`` reads samples
-            of local shards by their offsets, in an order that neither ranks nor workers change.
-            ``auto`` streams what is resampled, has stages or is not local.
+        reader: ``stream`` reads whole shards forward; ``indexed`` reads samples by their offsets,
+            in an order that neither ranks nor workers change, and remote shards need member tables
+            beside them for it. ``auto`` streams what is resampled, has stages, or is remote
+            without such tables.
         dataset_size: Samples of an epoch. Needed where no counts are known, unless the one http(s)
             folder of the shards has open_clip's ``__len__``; under ``resampled`` it may differ from
             the counts, as an epoch is nominal there.
@@ -159,7 +165,8 @@ class LoaderConfig:
     Args:
         pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
             ``inline``, the trainer's own thread; ``num_workers=0`` is always inline. Threads copy
-            nothing and start at once; a training loop of much Python wants processes.
+            nothing and start at once; a training loop of much Python wants processes. Only one
+            thread makes small batches without images and transforms from local shards.
         threads_per_worker: Threads in each worker process. Threads need transforms that draw from
             the ``rng`` they are given.
         prefetch_factor: Batches that each worker keeps ready; of small ones, messages of several.
@@ -174,7 +181,14 @@ class LoaderConfig:
             of the workers included. Then worker processes are ended, and the error says which one
             stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
             where they are. 0: never.
-        cache_dir: Where the counts of scanned shards are kept. Default: ~/.cache/lightning_shards.
+        cache_dir: Where counts and member tables are kept. Default: ~/.cache/lightning_shards.
+        storage_options: How the stores of remote shards are reached, by scheme: ``endpoint``,
+            ``region``, ``anonymous``, ``profile`` and others. No secrets: these stay where the
+            tools of each provider keep them.
+        connections: Requests for remote shards that a node has under way at most, over all of its
+            ranks and workers.
+        cache_gib: GiB that the pieces of remote shards may take in ``cache_dir``, of all runs on a
+            node together. Default: three quarters of the free disk, 50 GiB always left.
     """
 
     pool: Literal["processes", "threads", "inline"] = "processes"
@@ -185,6 +199,9 @@ class LoaderConfig:
     pin_memory: bool | None = None
     worker_timeout_s: float = 300.0
     cache_dir: str | None = None
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    connections: int = 64
+    cache_gib: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work.
@@ -209,6 +226,28 @@ class LoaderConfig:
         require_choice(
             "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
         )
+        require_at_least("connections", self.connections, 1)
+        cache_gib = self.cache_gib
+        is_number = type(cache_gib) in {int, float, type(None)}
+        if not is_number or not 0 < (1 if cache_gib is None else cache_gib) < math.inf:
+            raise ConfigError(f"cache_gib must be a number above 0, or left out, got {cache_gib!r}")
+        for scheme, options in self.storage_options.items():
+            if scheme not in RANGED_SCHEMES:
+                raise ConfigError(
+                    f"storage_options has {scheme!r}; its keys are schemes: "
+                    f"{', '.join(RANGED_SCHEMES)}"
+                )
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"storage_options of {scheme} must be a mapping of options, as in "
+                    f"{{'endpoint': ...}}, got a {type(options).__name__}"
+                )
+            require_store_options(scheme, cast("Mapping[str, Any]", options))
+
+    def needs_server(self, num_workers: int) -> bool:
+        """Whether so many workers are processes that come from a fork server."""
+        is_forked = self.multiprocessing_context == "forkserver"
+        return num_workers > 0 and self.pool == "processes" and is_forked
 
 
 def require_at_least(name: str, value: int, least: int) -> None:
@@ -229,3 +268,105 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
     """
     if value not in choices:
         raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The settings of all splits, checked: the arguments of `ShardDataModule`, which explains them.
+
+    What Lightning does with a split is all that it lacks, so that tools need no Lightning.
+    """
+
+    train: SplitConfig | None = None
+    val: SplitConfig | None = None
+    test: SplitConfig | None = None
+    predict: SplitConfig | None = None
+    _: KW_ONLY
+    fields: dict[str, str]
+    decode: dict[str, str] | None = None
+    classes: dict[str, list[str]] | None = None
+    transforms: dict[str, Any] | None = None
+    device_transforms: dict[str, Any] | None = None
+    batch_size: int = 32
+    num_workers: int = 2
+    seed: int = 0
+    batch_format: Literal["dict", "tuple"] = "dict"
+    loader: LoaderConfig = LoaderConfig()
+    allow_unsafe: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Load splits and callables by what names them, and refuse settings that cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
+        """
+        for name, split in split_configs(self.splits).items():
+            object.__setattr__(self, name, split)
+        for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
+            loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
+            object.__setattr__(self, name, loaded)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("num_workers", self.num_workers, 0)
+        require_at_least("seed", self.seed, 0)
+        require_choice("batch_format", self.batch_format, ("dict", "tuple"))
+        for name in self.allow_unsafe or ():
+            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
+        for name, split in self.splits.items():
+            if split is not None:
+                self.fields_of(name)
+
+    @property
+    def splits(self) -> dict[Split, SplitConfig | None]:
+        """The settings of each split as they were given; None: there is no such split."""
+        return {"train": self.train, "val": self.val, "test": self.test, "predict": self.predict}
+
+    def split(self, name: Split) -> SplitConfig:
+        """The settings of a split, where each missing one is that of all splits or a default.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        config = self.splits.get(name)
+        if config is None:
+            given = [split for split, each in self.splits.items() if each]
+            raise ConfigError(
+                f"there is no {name!r} split; this module was given {given}: add "
+                f"{name}=SplitConfig(urls=...)"
+            )
+        is_train = name == "train"
+        return replace(
+            config,
+            sampling=config.sampling or ("resampled" if is_train else "sequential"),
+            remainder=config.remainder or ("drop" if is_train else "balanced"),
+            batch_size=config.batch_size or self.batch_size,
+            fields=self.fields if config.fields is None else config.fields,
+            decode=self.decode or {} if config.decode is None else config.decode,
+            classes=self.classes or {} if config.classes is None else config.classes,
+            transforms=self.transforms if config.transforms is None else config.transforms,
+        )
+
+    def fields_of(self, split: Split) -> tuple[Field, ...]:
+        """The fields of a split, as far as they are known without its shards.
+
+        Raises:
+            ConfigError: These fields cannot be taken from any shard.
+        """
+        config = self.split(split)
+        fields, transforms = config.fields or {}, config.transforms or {}
+        decode = config.decode or {}
+        unknown = sorted(transforms.keys() - fields.keys())
+        if unknown and not config.stages:  # a stage may add fields
+            raise ConfigError(
+                f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
+                "or add one to fields"
+            )
+        decoding = [name for name in fields if takes_bytes(transforms.get(name))]
+        for name in decoding:
+            if decode.get(name, "raw") != "raw":
+                raise ConfigError(
+                    f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} "
+                    f"would do so before it; leave {name!r} out of decode"
+                )
+        decoders = decode | dict.fromkeys(decoding, "raw")
+        made = make_fields(fields, decoders, frozenset(self.allow_unsafe or ()))
+        return with_given_classes(made, config.classes or {})

@@ -1,26 +1,51 @@
-"""The door to YAML and omegaconf: makes a data module from a file, a dict or a config."""
+"""The door to YAML and omegaconf: makes a data module, or its settings, from a configuration."""
 
 import inspect
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_shards.config import Split, SplitConfig, with_urls
+from lightning_shards.config import DataConfig, Split, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.parsing import build, nearest_attribute
 
 _T = TypeVar("_T")
 
+_Config = DictConfig | Mapping[str, Any] | str | PathLike[str]
 
-def module_from_config(
-    module_class: type[_T], config: DictConfig | Mapping[str, Any] | str | PathLike[str]
-) -> _T:
+_OWN_CLASS: Final = (
+    "ShardDataModule",
+    "lightning_shards.ShardDataModule",
+    "lightning_shards.datamodule.ShardDataModule",
+)
+"""The names that our own data module may have in a configuration."""
+
+
+def data_from_config(config: _Config) -> DataConfig | None:
+    """The settings in a configuration, read as for a data module, but without Lightning.
+
+    None: it names a data module of the user's, and only that class knows what it reads.
+
+    Raises:
+        ConfigError: It cannot be read, or holds settings that `ShardDataModule` does not take.
+        FileNotFoundError: There is no such file.
+    """
+    section = _data_section(DataConfig, config)
+    if "class_path" in section:
+        other_keys = section.keys() - {"class_path", "init_args"}
+        if section["class_path"] not in _OWN_CLASS or other_keys:
+            return None
+        section = cast("dict[str, Any]", section.get("init_args") or {})
+    return _made(DataConfig, section)
+
+
+def module_from_config(module_class: type[_T], config: _Config) -> _T:
     """The data module that a configuration describes; see `ShardDataModule.from_config`.
 
     Raises:
@@ -30,8 +55,15 @@ def module_from_config(
     module_class, settings, unchecked = _chosen_class(
         module_class, _data_section(module_class, config)
     )
+    return _made(module_class, settings, unchecked)
+
+
+def _made(
+    module_class: type[_T], settings: Mapping[str, Any], unchecked: Mapping[str, Any] | None = None
+) -> _T:
+    """The object of these settings, where a split may be its urls alone."""
     splits = {name: with_urls(settings[name]) for name in get_args(Split) if name in settings}
-    settings |= splits
+    settings = {**settings, **splits}
     try:
         return build(module_class, settings, "data", unchecked)
     except ConfigError as error:
@@ -82,9 +114,7 @@ def _refused_split(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _data_section(
-    module_class: type[object], config: DictConfig | Mapping[str, Any] | str | PathLike[str]
-) -> dict[str, Any]:
+def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]:
     """The settings of the module: the section `data` of the config if it has one, or all of it."""
     where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
     with _errors_name(where):
@@ -112,7 +142,7 @@ def _errors_name(where: str) -> Generator[None]:
         raise ConfigError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _opened(config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> object:
+def _opened(config: _Config) -> object:
     if isinstance(config, str | PathLike):
         return OmegaConf.load(fspath(config))
     if OmegaConf.is_config(config):

@@ -1,4 +1,8 @@
-"""The data module for Lightning: four splits and their loaders, on which all ranks agree first."""
+"""The data module for Lightning: four splits and their loaders, on which all ranks agree first.
+
+Where to go on: `build` (the source of batches), `readers.batch_reader` (their bytes), `plan.epoch`
+(lengths), `progress` (where a resumed fit goes on), `shards.scheme_table` (what reads a URL).
+"""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,36 +16,27 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf import DictConfig
 
-from lightning_shards.build import complete, describe, make_loader, make_source, split_fields
+from lightning_shards.build import describe, find_shards, make_loader, make_source
 from lightning_shards.collectives import agree
-from lightning_shards.config import (
-    LoaderConfig,
-    Split,
-    SplitConfig,
-    require_at_least,
-    require_choice,
-    split_configs,
-)
+from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig, require_at_least
 from lightning_shards.config_files import module_from_config
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.parsing import load_callables
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
     place_of,
     translates_batches,
+    unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.fields import UNSAFE_DECODERS
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
-from lightning_shards.shards.index import ShardIndex, load_index
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import STAGE_SPLITS, split_read_by, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
+from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
 
 _ANSWERED = (
     "You have overridden `on_after_batch_transfer` in both",  # this one calls the other
@@ -99,24 +94,41 @@ class ShardDataModule(pl.LightningDataModule):
         allow_unsafe: list[str] | None = None,
     ) -> None:
         super().__init__()
-        self.splits = split_configs({"train": train, "val": val, "test": test, "predict": predict})
-        self.fields, self.decode, self._classes = fields, decode or {}, classes or {}
-        self.transforms = load_callables("the transform of", transforms or {})
-        self.device_transforms = load_callables("the device transform of", device_transforms or {})
-        self._batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
-        self.batch_format: Literal["dict", "tuple"] = batch_format
-        self.loader_config = loader
-        self.allow_unsafe = frozenset(allow_unsafe or ())
+        settings = DataConfig(
+            *(train, val, test, predict),
+            fields=fields,
+            decode=decode,
+            classes=classes,
+            transforms=transforms,
+            device_transforms=device_transforms,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            batch_format=batch_format,
+            loader=loader,
+            allow_unsafe=allow_unsafe,
+        )
+        self._begin_with(settings)
+
+    def _begin_with(self, data: DataConfig) -> None:
+        """Take settings, any of which may be changed later, and begin without any loader."""
+        self.splits = data.splits
+        self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
+        self.transforms = data.transforms or {}
+        self.device_transforms = data.device_transforms or {}
+        self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
+        self.batch_format: Literal["dict", "tuple"] = data.batch_format
+        self.loader_config = data.loader
+        self.allow_unsafe = frozenset(data.allow_unsafe or ())
         self._loaders: dict[Split, ShardLoader] = {}
         self._settings: dict[Split, tuple[object, ...]] = {}
         self._indexes: dict[Split, ShardIndex] = {}
         self._agreed: dict[Split, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
-        if val is None:
+        if data.val is None:
             # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
-        self._check()
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:
@@ -159,18 +171,8 @@ class ShardDataModule(pl.LightningDataModule):
     __str__ = __repr__  # Lightning's own needs loaders that have a `dataset`
     _repr_html_ = as_html
 
-    def _check(self) -> None:
-        require_at_least("batch_size", self.batch_size, 1)
-        require_at_least("num_workers", self.num_workers, 0)
-        require_at_least("seed", self.seed, 0)
-        require_choice("batch_format", self.batch_format, ("dict", "tuple"))
-        for name in self.allow_unsafe:
-            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
-        for split in self._wanted_splits():
-            split_fields(self._config(split), self.allow_unsafe)
-
     def prepare_data(self) -> None:
-        """Count the samples of local shards, once per node; the counts are kept in the cache."""
+        """Count the samples, once per node; the counts are kept in the cache for all ranks."""
         self._guarded(lambda: [self.source(split).prepare() for split in self._wanted_splits()])
 
     def setup(self, stage: str) -> None:
@@ -183,6 +185,8 @@ class ShardDataModule(pl.LightningDataModule):
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
         self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
+        if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
+            prepare_workers(map(self.source, self._wanted_splits(stage)))
 
     def train_dataloader(self) -> ShardLoader:
         """The loader of `train`; all ranks ask together, first and after a change."""
@@ -251,8 +255,7 @@ class ShardDataModule(pl.LightningDataModule):
             ShardError: Only one of the two numbers is given, the split is not configured, its
                 shards cannot be found or counted, or they hold too few samples for one step.
         """
-        place = place_if_given(rank, world_size)
-        return self._make_loader(split, self.source(split), place)
+        return self._make_loader(split, self.source(split), place_if_given(rank, world_size))
 
     def peek(self, split: Split) -> BatchTable:
         """A table of the first batch of a split, before `device_transforms`; nothing is used up.
@@ -269,15 +272,9 @@ class ShardDataModule(pl.LightningDataModule):
         Raises:
             ShardError: The split is not configured, or its settings do not go with its shards.
         """
-        return make_source(
-            split,
-            self._config(split),
-            self._index(split) if index is None else index,
-            seed=self.seed,
-            batch_format=self.batch_format,
-            allow_unsafe=self.allow_unsafe,
-            cache=CacheFolder(self.loader_config.cache_dir),
-        )
+        shards = self._index(split) if index is None else index
+        ranks = self.trainer.num_devices if self.trainer else 1
+        return make_source(self._data_config(), split, shards, ranks)
 
     def _wanted_splits(self, stage: str | None = None) -> list[Split]:
         stage = stage or trainer_stage(self.trainer)
@@ -300,7 +297,8 @@ class ShardDataModule(pl.LightningDataModule):
         loader = None
         if error is None:
             try:
-                loader = self._current_loader(split, self.trainer)
+                with unless_told_to_end(self.trainer):
+                    loader = self._current_loader(split, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
         if loader is None or self._agreed.get(split) is not loader:  # if not, a rank may ask alone
@@ -311,8 +309,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, or a new one if a setting that it depends on has changed."""
-        place = place_of(trainer)
-        source = self.source(split)
+        place, source = place_of(trainer), self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
@@ -352,30 +349,30 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _index(self, split: Split) -> ShardIndex:
         if split not in self._indexes:
-            config, cache = self._config(split), CacheFolder(self.loader_config.cache_dir)
-            urls = expand_urls(config.urls, allow_pipe="pipe" in self.allow_unsafe)
-            self._indexes[split] = load_index(
-                urls, cache=cache, wants_total=config.dataset_size is None
-            )
+            is_prepared = self.trainer is not None and self.trainer.local_rank > 0
+            index = find_shards(self._data_config(), split, is_prepared=is_prepared)
+            self._indexes[split] = index
         return self._indexes[split]
 
     def _config(self, split: Split) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
-        config = self.splits.get(split)
-        if config is None:
-            given = [name for name, each in self.splits.items() if each]
-            raise ConfigError(
-                f"there is no {split!r} split; this module was given {given}: add "
-                f"{split}=SplitConfig(urls=...)"
-            )
-        return complete(
-            split,
-            config,
+        return self._data_config().split(split)
+
+    def _data_config(self) -> DataConfig:
+        """The settings of this module as they are now: any of them may have been changed."""
+        return DataConfig(
+            **self.splits,
             fields=self.fields,
             decode=self.decode,
             classes=self._classes,
             transforms=self.transforms,
+            device_transforms=self.device_transforms,
             batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            seed=self.seed,
+            batch_format=self.batch_format,
+            loader=self.loader_config,
+            allow_unsafe=sorted(self.allow_unsafe),
         )
 
     def _check_saved(self, loader: ShardLoader) -> None:
@@ -397,3 +394,4 @@ class ShardDataModule(pl.LightningDataModule):
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
+        end_fork_server()

@@ -10,6 +10,7 @@ import copy
 import html
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -17,15 +18,16 @@ import torch.distributed
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.bad_samples import require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BadSample, Batch, LoadedBatch
-from lightning_shards.samples.stage_clock import STAGES
+from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import State, read_count, require_same, require_state
+from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
@@ -48,28 +50,8 @@ class Progress(Protocol):
         """The cursor of the whole job, for a checkpoint."""
         ...
 
-
-@dataclass
-class LoaderTimes:
-    """Times that the loader has measured since it was made; throughput is computed from them.
-
-    Attributes:
-        batches: Batches handed out.
-        samples: Samples of this rank in these batches.
-        wait_s: Seconds that `next()` took, without the first batch of each stream.
-        produce_s: Seconds that the workers spent on these batches, summed over workers.
-        start_s: Seconds until the first batch of each stream, while workers start and buffers fill.
-        stages: Seconds of `produce_s` by stage (`stage_clock.STAGES`); the rest is bookkeeping.
-        handed_at: Value of `time.perf_counter()` when the last batch was handed out.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    wait_s: float = 0.0
-    produce_s: float = 0.0
-    start_s: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    handed_at: float = 0.0
+    def check_wait(self) -> None:
+        """Raise what ends the wait for a batch, if the trainer was told to end."""
 
 
 @dataclass
@@ -80,7 +62,7 @@ class Served:
         begin: The cursor of the first batch.
         samples: The cursor's samples after the last batch, over all ranks and without repeats.
         steps: Batches handed out.
-        digest: Digest of the ids in them (`plan.digest`), without repeats and substitutes.
+        digest: Sum of the digests of the batches (`plan.digest`), without repeats and substitutes.
         bad: Samples that could not be read and were replaced by others.
     """
 
@@ -94,7 +76,7 @@ class Served:
         """Count a batch; `samples` is the cursor's samples after it."""
         self.samples = samples
         self.steps += 1
-        self.digest = add_digests(self.digest, loaded.digest)
+        self.digest += loaded.digest
         self.bad.extend(loaded.bad)
 
 
@@ -169,9 +151,8 @@ class ShardLoader:
     def __repr__(self) -> str:
         """The numbers of an epoch and who makes its batches; nothing is opened for it."""
         rank = f" of rank {self.place.rank} of {self.place.world_size}" if self._is_placed else ""
-        pool, epoch = self.pool.describe(), self._source.describe().epoch_text(self.plan, len(self))
-        made = f"{pool.num_workers} {pool.kind}" if pool.num_workers else "the caller's own thread"
-        return f"ShardLoader{rank}: {epoch}, made by {made}"
+        epoch = self._source.describe().epoch_text(self.plan, len(self))
+        return f"ShardLoader{rank}: {epoch}, made by {self.pool.describe().workers}"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>"
@@ -241,7 +222,7 @@ class ShardLoader:
             if self.progress is None:
                 self.epoch, self._trained = following.epoch, following
             self.times.handed_at = time.perf_counter()
-            yield loaded.batch
+            yield with_tensors(loaded.batch)
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse an index, which torch's DataLoader gives to what it takes for a dataset.
@@ -283,7 +264,9 @@ class ShardLoader:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Begin the next iteration at the cursor of the state.
+        """Begin the next iteration at the cursor of the state; under a Trainer, check it alone.
+
+        A Trainer's own counters say where the fit goes on.
 
         Raises:
             StateError: The state belongs to other shards, another seed or another version, or is
@@ -358,8 +341,7 @@ class ShardLoader:
         begin = time.perf_counter()
         stream = self.pool.start(self._source.with_epochs(epochs), self.place, cursor)
         self.times.start_s += time.perf_counter() - begin
-        self._open = _OpenStream(stream, cursor, epochs.limit)
-        self._is_first = True
+        self._open, self._is_first = _OpenStream(stream, cursor, epochs.limit), True
 
     def _check_budget(self, served: Served) -> None:
         try:
@@ -376,7 +358,8 @@ class ShardLoader:
             )
         begin = time.perf_counter()
         try:
-            loaded = next(self._open.stream)
+            with Cancellable(self.progress.check_wait) if self.progress else nullcontext():
+                loaded = next(self._open.stream)
         except BaseException:
             self.close()
             raise
@@ -388,6 +371,8 @@ class ShardLoader:
         for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
             if spent_s:  # most stages take no time
                 times.stages[stage] += spent_s
+        if loaded.fetched is not None:
+            times.fetched = times.fetched.plus(loaded.fetched)
         if self._is_first:
             times.start_s += seconds
             self._is_first = False

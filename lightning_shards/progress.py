@@ -5,10 +5,12 @@ restored and reset them; hooks run too early or, on a resume, not at all.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from time import perf_counter
+from typing import Any, Final, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_shards.errors import StateError
 from lightning_shards.plan.cursor import Cursor
@@ -22,6 +24,10 @@ from lightning_shards.saved_state import (
     require_same,
     require_state,
 )
+from lightning_shards.system.cancellation import Cancellable
+
+_LAST_BATCH_S: Final = 1.5
+"""Seconds that a fit which was told to end waits for the batch that it was waiting for."""
 
 
 class Loader(Protocol):
@@ -92,11 +98,43 @@ class EpochAnchor(NamedTuple):
     batches: int
 
 
+class ToldToEnd:
+    """Ends the wait for a batch when SIGTERM has come, as Lightning would after the batch.
+
+    Lightning's handler only notes the signal, and a fit ends when its batch is trained. A batch
+    that does not come would keep the process for minutes, so after some time it is given up. With
+    several ranks Lightning's handler first waits for all of them, which a rank that waits for the
+    others elsewhere may never answer: then only SIGKILL ends them, as launchers send it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._noticed_at = trainer, 0.0
+
+    def __call__(self) -> None:
+        """The check of a wait.
+
+        Raises:
+            SIGTERMException: The signal came a while ago, and the batch has not come since.
+        """
+        if not self._trainer.received_sigterm:
+            self._noticed_at = 0.0
+            return
+        self._noticed_at = self._noticed_at or perf_counter()
+        if perf_counter() - self._noticed_at >= _LAST_BATCH_S:
+            raise SIGTERMException
+
+
+def unless_told_to_end(trainer: Trainer) -> Cancellable:
+    """A context whose waits end some time after SIGTERM."""
+    return Cancellable(ToldToEnd(trainer))
+
+
 class TrainProgress:
     """The position of `trainer.fit` in its train loader."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
+        self.check_wait = ToldToEnd(trainer)
         self.anchor: EpochAnchor | None = None
         self._is_known = False
 
@@ -265,6 +303,7 @@ class EvaluationProgress:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
+        self.check_wait = ToldToEnd(trainer)
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
         """The beginning of the epoch, and the steps that the trainer wants of this loader."""
@@ -320,7 +359,7 @@ def translates_batches(callbacks: Iterable[Any]) -> bool:
 def place_of(trainer: Any) -> Place:
     """The data-parallel rank of this process and the world size, from the trainer."""
     replicas = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
-    return Place(replicas["rank"], replicas["num_replicas"])
+    return Place(replicas["rank"], replicas["num_replicas"], num_nodes=trainer.num_nodes)
 
 
 def train_loaders(trainer: Any) -> list[Any]:
@@ -333,6 +372,12 @@ def evaluation_loaders(trainer: Any) -> list[Any]:
     """The loaders of a validation, test or prediction that is running or has just ended."""
     combined = _evaluation_loop(trainer)._combined_loader  # noqa: SLF001 as above
     return [] if combined is None else list(combined.flattened)
+
+
+def fit_loaders(trainer: Any) -> list[Any]:
+    """The loaders of a fit, those of its validation, too, as far as they are made."""
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader  # noqa: SLF001 as above
+    return train_loaders(trainer) + ([] if combined is None else list(combined.flattened))
 
 
 def restart_train_loaders(trainer: Any) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from lightning_shards.config import LoaderConfig, Split, SplitConfig
-from lightning_shards.errors import ShardError
+from lightning_shards.errors import ShardError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.seeds import preserved_globals
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.workers.inline import InlinePool
@@ -55,7 +56,7 @@ def module_text(
     workers = "the trainer's own thread"
     if num_workers and pool != "inline":
         kind = "thread" if pool == "threads" else "worker process"
-        workers = _counted(num_workers, kind) + " of each rank"
+        workers = count_of(num_workers, kind) + " of each rank"
     known = set(indexed)
     fields = ", ".join(map(_shown, module.fields))
     lines = [f"{type(module).__name__}: batches of {fields}, made by {workers}"]
@@ -68,7 +69,7 @@ def module_text(
         elif split in known:
             text = _source_text(source_of, split)
         else:
-            text = _settings_text(settings_of(split))
+            text = _settings_text(settings_of, split)
         lines.append(f"{split}: {text}")
     return "\n".join(lines)
 
@@ -92,18 +93,17 @@ def _source_text(source_of: Callable[[Split], Source], split: Split) -> str:
     return source.describe().epoch_text(plan, plan.steps)
 
 
-def _settings_text(config: SplitConfig) -> str:
+def _settings_text(settings_of: Callable[[Split], SplitConfig], split: Split) -> str:
+    try:
+        config = settings_of(split)
+    except ShardError as error:  # as above: a setting was changed into one that cannot work
+        return f"cannot be read: {error}"
     urls = [config.urls] if isinstance(config.urls, str) else config.urls
     more = f" and {len(urls) - 1:,} more" if len(urls) > 1 else ""
     return (
         f"{_shown(redact_pattern(urls[0]), _MAX_PATTERN)}{more}, {config.sampling}, batches of "
-        f"{_counted(config.batch_size or 1, 'sample')} per rank; not counted yet"
+        f"{count_of(config.batch_size or 1, 'sample')} per rank; not counted yet"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = noun if count == 1 else noun + ("es" if noun.endswith("s") else "s")
-    return f"{count:,} {plural}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ def peek_at(split: Split, source: Source, fields: Iterable[str], timeout_s: floa
     with preserved_globals():
         stream = InlinePool(timeout_s).start(_private(source), place, Cursor())
         try:
-            batch = next(stream).batch
+            batch = with_tensors(next(stream).batch)
         finally:
             stream.close()
     entries = batch if isinstance(batch, dict) else dict(zip(fields, batch, strict=True))
-    size = _counted(source.epochs.plan(place.world_size).size(0, place.rank), "sample")
+    size = count_of(source.epochs.plan(place.world_size).size(0, place.rank), "sample")
     rows = tuple(_row(name, column) for name, column in entries.items())
     return BatchTable(f"{split}: the first batch of epoch 0 on a single rank, {size}", rows)
 

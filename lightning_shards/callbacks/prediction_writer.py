@@ -37,9 +37,9 @@ class ShardPredictionWriter(pl.Callback):
 
     Each rank writes a file, ``predictions-00000-of-00002.parquet`` for rank 0 of 2 (with several
     data loaders ``predictions-loader0-...``), of which some tens of megabytes are in memory. Files
-    appear at the end of the prediction, whole; after a run that failed or was killed there are none
-    under these names. Pass ``return_predictions=False`` to ``trainer.predict``, or Lightning keeps
-    all predictions in memory as well; the command line does.
+    appear at the end of the prediction, whole; after a run that failed or was killed before that
+    there are none under these names. Pass ``return_predictions=False`` to ``trainer.predict``, or
+    Lightning keeps all predictions in memory as well; the command line does.
 
     =========  ====================  ===========================  =================================
     format     `__id__`              a tensor of several values   a text
@@ -54,7 +54,9 @@ class ShardPredictionWriter(pl.Callback):
     same prediction in any batch. Rank 0 merges while the other ranks wait, and then removes their
     files. Rows are copied as they are read, and only if they did not come in order (a shuffled
     split, or a stream by several workers) sorted in memory. The ranks must share the folder: if
-    rank 0 does not see all files, an error says so on all ranks, and the files are kept.
+    rank 0 does not see all files, an error says so on all ranks, and the files are kept. A merge
+    that takes longer than the timeout of the process group (half an hour, unless the strategy is
+    given another) ends the run: give ``DDPStrategy(timeout=...)`` for many millions of rows.
 
     Args:
         folder: A local folder, made if it is missing; one that holds predictions or other files of

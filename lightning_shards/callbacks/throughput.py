@@ -1,7 +1,8 @@
 """The throughput callback: how fast the loader and the trainer could be, and which one waits."""
 
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from functools import reduce
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -10,11 +11,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.loader import ShardLoader
+from lightning_shards.profiling.network import NetworkContext, fetched_text
 from lightning_shards.profiling.plot import History, require_plot, save_plot
 from lightning_shards.profiling.rates import TimeTotals, find_steady_slow_rank, in_lockstep
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
-from lightning_shards.progress import logger_step, should_log, train_loaders
+from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
+from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.system.cpus import num_cpus
 
 
@@ -25,10 +28,13 @@ class DataThroughputMonitor(pl.Callback):
     over all ranks), `data/loader_samples_per_s` (what the workers could make),
     `data/trainer_samples_per_s` (what the model could take), `data/wait_fraction`,
     `data/transfer_fraction` (moving batches to the device) and the share of each stage in the
-    workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). A fit ends
-    with a table of the whole run and its last epoch over all ranks: the bottleneck, the headroom,
-    and the one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended
-    with Ctrl-C reports on rank 0 alone.
+    workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). Where shards
+    are remote, it also logs `data/fetched_bytes_per_s`, `data/requests_per_s`,
+    `data/repeated_requests` and `data/cached_fraction`: the share of the bytes read that did not
+    have to be fetched. A fit ends with a table of the whole run and its last epoch over all ranks:
+    the bottleneck, the headroom, and the one change to make. Its figures are logged too, as
+    `data/run/...`. One more line says what was fetched from afar in the whole fit, for validation
+    too. A fit that is ended with Ctrl-C reports on rank 0 alone.
 
     Waiting is measured inside the loader's `next()`, by the trainer's thread. On a CPU that is
     exact. A CUDA device may still have queued work to do, which events show (they are queried,
@@ -56,6 +62,7 @@ class DataThroughputMonitor(pl.Callback):
             require_plot(plot)
         self._plot = plot
         self._loader: ShardLoader | None = None
+        self._fetched_before = NO_FETCHES
         self._forget()
 
     def _forget(self) -> None:
@@ -66,6 +73,10 @@ class DataThroughputMonitor(pl.Callback):
         self._history = History()
         self._waited_s = self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget what an earlier fit fetched with the same loaders."""
+        self._fetched_before = _fetched_by(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the loader to watch."""
@@ -140,15 +151,17 @@ class DataThroughputMonitor(pl.Callback):
             return
         now = self._measure(loader)
         totals = [astuple(now.since(earlier)) for earlier in (self._began, self._epoch_began)]
-        # sums: (whole run or last epoch, rank, field of TimeTotals). Each rank fills its own rows,
-        # and all are added, because torch deprecates what Lightning's all_gather calls.
+        totals.append(astuple(self._fetched_in(trainer)))
+        # sums: (whole run, last epoch or what was fetched; rank; field of TimeTotals). Each rank
+        # fills its own rows, and all are added, because torch deprecates what Lightning's
+        # all_gather calls.
         sums = torch.zeros(
-            2, trainer.world_size, len(totals[0]), device=trainer.strategy.root_device
+            len(totals), trainer.world_size, len(totals[0]), device=trainer.strategy.root_device
         )
         sums[:, trainer.global_rank] = torch.tensor(totals, device=sums.device)
         sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
-        run, epoch = ([TimeTotals(*rank) for rank in span] for span in sums.tolist())
-        self._report(trainer, loader, {"whole run": run, "last epoch": epoch})
+        run, epoch, fetched = ([TimeTotals(*rank) for rank in span] for span in sums.tolist())
+        self._report(trainer, loader, {"whole run": run, "last epoch": epoch}, fetched)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -159,10 +172,14 @@ class DataThroughputMonitor(pl.Callback):
             return
         if isinstance(exception, KeyboardInterrupt):
             totals = self._measure(loader).since(self._began)
-            self._report(trainer, loader, {"whole run": [totals]})
+            self._report(trainer, loader, {"whole run": [totals]}, [self._fetched_in(trainer)])
 
     def _report(
-        self, trainer: pl.Trainer, loader: ShardLoader, spans: dict[str, list[TimeTotals]]
+        self,
+        trainer: pl.Trainer,
+        loader: ShardLoader,
+        spans: dict[str, list[TimeTotals]],
+        fetched: list[TimeTotals],
     ) -> None:
         run = spans["whole run"]
         if not trainer.is_global_zero or not run[0].batches:
@@ -170,8 +187,15 @@ class DataThroughputMonitor(pl.Callback):
         epoch = spans.get("last epoch", run)
         if epoch == run or not epoch[0].batches:
             spans.pop("last epoch", None)
-        around = self._circumstances(trainer, loader)
+        around, job = self._circumstances(trainer, loader), in_lockstep(fetched)
+        if job.is_fetched:
+            num_workers = loader.pool.describe().num_workers
+            told, nodes = loader.source.describe(), loader.place.num_nodes
+            network = NetworkContext.of(told, loader.identity, num_workers, nodes)
+            around = replace(around, network=network)
         rank_zero_info(write_report(spans, around))
+        if job.is_fetched:
+            rank_zero_info(fetched_text(job))
         metrics = self._metrics(in_lockstep(run), around, "data/run/")
         slow = find_steady_slow_rank(list(spans.values()))
         if slow is not None:
@@ -198,6 +222,10 @@ class DataThroughputMonitor(pl.Callback):
             metrics[f"{prefix}starved_fraction"] = throughput.starved_fraction
         return metrics
 
+    def _fetched_in(self, trainer: pl.Trainer) -> TimeTotals:
+        """What this rank has fetched since the fit began."""
+        return TimeTotals(**_fetches(_fetched_by(trainer).since(self._fetched_before)))
+
     def _measure(self, loader: ShardLoader) -> TimeTotals:
         times = loader.times
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
@@ -211,13 +239,28 @@ class DataThroughputMonitor(pl.Callback):
             forward_s=self._clock.forward_s,
             transfer_s=self._transfer_s,
             **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
+            **_fetches(times.fetched),
         )
 
     def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> RunContext:
+        pool = loader.pool.describe()
         return RunContext(
-            num_workers=loader.pool.describe().num_workers,
+            num_workers=pool.num_workers,
             cores=max(1, num_cpus() // trainer.num_devices),
             threads=torch.get_num_threads(),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,
+            can_grow=pool.can_grow,
         )
+
+
+def _fetched_by(trainer: pl.Trainer) -> FetchTotals:
+    """What all loaders of a fit have fetched on this rank."""
+    ours = [loader for loader in fit_loaders(trainer) if isinstance(loader, ShardLoader)]
+    return reduce(FetchTotals.plus, (loader.times.fetched for loader in ours), NO_FETCHES)
+
+
+def _fetches(fetched: FetchTotals) -> dict[str, float]:
+    """Those of these totals that `TimeTotals` has, too."""
+    names = ("requests", "repeated", "fetched_bytes", "read_bytes")
+    return {name: getattr(fetched, name) for name in names}

@@ -7,7 +7,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.predictions.rows import ColumnTypes, PredictedRows
 
 
@@ -36,11 +36,11 @@ class CsvPredictions:
         for name, kind in types.items():
             if kind.ndim:
                 raise ConfigError(
-                    f"{name!r} has {kind.ndim} dimensions per sample, and CSV holds one value per "
-                    "column: return a dict with an entry for each value, or take the format "
-                    "parquet or tar"
+                    f"{name!r} has {count_of(kind.ndim, 'dimension')} per sample, and CSV holds "
+                    "one value per column: return a dict with an entry for each value, or take "
+                    "the format parquet or tar"
                 )
-        self._file = file
+        self._file, self._names = file, list(types)
         self._rows = csv.writer(_Lines(file), lineterminator="\r\n")
         self._rows.writerow(["__id__", "__key__", *types])
 
@@ -49,7 +49,7 @@ class CsvPredictions:
         ids = [f"{shard}:{sample}" for shard, sample in rows.ids.tolist()]
         columns = [
             column.astype(str).tolist() if isinstance(column, np.ndarray) else column
-            for column in rows.columns.values()
+            for column in map(rows.columns.__getitem__, self._names)
         ]
         self._rows.writerows(zip(ids, rows.keys, *columns, strict=True))
 
@@ -64,10 +64,8 @@ class CsvPredictions:
     def read(path: Path) -> Iterator[tuple[tuple[int, int], bytes]]:
         """The id and the bytes of each row, in the order of the file."""
         with path.open("rb") as file:
-            record = b""
-            for number, line in enumerate(_records(file)):
+            for number, record in enumerate(_records(file)):
                 if number:  # the first one is the header
-                    record = line
                     shard, _, sample = record.partition(b",")[0].partition(b":")
                     yield (int(shard), int(sample)), record
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from lightning_shards.errors import ConfigError, FileAccessError, SampleError
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError, count_of
 from lightning_shards.predictions.formats import PREDICTION_FORMATS, PredictionFormat
 from lightning_shards.predictions.rank_file import WrittenFile
 from lightning_shards.shards.atomic import new_file
@@ -80,8 +80,9 @@ def merge_files(
             writer.finish()  # pyarrow would do so later, when the file is closed
         if num_rows != expected:
             raise FileAccessError(
-                f"the files of the ranks in {folder} hold {num_rows:,} rows, and {expected:,} were "
-                "written: the folder is not the one that the ranks wrote to, or a file was changed"
+                f"the files of the ranks in {folder} hold {count_of(num_rows, 'row')}, and "
+                f"{expected:,} were written: the folder is not the one that the ranks wrote to, "
+                "or a file was changed"
             )
     for path in paths:
         path.unlink()
@@ -103,10 +104,11 @@ def _each_once(rows: Iterable[tuple[tuple[int, int], object]]) -> Iterator[objec
 
 def _require_same_columns(files: Sequence[WrittenFile]) -> None:
     for file in files:
-        if file.types != files[0].types:
+        if list(file.types.items()) != list(files[0].types.items()):
             raise ConfigError(
-                f"{file.name} and {files[0].name} have different columns or types and cannot be "
-                "merged; let predict_step return the same on all ranks. Both files are kept"
+                f"{file.name} and {files[0].name} differ in the names, the order or the types of "
+                "their columns and cannot be merged; let predict_step return the same on all "
+                "ranks. Both files are kept"
             )
 
 

@@ -1,5 +1,6 @@
 """Predictions as Parquet: lists for values of several dimensions; needs the extra `table`."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from importlib import import_module
 from math import prod
@@ -39,8 +40,8 @@ def require_pyarrow() -> None:
 class ParquetPredictions:
     """Writes rows to an open file, which the caller closes; a row is a record batch.
 
-    The row groups depend on the rows alone, not on how many come at once: as many rows as fill 16
-    MiB by the size of the first one, at most 16,384.
+    The row groups depend on the rows alone, not on how many come at once: as many rows as 16 MiB
+    hold, at least one and at most 16,384.
     """
 
     def __init__(self, file: BinaryIO, types: ColumnTypes) -> None:
@@ -53,8 +54,7 @@ class ParquetPredictions:
         parquet: Any = import_module("pyarrow.parquet")
         self._parquet = parquet.ParquetWriter(file, self._schema)
         self._batches: list[Any] = []
-        self._num_rows = 0
-        self._group_rows = 0
+        self._num_rows = self._num_bytes = 0
 
     def write(self, rows: PredictedRows) -> None:
         """Add the rows of a batch."""
@@ -67,27 +67,37 @@ class ParquetPredictions:
         batch: Any = row
         if not batch.num_rows:
             return
-        if not self._group_rows:
-            fitting = _GROUP_BYTES // max(1, batch.slice(0, 1).nbytes)
-            self._group_rows = max(1, min(_GROUP_ROWS, fitting))
         self._batches.append(batch)
         self._num_rows += batch.num_rows
-        if self._num_rows >= self._group_rows:
-            self._write_groups(self._num_rows // self._group_rows)
+        self._num_bytes += batch.nbytes
+        if self._num_rows >= _GROUP_ROWS or self._num_bytes > _GROUP_BYTES:
+            self._write_full_groups()
 
     def finish(self) -> None:
         """Write the rows that are left, and the footer."""
-        if self._num_rows:
-            self._group_rows = self._num_rows
-            self._write_groups(1)
-        self._parquet.close()
+        try:
+            if self._num_rows:
+                self._write_group(self._arrow.Table.from_batches(self._batches))
+        finally:
+            self._parquet.close()
 
-    def _write_groups(self, count: int) -> None:
+    def _write_full_groups(self) -> None:
+        """Write the rows that come, as far as they fill groups."""
+        # one piece: the bytes of several would depend on how the rows came
         table = self._arrow.Table.from_batches(self._batches).combine_chunks()
-        stop = count * self._group_rows
-        self._parquet.write_table(table.slice(0, stop), row_group_size=self._group_rows)
-        self._batches = table.slice(stop).to_batches() if table.num_rows > stop else []
-        self._num_rows = table.num_rows - stop
+        while table.num_rows >= _GROUP_ROWS or table.nbytes > _GROUP_BYTES:
+            counts = range(1, min(table.num_rows, _GROUP_ROWS) + 1)
+            fitting = bisect_right(
+                counts, _GROUP_BYTES, key=lambda count: table.slice(0, count).nbytes
+            )
+            rows = max(1, fitting)
+            self._write_group(table.slice(0, rows))
+            table = table.slice(rows)
+        self._batches = table.to_batches()
+        self._num_rows, self._num_bytes = table.num_rows, table.nbytes
+
+    def _write_group(self, table: Any) -> None:
+        self._parquet.write_table(table.combine_chunks(), row_group_size=table.num_rows)
 
     def _type(self, kind: ColumnType) -> Any:
         if kind.dtype == TEXT:

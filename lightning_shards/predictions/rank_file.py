@@ -1,17 +1,18 @@
 """The file of one rank and one data loader: its rows so far, under a temporary name."""
 
+import os
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, FileAccessError, count_of
 from lightning_shards.predictions.formats import (
     PREDICTION_FORMATS,
     OpenPredictions,
     PredictionFormat,
 )
 from lightning_shards.predictions.rows import ColumnTypes, PredictedRows
-from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.atomic import new_file, not_written
 
 
 class WrittenFile(NamedTuple):
@@ -64,6 +65,7 @@ class RankFile:
         Raises:
             ConfigError: The columns are not those of the batches before, or the format cannot hold
                 them.
+            FileAccessError: The file cannot be written.
         """
         if self._writer is None:
             self._types = rows.types
@@ -73,16 +75,29 @@ class RankFile:
                 f"predict_step returned {_described(rows.types)}, and for the batches before "
                 f"{_described(self._types)}; return the same names and types for all batches"
             )
-        self._writer.write(rows)
+        try:
+            self._writer.write(rows)
+        except OSError as error:
+            raise not_written(self._path, error) from error
         ids = [self._last_id, *((shard, sample) for shard, sample in rows.ids.tolist())]
         self._is_sorted = self._is_sorted and ids == sorted(ids)
         self._last_id = ids[-1]
         self._rows += len(rows)
 
     def finish(self) -> None:
-        """Write the end of the file, which is then ready to be published."""
-        if self._writer is not None:
+        """Write the end of the file and sync it, so that little can fail when it is published.
+
+        Raises:
+            FileAccessError: The file cannot be written.
+        """
+        if self._writer is None:
+            return
+        try:
             self._writer.finish()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise not_written(self._path, error) from error
 
     def publish(self) -> None:
         """Sync the file and give it its name; a file without any batch is discarded."""
@@ -96,7 +111,7 @@ class RankFile:
         """Remove the file, unless it is published."""
         if self._context is not None:
             context, self._context = self._context, None
-            with suppress(OSError, ValueError):  # of a full disk, or as it failed before
+            with suppress(FileAccessError, ValueError):  # of a full disk, or as it failed before
                 self.finish()  # pyarrow would do so later, when the file is closed
             error = ConfigError("given up")
             context.__exit__(type(error), error, None)
@@ -105,6 +120,6 @@ class RankFile:
 def _described(types: ColumnTypes) -> str:
     """The columns as '`score` (float32, 1 dimension per sample)'."""
     return ", ".join(
-        f"{name!r} ({kind.dtype}, {kind.ndim} dimensions per sample)"
+        f"{name!r} ({kind.dtype}, {count_of(kind.ndim, 'dimension')} per sample)"
         for name, kind in types.items()
     )

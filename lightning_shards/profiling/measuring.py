@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import LoaderTimes
 from lightning_shards.profiling.rates import TimeTotals
 from lightning_shards.progress import train_loaders
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.workers.pool import Pool, PoolDescription
 
 _UNKNOWN_LENGTH = 1000
@@ -221,7 +221,9 @@ class _Meter:
         assert self._began is not None  # callers ask only after the end
         assert self._ended is not None
         earlier = self._began.stages
-        stages = {name: spent - earlier[name] for name, spent in self._ended.stages.items()}
+        stages = {
+            name: spent - earlier.get(name, 0.0) for name, spent in self._ended.stages.items()
+        }
         return Measurement(self._ended.totals.since(self._began.totals), stages)
 
     def _is_warm(self, passed_s: float) -> bool:
@@ -239,7 +241,7 @@ class _Meter:
             wait_s=times.wait_s,
             produce_s=times.produce_s,
         )
-        return Measurement(totals, dict(times.stages))
+        return Measurement(totals, times.measured_stages())
 
 
 class _StopWatch(pl.Callback):

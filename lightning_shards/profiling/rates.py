@@ -54,10 +54,15 @@ class TimeTotals:
         transfer_s: Seconds from when the loader hands out batches until they arrive at the step,
             moved to the device and through `device_transforms`.
         open_s: Seconds of `produce_s` for opening shards and finding members.
-        read_s: Seconds of `produce_s` for reading or fetching bytes.
+        read_s: Seconds of `produce_s` for reading bytes.
         decode_s: Seconds of `produce_s` for decoding.
         transform_s: Seconds of `produce_s` for transforms.
         collate_s: Seconds of `produce_s` for making batches.
+        fetch_s: Seconds of `produce_s` for waiting for bytes of remote shards.
+        requests: Requests for ranges of remote shards and their tables.
+        repeated: Those of them that were made because one before had failed.
+        fetched_bytes: Bytes that they brought.
+        read_bytes: Bytes of remote shards that the batches were made of.
     """
 
     batches: float = 0.0
@@ -73,17 +78,39 @@ class TimeTotals:
     decode_s: float = 0.0
     transform_s: float = 0.0
     collate_s: float = 0.0
+    fetch_s: float = 0.0
+    requests: float = 0.0
+    repeated: float = 0.0
+    fetched_bytes: float = 0.0
+    read_bytes: float = 0.0
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the batches are made of remote shards."""
+        return self.read_bytes > 0 or self.requests > 0
+
+    @property
+    def cached_fraction(self) -> float:
+        """Share of the bytes read that did not have to be fetched for it, 0 to 1."""
+        return max(0.0, 1 - self.fetched_bytes / self.read_bytes) if self.read_bytes else 0.0
 
     def stage_shares(self) -> dict[str, float]:
         """Each stage's share of the workers' time, 0 to 1; `other` is the rest.
 
-        Empty if no stage was measured.
+        Empty if no stage was measured; without `fetch` where no shard is remote.
         """
-        spent = {stage: getattr(self, f"{stage}_s") for stage in STAGES}
+        stages = STAGES if self.is_fetched else [stage for stage in STAGES if stage != "fetch"]
+        spent = {stage: getattr(self, f"{stage}_s") for stage in stages}
         if not any(spent.values()):
             return {}
         spent["other"] = max(self.produce_s - sum(spent.values()), 0.0)
         return {stage: seconds / sum(spent.values()) for stage, seconds in spent.items()}
+
+    @property
+    def longest_stage(self) -> str | None:
+        """The stage that takes most of the workers' time; None if no stage was measured."""
+        shares = self.stage_shares()
+        return max(shares, key=shares.__getitem__) if shares else None
 
     def since(self, earlier: "TimeTotals") -> "TimeTotals":
         """The difference to earlier totals."""
@@ -100,11 +127,19 @@ _sums: Callable[[TimeTotals], tuple[float, ...]] = attrgetter(
 )
 
 
+_SUMMED = ("requests", "repeated", "fetched_bytes", "read_bytes")
+"""Totals of which a job has as much as its ranks together."""
+
+
 def in_lockstep(ranks: Sequence[TimeTotals]) -> TimeTotals:
-    """The totals of ranks in lockstep: the mean of samples, and the largest of each time."""
+    """The totals of ranks in lockstep: the mean of samples, and the largest of each time.
+
+    What was fetched is the sum of all ranks.
+    """
     largest = TimeTotals(*(max(values) for values in zip(*map(_sums, ranks), strict=True)))
     samples = statistics.fmean(rank.samples for rank in ranks)
-    return replace(largest, samples=samples)
+    sums = {name: sum(getattr(rank, name) for rank in ranks) for name in _SUMMED}
+    return replace(largest, samples=samples, **sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +209,23 @@ class Throughput:
             f"{prefix}trainer_samples_per_s": self.trainer,
             f"{prefix}wait_fraction": self.wait_fraction,
             f"{prefix}transfer_fraction": self.transfer_fraction,
-        } | {
-            f"{prefix}loader_{stage}_fraction": share
-            for stage, share in self.totals.stage_shares().items()
+            **{
+                f"{prefix}loader_{stage}_fraction": share
+                for stage, share in self.totals.stage_shares().items()
+            },
+            **{f"{prefix}{name}": value for name, value in self._network_metrics().items()},
+        }
+
+    def _network_metrics(self) -> dict[str, float]:
+        """Rates of what was fetched, by all ranks in the totals; empty if no shard is remote."""
+        totals, wall_s = self.totals, max(self.totals.wall_s, 1e-9)
+        if not totals.is_fetched:
+            return {}
+        return {
+            "fetched_bytes_per_s": totals.fetched_bytes / wall_s,
+            "requests_per_s": totals.requests / wall_s,
+            "repeated_requests": totals.repeated,
+            "cached_fraction": totals.cached_fraction,
         }
 
     def verdict(self, doubt: str = "") -> str:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_shards.errors import count_of
+from lightning_shards.profiling.network import NetworkContext, advise_network, size_text
 from lightning_shards.profiling.rates import (
     ENOUGH_STEPS,
     IMBALANCE,
@@ -24,7 +26,8 @@ NAMED = 0.05
 
 _REMEDIES = {
     "open": "fewer and larger shards",
-    "read": "smaller members, a faster disk or network",
+    "read": "smaller members, a faster disk",
+    "fetch": "more of the shards in the cache",
     "decode": "smaller images, or crops that decode less",
     "transform": "fewer of them, or on the device",
     "collate": "smaller samples",
@@ -44,6 +47,8 @@ class RunContext:
         threads: Threads by which torch computes in each rank.
         world_size: Number of ranks.
         device: Type of the device, such as `cpu` or `cuda`.
+        can_grow: Whether a larger setting `num_workers` gives more workers.
+        network: How remote shards are fetched; None if all are at hand.
     """
 
     num_workers: int
@@ -51,6 +56,8 @@ class RunContext:
     threads: int
     world_size: int
     device: str
+    can_grow: bool = True
+    network: NetworkContext | None = None
 
     @property
     def crowded_by_threads(self) -> bool:
@@ -127,13 +134,16 @@ def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunCon
     if context.crowded_by_threads:
         return (
             f"set OMP_NUM_THREADS=1 and compare: torch computes by {context.threads} threads, and "
-            f"they share the {context.cores} cores of a rank with {context.num_workers} workers"
+            f"they share the {count_of(context.cores, 'core')} of a rank with "
+            f"{count_of(context.num_workers, 'worker')}"
         )
     lost = throughput.starved_fraction
     held_by = slow if slow and slow.part == "forward pass" else None
     if held_by and lost > max(WORTH_A_CHANGE, held_by.excess):
         held_by = None  # waiting costs more
     if throughput.side == "loader-bound" or (lost > WORTH_A_CHANGE and not held_by):
+        if context.network is not None and throughput.totals.longest_stage == "fetch":
+            return advise_network(throughput.totals, context.network)
         return _advise_loader(throughput, context)
     if held_by:
         return f"find out what slows the model on rank {held_by.rank}, its device or its machine"
@@ -147,8 +157,8 @@ def _advise_trainer(throughput: Throughput, context: RunContext) -> str:
     enough = math.ceil(now * throughput.trainer / max(throughput.loader, 1e-9))
     if context.device == "cpu" and enough < now and now >= cores:
         return (
-            f"set num_workers to {enough} (now {now}): that would do, and they share the {cores} "
-            "cores of a rank with the training"
+            f"set num_workers to {enough} (now {now}): that would do, and they share the "
+            f"{count_of(cores, 'core')} of a rank with the training"
         )
     return "nothing in the loader: more workers change nothing, only a faster model does"
 
@@ -159,30 +169,38 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
     wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
     if now == 0:
         few = min(max(wanted, 1), cores)
-        return f"set num_workers to {few} (now 0: the trainer's own thread makes the batches)"
+        pool, kind = ("", "0") if context.can_grow else ("loader.pool to processes and ", "inline")
+        return (
+            f"set {pool}num_workers to {few} (now {kind}: the trainer's own thread makes the "
+            "batches)"
+        )
     if throughput.loader >= throughput.trainer:
         return (
             "raise prefetch_factor: the workers are fast enough, but their batches come unevenly "
             "or are too small to be handed over one by one"
         )
     wanted = max(wanted, now + 1)
+    if now < cores and not context.can_grow:
+        return (
+            "set loader.pool to processes (now threads: one makes small batches, whatever "
+            "num_workers is, because others would wait for Python's lock)"
+        )
     if wanted <= cores:
         return f"set num_workers to {wanted} (now {now})"
     if now < cores:
         return f"set num_workers to {cores}, all cores of a rank (now {now}; {wanted} would do)"
     return (
         f"make samples cheaper to load ({_cheaper(throughput.totals)}): {wanted} workers a rank "
-        f"would do, and {now} already fill its {cores} cores"
+        f"would do, and {now} already fill its {count_of(cores, 'core')}"
     )
 
 
 def _cheaper(totals: TimeTotals) -> str:
     """How to make the stage cheaper that takes longest."""
-    shares = totals.stage_shares()
-    if not shares:
+    stage = totals.longest_stage
+    if stage is None:
         return "smaller images, fewer transforms"
-    stage = max(shares, key=lambda stage: shares[stage])
-    return f"{stage} takes {shares[stage]:.0%} of their time: {_REMEDIES[stage]}"
+    return f"{stage} takes {totals.stage_shares()[stage]:.0%} of their time: {_REMEDIES[stage]}"
 
 
 def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]:
@@ -207,8 +225,22 @@ def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]
         del rows["device starved, at most"]
     if context.world_size == 1:
         del rows[f"slowest rank, if over {IMBALANCE:.0%}"]
+    if any(rate.totals.is_fetched for rate in rates):
+        rows |= _network_rows(rates)
     width = max(map(len, rows))
     return [
         f"  {name:<{width}}" + "".join(f"{value:>13}" for value in values)
         for name, values in rows.items()
     ]
+
+
+def _network_rows(rates: Sequence[Throughput]) -> dict[str, list[str]]:
+    walls = [(rate.totals, max(rate.totals.wall_s, 1e-9)) for rate in rates]
+    return {
+        "fetched, all ranks": [
+            f"{size_text(totals.fetched_bytes / wall_s)}/s" for totals, wall_s in walls
+        ],
+        "requests/s, all ranks": [rate_text(totals.requests / wall_s) for totals, wall_s in walls],
+        "requests repeated": [f"{totals.repeated:,.0f}" for totals, _ in walls],
+        "bytes from the cache": [f"{totals.cached_fraction:.0%}" for totals, _ in walls],
+    }
