@@ -1,9 +1,13 @@
-"""What the order of samples costs and how well it mixes: `python benchmarks/order.py`, 30 s.
+"""What the order of samples costs and how well it mixes: `python benchmarks/order.py`, 40 s.
 
 Seek: the first batch of 256 in the middle of 10^10 samples in 10^6 shards, each case in a fresh
 process. "first" is its time from the construction on, "memory" the growth of the process's peak
 (VmHWM, Linux) by it, with the 8 MB of counts' sums but without the counts and the imports. "walk"
 is the mean time of the 1,000 batches that follow, "warm" that of a batch whose block is at hand.
+
+Pieces: what a node with 8 of 64 ranks needs to fetch from that cursor on, for the rest of its block
+and for the next one, with batches of 256 a rank. "first" and "memory" are as above, for both;
+"next" is the mean time of each of the 20 blocks that follow.
 
 Mix: 200 shards of 500 samples sorted by 100 classes (two shards a class), batches of 256.
 "neighbours" is the share of consecutive samples that come from one shard, "TV" the mean total
@@ -20,12 +24,16 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from webdataset.filters import shuffle
 
+from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder, Sampling
+from lightning_shards.plan.pieces import pieces_ahead
+from lightning_shards.plan.schedule import EpochSchedule
 
 BATCH = 256
 NUM_EPOCHS = 3
@@ -50,7 +58,7 @@ def peak_mib() -> float:
 
 
 def measure_seek(sampling: Sampling, run: int, block: int) -> tuple[float, float, float, float]:
-    """Seconds to the first batch, MiB for it, seconds per batch walking on, and asked again."""
+    """Seconds to the first batch, MiB for it, microseconds per batch walking on and asked again."""
     generator = np.random.Generator(np.random.Philox(1))
     counts = generator.integers(5_000, 15_001, 10**6)
     middle = int(counts.sum()) // 2
@@ -61,7 +69,25 @@ def measure_seek(sampling: Sampling, run: int, block: int) -> tuple[float, float
     first, memory = perf_counter() - started, peak_mib() - before
     walk = seconds_per_call(order, [middle + BATCH * step for step in range(1, 1001)])
     warm = seconds_per_call(order, [middle + BATCH * 1000] * 1000)
-    return first, memory, walk, warm
+    return first, memory, 1e6 * walk, 1e6 * warm
+
+
+def measure_pieces(sampling: Sampling, run: int, block: int) -> tuple[float, float, float, int]:
+    """Seconds and MiB for two blocks, ms per block that follows, and pieces of one block."""
+    generator = np.random.Generator(np.random.Philox(1))
+    counts = generator.integers(5_000, 15_001, 10**6)
+    samples = int(counts.sum())
+    before = peak_mib()
+    started = perf_counter()
+    order = SampleOrder(counts, 1, sampling, run, block)
+    epochs, cursor = EpochSchedule(samples, BATCH, "drop"), Cursor(3, samples // 2)
+    ahead = pieces_ahead(order, epochs, cursor, ranks=range(8), world_size=64)
+    _, second = next(ahead), next(ahead)
+    first, memory = perf_counter() - started, peak_mib() - before
+    started = perf_counter()
+    for _ in range(20):
+        next(ahead)
+    return first, memory, 1e3 * (perf_counter() - started) / 20, len(second.shards)
 
 
 def seconds_per_call(order: SampleOrder, starts: list[int]) -> float:
@@ -72,17 +98,34 @@ def seconds_per_call(order: SampleOrder, starts: list[int]) -> float:
     return (perf_counter() - started) / len(starts)
 
 
-def print_seeks() -> None:
-    """The table of seeks; a process per row, so that no row's peak hides another's."""
-    print(f"seek: 10^10 samples in 10^6 shards, batches of {BATCH}")
-    print(f"{'sampling':<12}{'run':>5}{'block':>10}{'first':>11}", end="")
-    print(f"{'memory':>11}{'walk':>14}{'warm':>14}")
+def print_cases(measure: Callable[[Sampling, int, int], Any], columns: str, text: str) -> None:
+    """A table of `SEEKS`; a process per row, so that no row's peak hides another's.
+
+    Args:
+        measure: Gives the seconds and the MiB of the first batch or blocks, and two more figures.
+        columns: Heads of these two.
+        text: Their format.
+    """
+    print(f"{'sampling':<12}{'run':>5}{'block':>10}{'first':>11}{'memory':>11}{columns}")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        rows = [(case, pool.submit(measure_seek, *case)) for case in SEEKS]
+        rows = [(case, pool.submit(measure, *case)) for case in SEEKS]
         for (sampling, run, block), measured in rows:
-            first, memory, walk, warm = measured.result()
+            first, memory, *others = measured.result()
             print(f"{sampling:<12}{run:>5}{block:>10,}{first * 1e3:>8.1f} ms", end="")
-            print(f"{memory:>7.0f} MiB{walk * 1e6:>8.0f} us/call{warm * 1e6:>6.0f} us/call")
+            print(f"{memory:>7.0f} MiB{text.format(*others)}")
+
+
+def print_seeks() -> None:
+    """The table of seeks."""
+    print(f"seek: 10^10 samples in 10^6 shards, batches of {BATCH}")
+    columns = f"{'walk':>14}{'warm':>14}"
+    print_cases(measure_seek, columns, "{:>8.0f} us/call{:>6.0f} us/call")
+
+
+def print_pieces() -> None:
+    """The table of pieces."""
+    print("pieces: 10^10 samples in 10^6 shards, 8 of 64 ranks, two blocks")
+    print_cases(measure_pieces, f"{'next':>12}{'pieces':>9}", "{:>9.1f} ms{:>9,}")
 
 
 def by_order(sampling: Sampling, run: int, block: int) -> Callable[[int], NDArray[np.int64]]:
@@ -140,5 +183,7 @@ def print_mixes() -> None:
 
 if __name__ == "__main__":
     print_seeks()
+    print()
+    print_pieces()
     print()
     print_mixes()

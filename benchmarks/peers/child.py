@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.memory import pss_kb
 from benchmarks.peers.transforms import batch_shape
 
@@ -45,7 +45,7 @@ def rate(job: Job) -> Result:
         if counted_s >= job.seconds:
             break
         iterator = iter(loader)
-    samples_per_s = BATCH * batches / counted_s
+    samples_per_s = job.batch * batches / counted_s
     return {
         "first_ms": 1000 * first_s,
         "samples_per_s": samples_per_s,
@@ -112,7 +112,7 @@ def check_batch(batch: Any, job: Job) -> None:
     columns = batch.values() if isinstance(batch, dict) else batch
     if isinstance(batch, torch.Tensor | np.ndarray):
         columns = [batch]
-    wanted = (BATCH, *batch_shape(job))
+    wanted = (job.batch, *batch_shape(job))
     arrays = [each for each in columns if isinstance(each, torch.Tensor | np.ndarray)]
     if not any(tuple(each.shape) == wanted for each in arrays):
         shapes = [tuple(each.shape) for each in arrays]

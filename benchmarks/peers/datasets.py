@@ -97,22 +97,24 @@ def _images(_: Job, rng: np.random.Generator, count: int) -> Iterator[dict[str, 
         yield {"jpg": jpeg, "cls": str(rng.integers(CLASSES)).encode()}
 
 
+def coloured_noise(rng: np.random.Generator, height: int, width: int) -> Any:
+    """Noise whose amplitude falls with the frequency as in photographs; (height, width, 3)."""
+    down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
+    frequency = np.sqrt(down**2 + across**2)
+    frequency[0, 0] = 1
+    planes: list[Any] = []
+    for _ in range(4):  # a luminance and three colours
+        noise = np.fft.rfft2(rng.standard_normal((height, width))) / frequency**SLOPE
+        plane = np.fft.irfft2(noise, s=(height, width))
+        planes.append(plane / plane.std())
+    colours = [planes[0] + 0.3 * colour for colour in planes[1:]]
+    return CONTRAST * np.stack(colours, axis=-1)
+
+
 def _textures() -> list[Any]:
     """Float32 of shape (height, width, 3) around 0."""
     rng = np.random.default_rng(0)
-    down, across = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)[None]
-    frequency = np.sqrt(down**2 + across**2)
-    frequency[0, 0] = 1
-    textures: list[Any] = []
-    for _ in range(TEXTURES):
-        planes: list[Any] = []
-        for _ in range(4):  # a luminance and three colours
-            noise = np.fft.rfft2(rng.standard_normal((HEIGHT, WIDTH))) / frequency**SLOPE
-            plane = np.fft.irfft2(noise, s=(HEIGHT, WIDTH))
-            planes.append(plane / plane.std())
-        colours = [planes[0] + 0.3 * colour for colour in planes[1:]]
-        textures.append((CONTRAST * np.stack(colours, axis=-1)).astype(np.float32))
-    return textures
+    return [coloured_noise(rng, HEIGHT, WIDTH).astype(np.float32) for _ in range(TEXTURES)]
 
 
 def _write_loose_files(job: Job) -> None:

@@ -25,7 +25,7 @@ class Data:
 
     @property
     def steps(self) -> int:
-        """Whole batches of an epoch in one process."""
+        """Whole batches of the usual size in an epoch of one process."""
         return self.samples // BATCH
 
 
@@ -42,6 +42,7 @@ class Job:
         workers: processes or threads; 0 for the process itself.
         seconds: how long batches are counted.
         position: batches of the epoch that were trained before.
+        batch: samples of a batch.
     """
 
     action: str
@@ -52,6 +53,7 @@ class Job:
     workers: int = 2
     seconds: float = 1.5
     position: int = 0
+    batch: int = BATCH
 
     @property
     def shards(self) -> list[str]:

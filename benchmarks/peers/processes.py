@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,21 @@ class Outcome:
     error: str = ""
 
 
-def run_job(python: str, job: Job, timeout_s: float) -> Outcome:
-    """Run the job, and end whatever it left."""
+def run_job(
+    python: str,
+    job: Job,
+    timeout_s: float,
+    module: str = "benchmarks.peers.child",
+    variables: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run the job by this module, with these variables more, and end whatever it left."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result", Path(folder) / "log"
-        command = [python, "-m", "benchmarks.peers.child", job.to_json(), str(result)]
+        command = [python, "-m", module, job.to_json(), str(result)]
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, **(variables or {})},  # noqa: TID251
             )  # fmt: skip
         watch = MemoryWatch(child.pid)
         try:

@@ -18,7 +18,7 @@ from megatron.energon import (
     stateless,
 )
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import transform_of
 
 SHUFFLED = 1000
@@ -69,7 +69,7 @@ def tars(job: Job) -> Any:
     dataset = get_train_dataset(
         str(job.home / "tar"),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=job.workers),
-        batch_size=BATCH,
+        batch_size=job.batch,
         batch_drop_last=True,
         shuffle_buffer_size=SHUFFLED,
         max_samples_per_sequence=None,

@@ -7,7 +7,7 @@ import torch
 from datasets import Image, load_dataset
 from torch.utils.data import DataLoader
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import ARRAYS, crop
 
 SHUFFLED = 1000
@@ -38,7 +38,7 @@ def tars(job: Job) -> Any:
         stream = stream.cast_column("jpg", Image(decode=False))
     return DataLoader(
         stream.shuffle(buffer_size=SHUFFLED),
-        batch_size=BATCH,
+        batch_size=job.batch,
         num_workers=job.workers,
         collate_fn=_COLLATES[job.data.name],
         drop_last=True,

@@ -8,7 +8,7 @@ import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
 from benchmarks.peers.datasets import samples_of
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import LENGTHS, array_of, crop
 
 CHUNK_BYTES = "64MB"
@@ -54,10 +54,10 @@ class _Arrays(StreamingDataset):
         return self.decode(super().__getitem__(index)["data"])
 
 
-def chunks(job: Job) -> Any:
-    """Shuffled, by its own loader."""
-    options: dict[str, Any] = {"shuffle": True, "drop_last": True}
-    where = str(job.own / "chunks")
+def chunks(job: Job, where: Any = None, **options: Any) -> Any:
+    """Shuffled, by its own loader; from another place if one is given, with options for it."""
+    options |= {"shuffle": True, "drop_last": True}
+    where = where or str(job.own / "chunks")
     if job.is_images:
         dataset: Any = _Images(where, **options)
     elif job.data.name == "TOK":
@@ -66,7 +66,9 @@ def chunks(job: Job) -> Any:
     else:
         dataset = _Arrays(where, **options)
         dataset.decode = array_of(job)
-    loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=job.workers, drop_last=True)
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch, num_workers=job.workers, drop_last=True
+    )
     if job.position:
         loader.load_state_dict(torch.load(job.state_file))
     return loader

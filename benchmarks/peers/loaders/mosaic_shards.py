@@ -18,7 +18,7 @@ from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
 from benchmarks.peers.datasets import samples_of
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import array_of, crop
 
 
@@ -42,13 +42,16 @@ class _Samples(StreamingDataset):
         return (value, sample["label"]) if self.is_labelled else value
 
 
-def shards(job: Job) -> Any:
-    """Shuffled by its default, py1e."""
+def shards(job: Job, **where: Any) -> Any:
+    """Shuffled by its default, py1e; from another place if one is given, with options for it."""
     clean_stale_shared_memory()
-    dataset = _Samples(local=str(job.own / "mds"), shuffle=True, batch_size=BATCH)
+    where = where or {"local": str(job.own / "mds")}
+    dataset = _Samples(shuffle=True, batch_size=job.batch, **where)
     dataset.decode = crop if job.is_images else array_of(job)
     dataset.is_labelled = job.is_images
-    loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=job.workers, drop_last=True)
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch, num_workers=job.workers, drop_last=True
+    )
     if job.position:
         loader.load_state_dict(json.loads(job.state_file.read_text()))
     return loader

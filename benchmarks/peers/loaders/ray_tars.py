@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import crop, small_array, token_array
 
 SHUFFLED = 1000
@@ -29,6 +29,7 @@ _MAPS = {"IMG": _image, "SMALL": _small, "TOK": _tokens}
 
 class _Epochs:
     def __init__(self, job: Job) -> None:
+        self._batch = job.batch
         ray.init(num_cpus=job.workers, include_dashboard=False, log_to_driver=False)
         data = ray.data.read_webdataset(job.shards, decoder=None, shuffle="files")
         self._data = data.map(_MAPS[job.data.name])
@@ -36,7 +37,7 @@ class _Epochs:
     def __iter__(self) -> Iterator[Any]:
         return iter(
             self._data.iter_batches(
-                batch_size=BATCH,
+                batch_size=self._batch,
                 batch_format="numpy",
                 drop_last=True,
                 local_shuffle_buffer_size=SHUFFLED,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import crop
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.shards.private_files import CacheFolder
@@ -17,38 +17,46 @@ def prepare(job: Job) -> None:
         build_tables(job.shards, TableStore(CacheFolder(job.own / name), with_crc32=with_crc32))
 
 
-def _module(job: Job, pool: Any, *, with_crc32: bool, transforms: dict[str, Any]) -> Any:
-    cache = str(job.own / CACHES[with_crc32])
+def data_module(
+    job: Job, split: SplitConfig, loader: LoaderConfig, transforms: dict[str, Any] | None = None
+) -> ShardDataModule:
+    """Of these shards, with the fields of the data set."""
     if job.is_images:
         members = {
             "fields": {"image": "jpg", "label": "cls"},
             "decode": {"image": "raw"},
-            "transforms": transforms,
+            "transforms": transforms or {"image": crop},
         }
     else:
         members = {"fields": {"values": "npy"}}
     return ShardDataModule(
-        train=SplitConfig(job.shards, sampling="shuffled"),
-        batch_size=BATCH,
+        train=split,
+        batch_size=job.batch,
         num_workers=job.workers,
-        loader=LoaderConfig(pool=pool, cache_dir=cache),
+        loader=loader,
         **members,
     )
 
 
-def _maker(pool: str, *, with_crc32: bool = False, has_own_crop: bool = False) -> Any:
+def loader_at(module: ShardDataModule, job: Job) -> Any:
+    """Its loader, in the middle of the epoch if the job says so."""
+    loader = module.loader("train")
+    if job.position:
+        state = loader.state_dict() | {"samples": job.position * job.batch}
+        loader.load_state_dict(state)
+    return loader
+
+
+def _maker(pool: Any, *, with_crc32: bool = False, has_own_crop: bool = False) -> Any:
     def make(job: Job) -> Any:
         transforms: dict[str, Any] = {"image": crop}
         if has_own_crop:
             from lightning_shards.samples.crops import DecodeRandomResizedCrop
 
             transforms = {"image": DecodeRandomResizedCrop(size=224, backend="turbo")}
-        module = _module(job, pool, with_crc32=with_crc32, transforms=transforms)
-        loader = module.loader("train")
-        if job.position:
-            state = loader.state_dict() | {"samples": job.position * BATCH}
-            loader.load_state_dict(state)
-        return loader
+        split = SplitConfig(job.shards, sampling="shuffled")
+        config = LoaderConfig(pool=pool, cache_dir=str(job.own / CACHES[with_crc32]))
+        return loader_at(data_module(job, split, config, transforms), job)
 
     return make
 

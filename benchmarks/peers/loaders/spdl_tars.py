@@ -9,7 +9,7 @@ import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import array_of, crop
 
 
@@ -37,7 +37,7 @@ class _Epochs:
         pipeline = (
             PipelineBuilder()
             .add_source(source)
-            .aggregate(BATCH, drop_last=True)
+            .aggregate(self._job.batch, drop_last=True)
             .pipe(self._make, concurrency=max(1, self._job.workers))
             .add_sink(2)
             .build(num_threads=max(1, self._job.workers))

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import crop
 
 
@@ -24,7 +24,7 @@ class _Files(Dataset[Any]):
 def files(job: Job) -> Any:
     """Images only: nobody keeps samples of 200 bytes in files of their own."""
     return DataLoader(
-        _Files(job), batch_size=BATCH, shuffle=True, num_workers=job.workers, drop_last=True
+        _Files(job), batch_size=job.batch, shuffle=True, num_workers=job.workers, drop_last=True
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import webdataset as wds
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import array_of, crop, crop_pil
 
 SHUFFLED = 1000
@@ -25,10 +25,10 @@ class _From:
 
 def _loader(job: Job, stages: Callable[[Any], Any], *, rebatch: bool = False) -> Any:
     stream = wds.WebDataset(job.shards, shardshuffle=job.data.shards).shuffle(SHUFFLED)
-    batched = stages(stream).batched(BATCH, partial=False)
+    batched = stages(stream).batched(job.batch, partial=False)
     loader = wds.WebLoader(batched, batch_size=None, num_workers=job.workers)
     if rebatch:
-        loader = loader.unbatched().shuffle(SHUFFLED).batched(BATCH, partial=False)
+        loader = loader.unbatched().shuffle(SHUFFLED).batched(job.batch, partial=False)
     return _From(loader, job.position) if job.position else loader
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import wids
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.peers.job import BATCH, Job
+from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import array_of, crop
 
 
@@ -52,9 +52,9 @@ def tars(job: Job) -> Any:
         keep=True,
     )
     sampler = _Rest(dataset, num_replicas=1, rank=0, shuffle=True)
-    sampler.position = job.position * BATCH
+    sampler.position = job.position * job.batch
     return DataLoader(
-        dataset, batch_size=BATCH, sampler=sampler, num_workers=job.workers, drop_last=True
+        dataset, batch_size=job.batch, sampler=sampler, num_workers=job.workers, drop_last=True
     )
 
 

@@ -1,0 +1,38 @@
+"""What lies beside remote shards: their member tables, and their counts."""
+
+import json
+from pathlib import Path
+
+from benchmarks.remote.job import RemoteJob
+from benchmarks.remote.loaders import recommended, tables_folder
+from lightning_shards.shards.beside import SIZES
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.table_bytes import published, published_url
+from lightning_shards.shards.tables import TableStore, build_tables
+
+
+def run(job: RemoteJob) -> dict[str, float]:
+    """Write `<shard>.members` and `sizes.json` beside the files.
+
+    Returns:
+        Mean bytes of a table, the run and the block that are recommended, and their pieces.
+    """
+    shards = job.local_shards
+    sizes = Path(shards[0]).with_name(SIZES)
+    tables = [Path(published_url(path)) for path in shards]
+    if not sizes.exists():
+        store = TableStore(CacheFolder(tables_folder(job)), with_crc32=True)
+        build_tables(shards, store)
+        counts: dict[str, int] = {}
+        for path, beside in zip(shards, tables, strict=True):
+            table = store.table_of(path)
+            beside.write_bytes(published(table))
+            counts[Path(path).name] = len(table.sample_starts) - 1
+        sizes.write_text(json.dumps(counts))
+    read = recommended(job)
+    return {
+        "table_bytes": sum(path.stat().st_size for path in tables) / len(tables),
+        "run": read.run,
+        "block": read.block,
+        "pieces": read.num_pieces,
+    }
