@@ -1,6 +1,9 @@
 """Shards, archives and programs for all tests, and how long hypothesis may search.
 
 What archives hold is also said by two oracles: `tarfile` and webdataset's reader.
+
+What needs torch is imported by the fixtures that need it, because CI also runs the tests under
+versions of Python that have none (`.ci/test_under`).
 """
 
 import io
@@ -10,24 +13,31 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from forked_programs import ForkedPrograms
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.readers.stream import StreamSource
-from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards import index
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.stream import StreamSource
+
+with suppress(ModuleNotFoundError):
+    import torch
+
+    torch.set_num_threads(1)  # networks of tests are small; several threads would wait for a core
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs of tests would inherit it
@@ -35,10 +45,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs
 os.environ.pop("PYTHONUNBUFFERED", None)  # it cuts lines that several processes write to one pipe
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
+hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
-
-torch.set_num_threads(1)  # networks of tests are small; several threads would wait for a core
 
 TESTS = Path(__file__).parent
 # By `pytest --durations=40`: no worker is left alone with one of them at the end.
@@ -57,6 +66,7 @@ LONGEST_FIRST = [
         "test_examples_classifier.py",
         "test_examples_fabric_loop.py",
         "workers/test_processes.py",
+        "workers/test_owners.py",
         "workers/test_same_bytes.py",
         "loader/test_worlds.py",
         "seams/test_pool.py",
@@ -67,7 +77,7 @@ LONGEST_FIRST = [
 assert all(path.is_file() for path in LONGEST_FIRST)
 
 PackShards = Callable[..., list[str]]
-MakeSource = Callable[..., StreamSource]
+MakeSource = Callable[..., "StreamSource"]
 StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
 
 
@@ -127,7 +137,10 @@ def _make_source(
     decode: dict[str, str] | None = None,
     allow_unsafe: Sequence[str] = (),
     **others: object,
-) -> StreamSource:
+) -> "StreamSource":
+    from lightning_shards.readers.stream import StreamSource
+    from lightning_shards.samples.fields import make_fields
+
     counts = np.array([count_samples(url) for url in urls]) if counted else None
     total = samples if counts is None else samples or int(counts.sum())
     settings = {"seed": 0, "transforms": {}, "shuffle_buffer": 0} | others
@@ -177,6 +190,8 @@ def start_program() -> StartProgram:
 @pytest.fixture(scope="session")
 def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPrograms]:
     """Runs programs that need not import Lightning: `forked_programs.run([SCRIPT], folder)`."""
+    import lightning  # noqa: F401 it fails here, and not in a program, where there is none
+
     programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
     yield programs
     assert programs.close() == ""
@@ -261,3 +276,17 @@ def forbid_scans(monkeypatch):
         monkeypatch.setattr(index, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
 
     return forbid
+
+
+@pytest.fixture
+def make_module(tmp_path):
+    """Makes a module that keeps counts in this test's own folder."""
+
+    from lightning_shards import LoaderConfig, ShardDataModule
+
+    def make(train=None, *, loader=LoaderConfig(), **settings):  # noqa: B008 frozen
+        loader = replace(loader, cache_dir=str(tmp_path / "cache"))
+        defaults = {"fields": {"label": "cls"}, "num_workers": 0, "batch_size": 2}
+        return ShardDataModule(train, loader=loader, **defaults | settings)
+
+    return make

@@ -230,7 +230,8 @@ def test_processes_of_a_run_are_found_also_outside_of_its_process_group(modules)
 def test_the_driver_starts_without_any_installed_package():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "import benchmarks.peers.__main__ as main; main.parse(['--quick'])"
+        "import benchmarks.peers.__main__ as main; main.parse(['--quick']); "
+        "import benchmarks.remote.__main__ as main; main.parse(['--quick'])"
     )
     command = [sys.executable, "-I", "-S", "-c", code, str(ROOT)]
     subprocess.run(command, check=True, timeout=60)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lightning_shards import build
+from lightning_shards import ShardDataModule, SplitConfig, build
 from lightning_shards.build import describe, make_pool
 from lightning_shards.config import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
@@ -31,11 +31,43 @@ def made(source, num_workers=2, **config):
 
 def test_no_workers_are_the_trainers_own_thread(source):
     assert made(source, 0, pool="threads") == InlinePool()
-    assert made(source, 2, pool="inline") == InlinePool()
+    assert made(source, 2, pool="inline") == InlinePool(can_grow=False)
 
 
 def test_threads_are_started_as_configured(source):
-    assert made(source, 3, pool="threads", prefetch_factor=5) == ThreadPool(3, prefetch_factor=5)
+    expected = ThreadPool(3, prefetch_factor=5, most_batches=16)
+    assert made(source, 3, pool="threads", prefetch_factor=5) == expected
+
+
+class Kept:
+    """A transform that may run in threads."""
+
+    deterministic = True
+
+    def __call__(self, value):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        ({}, 1),
+        ({"batch_size": 2**20}, 3),  # such a batch travels alone
+        ({"fields": {"image": "png"}}, 3),
+        ({"transforms": {"label": Kept()}}, 3),
+        ({"reader": "stream"}, 3),
+    ],
+    ids=["numbers", "large", "images", "transforms", "stream"],
+)
+def test_one_thread_makes_small_batches_that_need_python_alone(
+    pack_shards, tmp_path, changes, threads
+):
+    settings = {"fields": {"label": "cls"}, "batch_size": 4, "reader": "indexed"} | changes
+    split = SplitConfig(pack_shards([9]), reader=settings.pop("reader"), remainder="pad")
+    config = LoaderConfig(pool="threads", cache_dir=str(tmp_path))
+    module = ShardDataModule(train=split, num_workers=3, loader=config, **settings)
+    pool = module.loader("train").pool.describe()
+    assert pool == PoolDescription("threads", threads, 2, can_grow=threads > 1)
 
 
 def test_processes_know_their_threads_and_what_a_batch_takes(source):
@@ -48,8 +80,8 @@ def test_processes_know_their_threads_and_what_a_batch_takes(source):
 @pytest.mark.parametrize(
     ("config", "size", "kept"),
     [
-        ({"pool": "threads"}, tensor_bytes, 1),
-        ({}, total_bytes, 16),  # batches of a message
+        ({"pool": "threads"}, tensor_bytes, 16),  # batches of a message
+        ({}, total_bytes, 16),
         ({"threads_per_worker": 3}, total_bytes, 16 + 3),
     ],
 )

@@ -1,14 +1,12 @@
 """The data module without a Trainer: its splits, their defaults, and clear errors."""
 
 import pickle
-import socket
-from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
     MissingFieldError,
@@ -18,21 +16,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
-from tests.readers.test_stream_http import serving
 
 SPLITS = ["train", "val", "test", "predict"]
-
-
-@pytest.fixture
-def make_module(tmp_path):
-    """Makes a module that keeps counts in this test's own folder."""
-
-    def make(train=None, *, loader=LoaderConfig(), **settings):  # noqa: B008 frozen
-        loader = replace(loader, cache_dir=str(tmp_path / "cache"))
-        defaults = {"fields": {"label": "cls"}, "num_workers": 0, "batch_size": 2}
-        return ShardDataModule(train, loader=loader, **defaults | settings)
-
-    return make
 
 
 @pytest.fixture
@@ -163,6 +148,20 @@ def test_a_checkpoint_knows_the_library_that_decodes_images(make_module, urls):
         pillow.loader("train").load_state_dict(state)
 
 
+def test_a_checkpoint_knows_that_images_are_decoded_the_fast_way(make_module, urls):
+    def loader(**settings):
+        crop = DecodeResize(size=4, backend="turbo", **settings)
+        module = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": crop})
+        return module.loader("train")
+
+    exact, fast = loader(), loader(fast=True)
+    exact.load_state_dict(exact.state_dict() | {"image_backend": "turbo"})  # of any time
+    with pytest.raises(StateError, match=r"image_backend='turbo \(fast\)', this run has 'turbo'"):
+        exact.load_state_dict(fast.state_dict())
+    with pytest.raises(StateError, match=r"image_backend='turbo', this run has 'turbo \(fast\)'"):
+        fast.load_state_dict(exact.state_dict())
+
+
 def test_a_transform_of_no_field_is_refused_unless_a_stage_may_make_it(make_module, urls):
     transforms = {"mask": abs}
     with pytest.raises(ConfigError, match=r"transforms names \['mask'\], and the fields are"):
@@ -192,7 +191,7 @@ def test_memory_is_not_pinned_without_an_accelerator(make_module, urls):
 @pytest.mark.parametrize("settings", [{"num_workers": 0}, {"loader": LoaderConfig(pool="inline")}])
 def test_batches_are_made_inline_when_nobody_else_should(settings, make_module, urls):
     module = make_module(SplitConfig(urls), **{"num_workers": 2} | settings)
-    assert module.loader("train").pool == InlinePool()
+    assert isinstance(module.loader("train").pool, InlinePool)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -235,45 +234,6 @@ def test_a_size_that_the_shards_do_not_have_is_an_error(sampling, make_module, u
 def test_a_size_that_the_shards_do_have_is_fine(make_module, urls):
     module = make_module(SplitConfig(urls, sampling="sequential", dataset_size=11))
     assert len(keys(module.loader("train"))) == 10
-
-
-@pytest.fixture
-def remote_url():
-    """A URL where nobody answers, at once."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return f"http://127.0.0.1:{port}/train-000000.tar"
-
-
-def test_remote_shards_without_counts_need_a_size(make_module, remote_url):
-    with pytest.raises(ConfigError, match=r"samples of 'train' is unknown.*set dataset_size"):
-        make_module(SplitConfig(remote_url)).loader("train")
-
-
-def test_remote_shards_without_counts_have_the_size_that_was_given(make_module, remote_url):
-    assert len(make_module(SplitConfig(remote_url, dataset_size=9)).loader("train")) == 4
-
-
-@pytest.mark.network
-def test_remote_shards_of_a_counted_folder_have_its_size(make_module, urls, tmp_path):
-    folder = Path(urls[0]).parent
-    (folder / "__len__").write_text("11\n")
-    with serving(folder) as server:
-        url = f"http://127.0.0.1:{server.server_port}/{Path(urls[0]).name}"
-        loader = make_module(SplitConfig(url)).loader("train")
-        assert loader.epochs.samples == 11
-        assert len(keys(loader)) == 10
-        assert len(make_module(SplitConfig(url, dataset_size=9)).loader("train")) == 4
-        assert server.asked.count("/__len__") == 1  # where it is needed, once
-        with pytest.raises(ConfigError, match="'shuffled' of 'train' needs the number of samples"):
-            make_module(SplitConfig(url, sampling="shuffled")).loader("train")
-
-
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_remote_shards_without_counts_cannot_be_served_once(sampling, make_module, remote_url):
-    module = make_module(SplitConfig(remote_url, sampling=sampling, dataset_size=9))
-    with pytest.raises(ConfigError, match=rf"'{sampling}' of 'train' needs the number of.*sizes"):
-        module.loader("train")
 
 
 def test_a_url_that_does_not_exist_is_named(make_module, urls):
@@ -343,50 +303,6 @@ def test_preparing_counts_all_splits_once(make_module, urls, tmp_path):
     assert len(list((tmp_path / "cache").glob("counts-*.json"))) == 1
 
 
-# --- state ----------------------------------------------------------------------------------------
-
-
-def test_the_state_names_what_makes_the_order(make_module, urls):
-    state = make_module(SplitConfig(urls), seed=6).loader("train").state_dict()
-    assert {name: state[name] for name in ("seed", "sampling")} == {
-        "seed": 6,
-        "sampling": "resampled",
-    }
-    assert {"order_version", "shards", "epoch", "samples", "version"} <= state.keys()
-
-
-def test_the_state_goes_with_the_data_to_another_folder(make_module, urls, tmp_path):
-    state = make_module(SplitConfig(urls)).loader("train").state_dict()
-    moved = (tmp_path / "shards").rename(tmp_path / "moved")
-    loader = make_module(SplitConfig(f"{moved}/*.tar")).loader("train")
-    loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("field", "changed", "told"),
-    [
-        ("seed", {"seed": 1}, "with seed=0, this run has 1"),
-        ("sampling", {"sampling": "shuffled"}, "with sampling='resampled', this run has 'shuf"),
-        ("shards", {"num_shards": 2}, "of other shards: its epoch has 11 samples, .* hold 7; "),
-    ],
-)
-def test_a_state_of_another_order_is_refused(field, changed, told, make_module, urls):
-    def loader(seed=0, sampling="resampled", num_shards=3):
-        split = SplitConfig(urls[:num_shards], sampling=sampling)
-        return make_module(split, seed=seed).loader("train")
-
-    state = loader().state_dict()
-    with pytest.raises(StateError, match=told):
-        loader(**changed).load_state_dict(state)
-
-
-def test_a_module_keeps_a_state_that_it_has_not_used(make_module, urls):
-    state = {"epoch": 3, "samples": 0}
-    module = make_module(SplitConfig(urls))
-    module.load_state_dict(state)
-    assert module.state_dict() == state
-
-
 def test_a_module_can_be_sent_to_another_process(make_module, urls):
     module = make_module(SplitConfig(urls), val=SplitConfig(urls))
     module.setup("fit")
@@ -401,3 +317,27 @@ def test_an_exception_ends_the_workers_and_calls_no_teardown(make_module, urls):
 
     module = Torn(SplitConfig(urls), fields={"label": "cls"}, num_workers=0, batch_size=2)
     module.on_exception(ArithmeticError())
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_prepared"),
+    [
+        ({"num_workers": 1}, True),
+        ({"num_workers": 0}, False),
+        ({"num_workers": 1, "loader": LoaderConfig(pool="threads")}, False),
+        ({"num_workers": 1, "loader": LoaderConfig(multiprocessing_context="fork")}, False),
+    ],
+)
+def test_the_fork_server_starts_with_setup_and_ends_with_the_fit(
+    settings, is_prepared, make_module, urls, monkeypatch
+):
+    calls = []
+    home = "lightning_shards.datamodule"
+    monkeypatch.setattr(f"{home}.prepare_workers", lambda sources: calls.append(list(sources)))
+    monkeypatch.setattr(f"{home}.end_fork_server", lambda: calls.append("end"))
+    module = make_module(SplitConfig(urls), **settings)
+    module.setup("fit")  # without a trainer no teardown would end it
+    module.trainer = SimpleNamespace(world_size=1, num_devices=1)
+    module.setup("fit")
+    module.teardown("fit")
+    assert calls == [[module.source("train")], "end"][not is_prepared :]

@@ -22,9 +22,9 @@ from lightning_shards import (
     expand_urls,
 )
 from lightning_shards.errors import ShardError
-from lightning_shards.readers.stream import read_shard
+from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.fetching import local_copy
+from lightning_shards.shards.storage.local_copies import local_copy
 from tests.readers.test_stream_http import serving
 
 SECRET = "s3cr3t"

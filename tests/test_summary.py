@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
 from lightning_shards.shards import index
 from lightning_shards.summary import BatchTable, as_html
@@ -26,20 +26,6 @@ class Counter:
 def drawn(label, rng):
     """Has an `rng`, and draws from a global generator all the same."""
     return torch.rand(()).item()
-
-
-@pytest.fixture
-def make_module(tmp_path):
-    def make(train=None, **settings):
-        defaults = {
-            "fields": {"label": "cls"},
-            "num_workers": 0,
-            "batch_size": 2,
-            "loader": LoaderConfig(cache_dir=str(tmp_path / "cache")),
-        }
-        return ShardDataModule(train, **defaults | settings)
-
-    return make
 
 
 @pytest.fixture
@@ -106,6 +92,15 @@ def test_a_loader_says_what_an_epoch_is(make_module, urls):
     limited = module.loader("train").with_epoch(1)
     assert repr(limited) == f"ShardLoader: {epoch}, 1 step of 1 x 2 samples, {made}"
     assert limited._repr_html_() == f"<p>{limited!r}</p>".replace("'", "&#x27;")
+
+
+def test_a_loader_says_how_many_make_its_batches(make_module, urls):
+    loaders = [
+        make_module(SplitConfig(urls), num_workers=number, loader=LoaderConfig(pool=pool))
+        for number, pool in ((1, "threads"), (2, "threads"), (1, "processes"))
+    ]
+    made = [repr(module.loader("train")).rpartition(" by ")[2] for module in loaders]
+    assert made == ["1 thread", "2 threads", "1 process"]
 
 
 def test_a_notebook_shows_lines_as_paragraphs_and_no_markup_of_names(make_module):

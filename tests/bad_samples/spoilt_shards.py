@@ -13,6 +13,7 @@ from webdataset.writer import TarWriter
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import write_table
@@ -139,7 +140,8 @@ def made_by_workers(module, place, num_workers, num_batches):
     source = module.loader("train", rank=place.rank, world_size=place.world_size).source
     places = [place.with_worker(worker, num_workers) for worker in range(num_workers)]
     shares = [source.batches(each, Cursor()) for each in places]
-    return [next(shares[step % num_workers]) for step in range(num_batches)]
+    made = [next(shares[step % num_workers]) for step in range(num_batches)]
+    return [each._replace(batch=with_tensors(each.batch)) for each in made]
 
 
 def epoch_of(module, world_size, num_workers=1):

@@ -39,7 +39,9 @@ class FakeFit:
         self.trainer: Any = SimpleNamespace(
             fit_loop=SimpleNamespace(
                 _combined_loader=SimpleNamespace(flattened=[self.loader]),
-                epoch_loop=SimpleNamespace(_batches_that_stepped=0),
+                epoch_loop=SimpleNamespace(
+                    _batches_that_stepped=0, val_loop=SimpleNamespace(_combined_loader=None)
+                ),
             ),
             _logger_connector=SimpleNamespace(should_update_logs=True),
             is_global_zero=True,
@@ -47,6 +49,7 @@ class FakeFit:
             num_devices=world_size,
             world_size=world_size,
             distributed_sampler_kwargs={"num_replicas": world_size, "rank": 0},
+            num_nodes=1,
             global_rank=0,
             strategy=SimpleNamespace(root_device=torch.device("cpu"), reduce=self.reduce),
         )

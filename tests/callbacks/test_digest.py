@@ -195,7 +195,9 @@ class WrongSource(IndexedSource):
                 {"__key__": "", "__id__": tuple(each), "label": 0}
                 for each in self.spoil(made.batch["__id__"].tolist())
             ]
-            weights = made.batch["__weight__"].int().tolist() if "__weight__" in made.batch else []
+            weights = (
+                made.batch["__weight__"].astype(int).tolist() if "__weight__" in made.batch else []
+            )
             yield make_batch(rows, ["label"], weights, self.batch_format)
 
 
@@ -309,7 +311,7 @@ def with_bad_samples(monkeypatch, max_bad):
     class BadSource(IndexedSource):
         def batches(self, place, cursor, arena=None):
             for made in super().batches(place, cursor, arena):
-                ids = made.batch["__id__"].numpy()
+                ids = made.batch["__id__"]
                 bad = (BadSample(*ids[0].tolist(), "SampleError"),)
                 yield replace_digest(made, digest_ids(ids[1:]), bad)
 

@@ -4,6 +4,7 @@ Ranks are threads that call the hooks of their own writer, as a prediction does.
 """
 
 import csv
+import errno
 import gc
 import io
 import threading
@@ -29,6 +30,7 @@ from lightning_shards import (
 from lightning_shards.callbacks import prediction_writer
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardError
 from lightning_shards.predictions import merging
+from lightning_shards.predictions.csv_format import CsvPredictions
 from lightning_shards.predictions.formats import PREDICTION_FORMATS
 from lightning_shards.predictions.rows import ColumnType
 
@@ -132,6 +134,7 @@ def predict(make_data, monkeypatch):
             ]
             trainer = SimpleNamespace(
                 distributed_sampler_kwargs=place,
+                num_nodes=1,
                 global_rank=number,
                 is_global_zero=number == 0,
                 state=SimpleNamespace(stage=RunningStage.PREDICTING),
@@ -312,12 +315,26 @@ def test_files_that_changed_or_differ_are_not_merged(tmp_path):
     for name in (first, second):
         (tmp_path / name).write_text("__id__,__key__,x\n0:1,a,1\n")
     files = [merging.WrittenFile(first, 5, is_sorted=True, types={})]
-    with pytest.raises(FileAccessError, match="hold 1 rows, and 5 were written"):
+    with pytest.raises(FileAccessError, match="hold 1 row, and 5 were written"):
         merging.merge_files(tmp_path, files, "predictions.csv", "csv")
     files.append(merging.WrittenFile(second, 1, is_sorted=True, types={"x": ("int64", 0)}))
-    with pytest.raises(ConfigError, match="different columns or types"):
+    with pytest.raises(ConfigError, match="differ in the names, the order or the types"):
+        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
+    orders = ({"x": ("int64", 0), "y": ("int64", 0)}, {"y": ("int64", 0), "x": ("int64", 0)})
+    files = [merging.WrittenFile(first, 1, is_sorted=True, types=types) for types in orders]
+    with pytest.raises(ConfigError, match="the order or the types"):
         merging.merge_files(tmp_path, files, "predictions.csv", "csv")
     assert names(tmp_path) == [first, second]
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file_and_leaves_none(tmp_path, predict, monkeypatch):
+    def full(writer: Any, rows: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CsvPredictions, "write", full)
+    [error] = predict(writers(tmp_path / "out", 1, "csv"))
+    assert "predictions-00000-of-00001.csv cannot be written: No space left" in str(error)
+    assert names(tmp_path / "out") == []
 
 
 def test_batches_return_the_same_columns(tmp_path, predict):

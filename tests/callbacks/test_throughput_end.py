@@ -10,6 +10,7 @@ from lightning_shards import DataThroughputMonitor
 from lightning_shards.callbacks import throughput
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool
 
 
 def test_the_report_is_of_the_whole_run_and_of_its_last_epoch(fake_fit: Any) -> None:
@@ -98,8 +99,18 @@ def test_the_figures_of_the_whole_run_are_logged_at_its_end(fake_fit: Any) -> No
 @pytest.mark.parametrize(
     ("pool", "said"),
     [
-        (InlinePool(), "to 4 (now 0: the trainer's own thread makes the batches)"),
-        (ProcessPool(2, start_method="fork"), "to 4, all cores of a rank (now 2; 18 would do)"),
+        (InlinePool(), "num_workers to 4 (now 0: the trainer's own thread makes the batches)"),
+        (
+            ProcessPool(2, start_method="fork"),
+            "num_workers to 4, all cores of a rank (now 2; 18 would do)",
+        ),
+        (
+            ThreadPool(1, can_grow=False),
+            (
+                "loader.pool to processes (now threads: one makes small batches, whatever "
+                "num_workers is, because others would wait for Python's lock)"
+            ),
+        ),
     ],
 )
 def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
@@ -114,7 +125,7 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     fit.loader.times.produce_s += (pool.describe().slots - 1) * 9
     fit.step(wait_s=9, busy_s=1)
     fit.end()
-    assert fit.reported[0].endswith(f"to change: set num_workers {said}")
+    assert fit.reported[0].endswith(f"to change: set {said}")
 
 
 def other_rank(
@@ -173,7 +184,7 @@ def test_ranks_that_are_alike_have_no_slowest_one(make_fit: Any) -> None:
 
 def test_ranks_exchange_their_figures_once(make_fit: Any) -> None:
     fit = fit_of_three(make_fit(3), wait_s=1, forward_s=1)
-    assert [gathered.shape for gathered in fit.gathered] == [(2, 3, 13)]
+    assert [gathered.shape for gathered in fit.gathered] == [(3, 3, 18)]
 
 
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
 
 RANKS = 3
-SLOW_S = 0.15
+SLOW_S = 0.4  # a machine that runs other tests, too, holds a rank for a tenth of a second
 
 
 def rank() -> int:

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from waiting import is_running, wait_for
 
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
@@ -108,23 +108,9 @@ def test_processes_and_what_they_run_end_with_the_program(end, tmp_path):
     with subprocess.Popen(
         [sys.executable, program], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        until(lambda: len(list(tmp_path.glob("*.pid"))) == 6)
+        assert wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 6, within_s=60)
         end(running)
         _, error = running.communicate(timeout=60)
     assert error.count("Traceback") == (end is press_ctrl_c), error
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    until(lambda: not any(map(is_alive, pids)))
-
-
-def until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert wait_for(lambda: not any(map(is_running, pids)), within_s=60)

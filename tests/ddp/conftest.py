@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning  # noqa: F401 all programs of this folder do, and a folder without it is left out
 import pytest
 from forked_programs import ForkedPrograms
 

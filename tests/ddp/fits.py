@@ -41,7 +41,7 @@ def workers_of(pid: int, folder: Path) -> list[int]:
         if child.pid in ranks or child.status() == psutil.STATUS_ZOMBIE:
             continue
         command = " ".join(child.cmdline())
-        if "multiprocessing.forkserver" in command:
+        if "workers.fork_serving" in command:
             found += [each.pid for each in child.children()]
         elif "multiprocessing.resource_tracker" not in command:
             found.append(child.pid)

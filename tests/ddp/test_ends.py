@@ -2,35 +2,20 @@
 
 import json
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from forked_programs import ForkedPrograms
+from waiting import is_running, wait_for
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
+RANK_SCRIPT = Path(__file__).with_name("rank.py")
 RANKS = (0, 1)
 GONE_WITHIN_S = 5.0
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_for(is_reached: Callable[[], bool], within_s: float) -> bool:
-    end = time.perf_counter() + within_s
-    while not is_reached():
-        if time.perf_counter() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def blocked(folder: Path, rank: int) -> dict[str, Any] | None:
@@ -93,7 +78,7 @@ def test_no_other_process_outlives_a_rank_that_is_killed(
 
 
 def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
-    tmp_path: Path, pack_into: Callable[..., list[str]], start_ranks: Callable[..., Any]
+    tmp_path: Path, pack_into: Callable[..., list[str]], forked_programs: ForkedPrograms
 ) -> None:
     shard = Path(pack_into(tmp_path, [40], "shard")[0])
     bad = shard.read_bytes().replace(b"PNG", b"GNP")  # all of them, but for the first few
@@ -106,9 +91,9 @@ def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
         },
         "data": {"num_workers": 1, "batch_size": 2},
     }
-    with start_ranks(tmp_path, [case]) as process:
-        output, _ = process.communicate(timeout=150)  # ends when all that hold the pipe have ended
-    assert process.returncode not in (0, None)
+    (tmp_path / "cases.json").write_text(json.dumps([case]))
+    output, statuses = forked_programs.run([RANK_SCRIPT, tmp_path], tmp_path, ranks=2)
+    assert 0 not in statuses
     assert "SampleError: sample '0000" in output
     assert "member 'png'" in output
     assert "cannot be decoded as 'gray' for field 'image'" in output
@@ -119,25 +104,28 @@ import lightning.pytorch as pl
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_shards import ShardDataModule, SplitConfig
 
+def same(label):
+    return label
+
 trainer = pl.Trainer(
     strategy="ddp", accelerator="cpu", devices=2, max_epochs=1, logger=False,
     enable_checkpointing=False, enable_progress_bar=False,
 )
 data = ShardDataModule(
-    SplitConfig("shard-*.tar"), fields={"label": "cls"}, batch_size=2, num_workers=1
+    SplitConfig("shard-*.tar"), fields={"label": "cls"}, transforms={"label": same}, batch_size=2,
+    num_workers=1,
 )
 trainer.fit(BoringModel(), data)
 """
 
 
 def test_a_script_without_a_main_guard_ends_with_an_error_that_says_how_to_write_one(
-    tmp_path: Path, pack_into: Callable[..., list[str]], start_program: Callable[..., Any]
+    tmp_path: Path, pack_into: Callable[..., list[str]], forked_programs: ForkedPrograms
 ) -> None:
     pack_into(tmp_path, [20], "shard")
     (tmp_path / "script.py").write_text(UNGUARDED)
-    with start_program([sys.executable, "script.py"], tmp_path) as process:
-        output, _ = process.communicate(timeout=150)
-    assert process.returncode not in (0, None)
+    output, statuses = forked_programs.run(["script.py"], tmp_path, ranks=2)
+    assert 0 not in statuses
     assert 'script.py has no `if __name__ == "__main__":`' in output
     assert "def main" in output or "into a function main()" in output
     assert "num_workers=0" in output

@@ -1,8 +1,9 @@
 """Real fits that are killed and resumed, on other ranks: their weights saw each sample once.
 
-A chain is one training, cut by kills. Each fit of it is a program that Lightning turns into ranks,
-on shards, resumed from the newest checkpoint there is. The model's ledger is saved with its
-weights, so what is checked is what the final weights were trained on.
+A chain is one training, cut by kills. Each fit of it is a program on ranks, resumed from the newest
+checkpoint there is; the ranks of one chain are started by Lightning, those of the others are
+forked. The model's ledger is saved with its weights, so what is checked is what the final weights
+were trained on.
 """
 
 import itertools
@@ -55,6 +56,7 @@ class Chain:
     trainer: dict[str, Any] = field(default_factory=lambda: {"max_epochs": EPOCHS})
     schedule: bool = False
     saves_in_validation: bool = False
+    launched: bool = False  # whether Lightning starts the ranks that are killed
 
 
 @dataclass
@@ -91,6 +93,7 @@ SIX = [
         ),
         (6, 10),
         {"every_n_train_steps": 2, "save_top_k": -1},
+        launched=True,
     ),
     Chain(
         "max_steps and a schedule over the steps, the main process, then a rank",
@@ -225,7 +228,7 @@ def run_chain(chain: Chain, folder: Path, programs: Any) -> Outcome:
             assert output.count("StopHereError: training_step") >= fit.ranks, output[-4000:]
             assert 0 not in statuses
         else:
-            there, left = programs.run_until_killed("run_fit.py", job)
+            there, left = programs.run_until_killed("run_fit.py", job, launched=chain.launched)
             outcome.killed.append((number, there, left))
         saved = (folder / "saved").glob("*.ckpt")
         checkpoint = max(saved, key=lambda path: path.stat().st_mtime_ns)

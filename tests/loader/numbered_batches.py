@@ -78,6 +78,9 @@ class FakeProgress:
     def trained(self, loader):
         return Cursor(9, 2)
 
+    def check_wait(self):
+        pass
+
 
 def make_loader(pool=None, *, pinned=False, fails_in=None, identity=None, **settings):
     """A loader of three steps of two samples an epoch."""

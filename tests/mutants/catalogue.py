@@ -1,5 +1,15 @@
 """All bugs that are planted."""
 
-from tests.mutants import plan, preparing, reading, running, shards
+from tests.mutants import plan, preparing, reading, remote, running, seen, shards, streams, workers
 
-MUTANTS = [*plan.MUTANTS, *shards.MUTANTS, *reading.MUTANTS, *running.MUTANTS, *preparing.MUTANTS]
+MUTANTS = [
+    *plan.MUTANTS,
+    *shards.MUTANTS,
+    *remote.MUTANTS,
+    *streams.MUTANTS,
+    *seen.MUTANTS,
+    *reading.MUTANTS,
+    *running.MUTANTS,
+    *workers.MUTANTS,
+    *preparing.MUTANTS,
+]

@@ -159,4 +159,28 @@ MUTANTS = [
         "prefetch_factor + SPARE_BUFFERS",
         "workers/test_processes.py workers/test_messages.py",
     ),
+    Mutant(
+        "plan.pieces:_Intervals.of",
+        "starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(stops)[:-1])",
+        "pass",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_Intervals.of",
+        " | (np.diff(ids[:, 0]) != 0)",
+        "",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_in_order_of_use",
+        "by_use = np.argsort(first)",
+        "by_use = np.arange(len(first))",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_footing",
+        "first = position - position % window",
+        "first = position",
+        "plan/test_pieces.py",
+    ),
 ]

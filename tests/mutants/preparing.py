@@ -113,7 +113,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.atomic:_publish",
-        "        os.fsync(file.fileno())  # a power cut could leave the name without the contents\n"
+        "        if is_synced:\n"
+        "            os.fsync(file.fileno())  # a power cut could leave a name without contents\n"
         "        part.replace(path)\n",
         "        part.replace(path)\n        os.fsync(file.fileno())\n",
         "shards/test_atomic.py",
@@ -142,5 +143,65 @@ MUTANTS = [
         "if False:",
         "dataprep/indexes/test_planted_indexes.py shards/test_atomic.py "
         "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
+        "dataprep.inspection.remote_survey:RemoteScan._kept",
+        "table.stamp != stat",
+        "False",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.inspection.remote_survey:RemoteScan._kept",
+        'record.get("stamp") != list(stat)',
+        "False",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.inspection.remote_survey:RemoteScan._kept",
+        "table.crc32 is None or",
+        "False and",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.inspection.remote_survey:RemoteScan._scanned",
+        "if shard_stat(url, self.storage) != stat:",
+        "if False:",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.inspection.remote_survey:RemoteScan.__call__",
+        "self._kept(url, stat) or",
+        "",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.inspection.forward_tar:HeaderWindows.__call__",
+        "if offset - start > _LEAST_SKIPPED:",
+        "if False:",
+        "dataprep/inspection/test_one_pass.py",
+    ),
+    Mutant(
+        "dataprep.inspection.forward_tar:ForwardTar._read",
+        "if len(self._data) < stop - start:",
+        "if False:",
+        "dataprep/inspection/test_one_pass.py",
+    ),
+    Mutant(
+        "dataprep.inspection.one_pass:_Walk._members",
+        "self._end = _padded(member.offset + member.size)",
+        "pass",
+        "dataprep/inspection/test_one_pass.py",
+    ),
+    Mutant(
+        "dataprep.indexes.remote_index:ObjectsBeside.put",
+        "if there == data:",
+        "if False:",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.remote_index:_uploaded",
+        "require_own_index(urls, files)",
+        "pass",
+        "dataprep/indexes/test_remote_index.py",
     ),
 ]

@@ -46,7 +46,7 @@ MUTANTS = [
         "samples/test_collate.py",
     ),
     Mutant(
-        "samples.fields:SampleTransforms._apply",
+        "samples.transforms:SampleTransforms._apply",
         "rng = self._seeds.generator(position)",
         "rng = self._seeds.generator(0)",
         "samples/test_fields.py readers/test_stream_stages.py readers/test_columns.py",
@@ -58,7 +58,7 @@ MUTANTS = [
         "samples/test_safety.py",
     ),
     Mutant(
-        "samples.fields:takes_rng",
+        "samples.transforms:takes_rng",
         '"rng" in inspect.signature(transform).parameters',
         "False",
         "samples/test_fields.py readers/test_indexed.py",
@@ -109,10 +109,10 @@ MUTANTS = [
         "readers.stream:StreamSource.batches",
         'if cursor.samples and self.sampling != "resampled":',
         "if False:",
-        "test_datamodule.py trainer/test_resumed_fits.py",
+        "test_datamodule.py test_saved_state.py trainer/test_resumed_fits.py",
     ),
     Mutant(
-        "readers.stream:read_shard",
+        "readers.shard_samples:read_shard",
         "_require_count(expected in (None, number), url, str(number), expected)",
         "pass",
         "readers/test_stream_shards.py",
@@ -142,6 +142,42 @@ MUTANTS = [
         "samples/test_images.py samples/test_crops.py",
     ),
     Mutant(
+        "samples.images:_TurboImage.cut",
+        "(bottom + _CONTEXT_ROW) * factor",
+        "bottom * factor",
+        "samples/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.images:_TurboImage._upper_rows",
+        "pixels if _ROWS_LEFT_OUT in str(error) else None",
+        "pixels",
+        "samples/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.images:put_channels_first",
+        'backend == "turbo" and is_dense(out)',
+        'backend == "turbo"',
+        "samples/test_crops.py",
+    ),
+    Mutant(
+        "samples.jpeg:read_frame",
+        "or not data.endswith(_END)",
+        "",
+        "samples/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.jpeg:read_frame",
+        "or scanned_components != components",
+        "",
+        "samples/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.jpeg:_segments",
+        "position += 2 + length",
+        'position = data.find(b"\\xff", position + 4)',
+        "samples/test_jpeg.py",
+    ),
+    Mutant(
         "readers.read_ahead:_requests",
         "*ranges, stamps[shard], into",
         "*ranges, None, into",
@@ -154,7 +190,7 @@ MUTANTS = [
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "samples.fields:SampleTransforms.apply",
+        "samples.transforms:SampleTransforms._applied",
         "if self._own:",
         "if False:",
         "samples/test_own_generators.py",
@@ -170,5 +206,29 @@ MUTANTS = [
         "state._worker_info, None",
         "state._worker_info, state._worker_info",
         "samples/test_own_generators.py workers/test_same_bytes.py",
+    ),
+    Mutant(
+        "samples.transforms:SampleTransforms._require_no_new_torch",
+        "if not self._has_torch and torch_if_loaded() is not None:",
+        "if False:",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "samples.transforms:crops_of",
+        "if type(transform) in (DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize)",
+        "if isinstance(transform, DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize)",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "samples.collate:PixelLayout.new_column",
+        "if not self.is_channels_last:",
+        "if True:",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "samples.fields:with_arrays",
+        "gives_arrays=takes_arrays(transforms[field.name])",
+        "gives_arrays=False",
+        "samples/test_loaded_torch.py",
     ),
 ]

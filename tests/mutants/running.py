@@ -1,55 +1,13 @@
-"""Bugs in what runs the readers: pools, loader, Lightning's hooks, callbacks, configuration."""
+"""Bugs in what runs the readers: loader, Lightning's hooks, callbacks, configuration."""
 
 from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "workers.shared_buffers:SharedBuffers.take",
-        "if buffer is None or not buffer.is_in_use:",
-        "if True:",
-        "workers/test_processes.py workers/test_messages.py",
-    ),
-    Mutant(
-        "workers.shared_buffers:Lease.__del__",
-        "if os.getpid() == self._pid:",
-        "if False:",
-        "workers/test_processes.py workers/test_messages.py",
-    ),
-    Mutant(
-        "workers.processes:_ProcessStream._unpacked",
-        "is_kept = len(leases) >= SPARE_BUFFERS",
-        "is_kept = False",
-        "seams/test_pool.py",
-    ),
-    Mutant(
-        "workers.processes:require_shared_memory",
-        "if needed > free:",
-        "if False:",
-        "workers/test_messages.py",
-    ),
-    Mutant(
-        "workers.messages:_with_columns",
-        "loaded._replace(batch=batch)",
-        "loaded._replace(batch=batch, digest=0)",
-        "workers/test_messages.py workers/test_same_bytes.py",
-    ),
-    Mutant(
-        "workers.threads:require_own_randomness",
-        "if names:",
-        "if False:",
-        "workers/test_threads.py",
-    ),
-    Mutant(
-        "workers.threads:start_threads",
-        "place.worker + place.num_workers * thread",
-        "place.worker * num_threads + thread",
-        "workers/test_threads.py workers/test_same_bytes.py",
-    ),
-    Mutant(
-        "workers.threads:_Slot.take",
-        "self._free.release()",
-        "pass",
-        "workers/test_threads.py seams/test_pool.py",
+        "build:_is_made_by_python",
+        "told.is_streamed or ",
+        "",
+        "test_build.py",
     ),
     Mutant(
         "build:_prefetch",
@@ -190,22 +148,22 @@ MUTANTS = [
         "cli/test_commands.py cli/test_options.py",
     ),
     Mutant(
-        "workers.processes:ProcessPool.start",
-        "generator=torch.Generator(),",
-        "generator=None,",
-        "seams/test_pool.py",
+        "samples.loaded_torch:map_columns",
+        'type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)',
+        "tuple(entries)",
+        "workers/test_messages.py",
     ),
     Mutant(
-        "workers.processes:_WorkerShare.__iter__",
-        "yield maker.message(ready).pickled()",
-        "yield maker.message(ready)",
-        "workers/test_stowaways.py",
+        "samples.transforms:image_backend",
+        '" (fast)"',
+        '""',
+        "test_datamodule.py",
     ),
     Mutant(
-        "workers.processes:_begin_guard",
-        "if isinstance(name, GuardedName):",
+        "profiling.report:_advise_loader",
+        "if now < cores and not context.can_grow:",
         "if False:",
-        "system/test_guard.py",
+        "profiling/test_report.py",
     ),
     Mutant(
         "system.guard:GuardedName.__reduce__",
@@ -218,30 +176,6 @@ MUTANTS = [
         "name = GuardedName(os.getpid())",
         "name = None",
         "dataprep/test_processes.py",
-    ),
-    Mutant(
-        "workers.watchdog:ProcessWatch.late",
-        "self.kill()",
-        "pass",
-        "workers/test_watchdog.py",
-    ),
-    Mutant(
-        "workers.watchdog:Watchdog.look",
-        "waited_s >= self._timeout_s",
-        "False",
-        "workers/test_watchdog.py",
-    ),
-    Mutant(
-        "workers.watchdog:ProcessWatch.look",
-        "self.kill()",
-        "pass",
-        "workers/test_watchdog.py workers/test_processes.py workers/test_stowaways.py",
-    ),
-    Mutant(
-        "workers.shared_buffers:SharedBuffer.new",
-        "os.posix_fallocate(file.fileno(), 0, _HEADER + size)",
-        "file.truncate(_HEADER + size)",
-        "workers/test_stowaways.py",
     ),
     Mutant(
         "loader:ShardLoader._require_place",

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from forked_programs import ForkedPrograms
+from waiting import is_running
 
 collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
 
@@ -101,14 +102,6 @@ def recorder() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process has not ended."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ def children() -> list[int]:
     found: list[int] = []
     for child in psutil.Process().children():
         command = " ".join(child.cmdline())
-        if "multiprocessing.forkserver" in command:
+        if "workers.fork_serving" in command:
             found += [each.pid for each in child.children()]  # its workers look like the server
         elif child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command:
             found.append(child.pid)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,9 @@ from typing import Any
 import lightning.pytorch as pl
 import psutil
 import pytest
+from waiting import wait_for
 
 HERE = Path(__file__).parent
-
-
-def wait_for(is_reached: Callable[[], bool], within_s: float) -> bool:
-    end = time.perf_counter() + within_s
-    while not is_reached():
-        if time.perf_counter() > end:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def waiting(folder: Path) -> list[dict[str, Any]]:

@@ -128,6 +128,26 @@ def test_a_file_without_rows_can_be_read(file_format, tmp_path):
     assert list(PREDICTION_FORMATS[file_format].read(tmp_path / "x")) == []
 
 
+def test_columns_have_the_order_of_the_first_batch(tmp_path):
+    first, second = {"low": torch.zeros(1), "high": torch.ones(1)}, {"high": [1.0], "low": [0.0]}
+    second = {name: torch.tensor(value) for name, value in second.items()}
+    written = write("csv", (first, samples(1)), (second, samples(1, 1))).decode().splitlines()
+    assert written == ["__id__,__key__,low,high", "0:0,dir/000,0.0,1.0", "0:1,dir/001,0.0,1.0"]
+
+
+def test_row_groups_hold_few_bytes_wherever_the_large_rows_stand(monkeypatch):
+    monkeypatch.setattr(parquet_format, "_GROUP_BYTES", 10_000)
+    boxes = [torch.zeros(0 if number < 20 else 100, 4) for number in range(40)]
+    whole = write("parquet", ({"boxes": boxes}, samples(40)))
+    single = [({"boxes": [box]}, samples(1, number)) for number, box in enumerate(boxes)]
+    assert write("parquet", *single) == whole
+    metadata = pq.ParquetFile(io.BytesIO(whole)).metadata
+    groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    assert sum(groups) == 40
+    assert groups[0] > 20
+    assert max(groups[1:]) <= 6
+
+
 def test_row_groups_depend_on_the_rows_and_not_on_the_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_format, "_GROUP_BYTES", 1000)
     values = torch.arange(100, dtype=torch.float64).reshape(50, 2)

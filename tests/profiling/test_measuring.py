@@ -9,7 +9,6 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import LoaderTimes
 from lightning_shards.profiling.measuring import (
     OneBatch,
     TimedLoader,
@@ -18,6 +17,7 @@ from lightning_shards.profiling.measuring import (
     measure_loader,
     take_batch,
 )
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.workers.threads import ThreadPool
 
 AT_ONCE = Timing(0.0, 0.0, 1e9)

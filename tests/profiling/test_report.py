@@ -215,6 +215,16 @@ def test_batches_of_the_trainers_own_thread_are_given_to_workers() -> None:
     assert advice([rank(3, 3)], around(0)) == f"set num_workers to 1 {said}"
 
 
+def test_where_a_number_of_workers_changes_nothing_another_pool_does() -> None:
+    fixed = around(1, can_grow=False)
+    assert advice([rank(8, 8)], fixed).startswith("set loader.pool to processes (now threads: one ")
+    assert advice([rank(8, 8)], replace(fixed, cores=1)).startswith("make samples cheaper to load")
+    assert advice([rank(8, 8)], around(0, can_grow=False)) == (
+        "set loader.pool to processes and num_workers to 4 (now inline: the trainer's own thread "
+        "makes the batches)"
+    )
+
+
 def test_workers_that_are_fast_enough_but_waited_for_need_larger_buffers() -> None:
     assert advice([rank(2, 5)], around(2)).startswith("raise prefetch_factor: ")
 

@@ -18,15 +18,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from lightning_utilities.core.rank_zero import rank_zero_only
 
 IMPORTED = (
     "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.profiling",
@@ -39,6 +37,14 @@ class Ended(NamedTuple):
     """What all ranks of a program said, and their exit statuses; negative ones are signals."""
 
     output: str
+    statuses: list[int]
+
+
+class Running(NamedTuple):
+    """Ranks that run: where their output can be read, their pids, and later how they ended."""
+
+    output: int
+    pids: list[int]
     statuses: list[int]
 
 
@@ -63,6 +69,20 @@ class ForkedPrograms:
         environment: dict[str, str] | None = None,
     ) -> Ended:
         """Run `[SCRIPT, *ARGUMENTS]` in a folder until all that hold its output have ended."""
+        with self.started(command, folder, ranks=ranks, environment=environment) as running:
+            said = _read_to_end(running.output, timeout_s)
+        return Ended(said, running.statuses)
+
+    @contextmanager
+    def started(
+        self,
+        command: Sequence[Any],
+        folder: Path,
+        *,
+        ranks: int = 1,
+        environment: dict[str, str] | None = None,
+    ) -> Iterator["Running"]:
+        """`[SCRIPT, *ARGUMENTS]`, running in a folder; what is left of it is killed at the end."""
         for number in range(len(self._servers), min(ranks, 2)):
             self._servers.append(_Server(self._folder / f"server-{number}.txt"))
         shared = {"command": list(map(str, command)), "folder": str(folder)}
@@ -71,20 +91,21 @@ class ForkedPrograms:
         reading, writing = os.pipe()
         started: list[tuple[_Server, int]] = []
         with os.fdopen(reading, "rb") as output, os.fdopen(writing, "wb") as end:
+            running = Running(output.fileno(), [], [])
             try:
                 for rank in range(ranks):
                     own = variables | (as_rank(rank, ranks, port) if ranks > 1 else {})
                     server = self._servers[min(rank, 1)]
                     pid = server.ask({**shared, "environment": own}, [end.fileno()])
                     started.append((server, pid))
+                    running.pids.append(pid)
                 end.close()
-                said = _read_to_end(output.fileno(), timeout_s)
+                yield running
             finally:
                 for _, pid in started:
                     with suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)
-                statuses = [server.ask({"ended": pid}) for server, pid in started]
-        return Ended(said, statuses)
+                running.statuses.extend(server.ask({"ended": pid}) for server, pid in started)
 
     def close(self) -> str:
         """End the processes that are forked; what they said themselves, which is to be nothing."""
@@ -159,6 +180,9 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], int] | None:
 
 def _become(request: dict[str, Any], output: int) -> None:
     """Run a program as if Python had been started for it."""
+    import torch
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
     os.setsid()
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -16,9 +16,10 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.fields import Field, SampleTransforms
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables

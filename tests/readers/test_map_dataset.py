@@ -11,10 +11,18 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_shards import ShardDataset, ShardError
 from lightning_shards.callbacks.set_epoch import find_set_epochs
-from lightning_shards.errors import ConfigError, MissingFieldError, ShardNotFoundError
+from lightning_shards.errors import (
+    ConfigError,
+    MissingFieldError,
+    ShardNotFoundError,
+    StorageError,
+)
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.readers import reader_choice
 from lightning_shards.readers.stream import StreamSource
+from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.shards.remote.retries import RetryPolicy
 
 COUNTS = [5, 0, 9, 6]
 NUM = sum(COUNTS)
@@ -77,7 +85,8 @@ def test_samples_equal_those_of_the_stream_reader(make_dataset, make_source, fol
     )  # fmt: skip
     batches = source.batches(Place(), Cursor())
     for sample, made in zip(make_dataset(), batches, strict=False):
-        assert plain(sample) == {name: values[0] for name, values in plain(made.batch).items()}
+        batch = plain(with_tensors(made.batch))
+        assert plain(sample) == {name: values[0] for name, values in batch.items()}
 
 
 @pytest.mark.parametrize("number", [-NUM, -1, np.int64(7), torch.tensor(7)])
@@ -193,8 +202,16 @@ def test_wrong_options_are_refused_at_once(options, message, make_dataset):
         make_dataset(**options)
 
 
-def test_remote_shards_are_refused(make_dataset):
-    with pytest.raises(ConfigError, match="local shards only"):
+def test_remote_shards_that_can_only_be_streamed_are_refused(make_dataset):
+    with pytest.raises(
+        ConfigError, match=r"reads ranges of shards, and scp://host/a.tar .* copy it"
+    ):
+        len(make_dataset("scp://host/a.tar"))
+
+
+def test_remote_shards_of_a_server_that_does_not_answer_are_an_error(make_dataset, monkeypatch):
+    monkeypatch.setattr(reader_choice, "LOOK_UP", RetryPolicy(tries=2).scaled(0.01))
+    with pytest.raises(StorageError, match=r"https://127.0.0.1:9/a.tar .*try 2 of 2"):
         len(make_dataset("https://127.0.0.1:9/a.tar"))
 
 

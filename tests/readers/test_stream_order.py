@@ -188,6 +188,7 @@ def times_served(source, num_batches, num_epochs, places):
 
 
 @pytest.mark.parametrize("num_batches", [1, 6])
+@pytest.mark.slow
 def test_short_epochs_serve_each_sample_equally_often(num_batches, pack_shards, make_source):
     """Epochs end within shards of up to 40 samples; a start at their heads would miss the tails."""
     source = make_source(pack_shards(UNEQUAL), samples=10**6, batch_size=1)

@@ -9,7 +9,7 @@ import pytest
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.stream import read_shard
+from lightning_shards.readers.shard_samples import read_shard
 
 BLOCK = 512
 

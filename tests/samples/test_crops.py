@@ -5,6 +5,7 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -248,6 +249,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kin
             r"ratio must be two growing .*\(2, 1\)",
         ),
         (lambda: DecodeRandomResizedCrop(size=2, flip=1.5), "flip must be a probability, got 1.5"),
+        (lambda: DecodeResize(size=2, fast=True), "fast is libjpeg's and needs backend='turbo'"),
         (
             lambda: DecodeResize(size=2, backend="gpu"),
             r"backend must be one of \['pillow', 'turbo'\]",
@@ -270,3 +272,54 @@ def test_a_missing_library_is_named_with_the_remedy(module, backend, package, mo
         ConfigError, match=rf"needs {package}.*pip install 'lightning-shards\[image\]"
     ):
         DecodeResize(size=2, backend=backend)
+
+
+# --- the memory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_gray", [False, True])
+@pytest.mark.parametrize("flip", [0, 1])
+def test_pixels_are_written_into_the_row_of_a_batch(photo, backend, flip, is_gray):
+    """Channels first, last, and in memory of neither order."""
+    data = encode(photo)
+    crop = DecodeRandomResizedCrop(size=16, flip=flip, backend=backend, gray=is_gray)
+    expected = crop(data, generator()).numpy()
+    channels = crop.shape[0]
+    first = np.zeros((2, channels, 16, 16), np.uint8)
+    last = np.zeros((2, 16, 16, channels), np.uint8).transpose(0, 3, 1, 2)
+    apart = np.zeros((2, channels, 16, 40), np.uint8)[..., :32:2]
+    for batch in (first, last, apart):
+        given = crop.pixels(data, generator(), batch[1])
+        assert given.base is not None
+        assert np.array_equal(batch[1], expected)
+        assert not batch[0].any()
+
+
+@pytest.mark.parametrize("crop", [DecodeRandomResizedCrop, DecodeResize])
+def test_channels_last_is_a_matter_of_memory(photo, backend, crop):
+    data = encode(photo)
+    first, last = (
+        crop(size=16, backend=backend, channels_last=is_last).pixels(data, generator())
+        for is_last in (False, True)
+    )
+    assert np.array_equal(first, last)
+    assert first.shape == last.shape == (3, 16, 16)
+    assert (first.strides, last.strides) == ((256, 16, 1), (1, 48, 3))
+
+
+def test_a_tensor_keeps_the_memory_of_its_pixels(photo):
+    shown = DecodeResize(size=16, channels_last=True)(encode(photo))
+    assert shown.unsqueeze(0).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_random_part_needs_a_generator(photo):
+    with pytest.raises(TypeError, match="needs rng"):
+        DecodeRandomResizedCrop(size=16).pixels(encode(photo))
+
+
+def test_fast_pixels_are_near_the_accurate_ones(photo):
+    data = encode(photo)
+    plain, fast = (
+        DecodeResize(size=WIDTH, backend="turbo", fast=is_fast)(data) for is_fast in (False, True)
+    )
+    assert 0 < difference(plain, fast) < 4

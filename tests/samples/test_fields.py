@@ -7,7 +7,8 @@ import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.samples import images
-from lightning_shards.samples.fields import Field, decoder_of, make_fields, takes_rng
+from lightning_shards.samples.fields import Field, decoder_of, make_fields
+from lightning_shards.samples.transforms import takes_rng
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
 

@@ -1,11 +1,12 @@
 """What every pool owes to a loader, checked on all of them."""
 
-import fcntl
 import random
 import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
+from threading import Event
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import psutil
@@ -17,9 +18,10 @@ from lightning_shards.errors import MissingFieldError, SampleError, TransformErr
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers import shared_buffers
+from lightning_shards.system.cancellation import Cancellable, wait_for_event
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
@@ -30,6 +32,7 @@ POOLS = [
     pytest.param(example("thread_pool").OneThread(), id="example"),
     pytest.param(InlinePool(), id="inline"),
     pytest.param(ThreadPool(3), id="threads"),
+    pytest.param(ThreadPool(2, most_batches=3), id="threads, several at once"),
     pytest.param(ProcessPool(3, start_method="fork"), id="fork", marks=pytest.mark.ddp),
     pytest.param(
         ProcessPool(2, start_method="fork", threads=2), id="threads-in-fork", marks=pytest.mark.ddp
@@ -42,7 +45,6 @@ POOLS = [
     pytest.param(ProcessPool(2, start_method="forkserver"), id="forkserver", marks=pytest.mark.ddp),
 ]
 # torch's word to machines with fewer cores than the 2 or 3 workers of these tests
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Raising:
@@ -176,15 +178,6 @@ def test_no_global_generator_moves_whatever_the_pool(pool, pack_shards, make_sou
     assert global_generators() == before
 
 
-@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux can size pipes")
-def test_the_pipe_of_the_processes_holds_a_message(source):
-    stream = ProcessPool(1, start_method="fork").start(source, PLACE, START)
-    pipe = stream._iterator._worker_result_queue._reader.fileno()
-    size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-    stream.close()
-    assert size >= 2**20
-
-
 def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source):
     source = make_source(pack_shards([9]), fields={"label": "cls", "mask": "seg.png"})
     with pytest.raises(MissingFieldError) as expected:
@@ -219,6 +212,41 @@ def test_closing_ends_the_stream_and_its_processes(start, source):
     assert psutil.wait_procs(processes, timeout=5)[1] == []
     with pytest.raises(StopIteration):
         next(stream)
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A source whose server does not answer after the first batch of each worker."""
+
+    def batches(self, place, cursor, arena=None):
+        yield LoadedBatch({"x": 1})
+        wait_for_event(Event(), 60)
+
+    def describe(self):
+        return SourceDescription("silent", "sequential")
+
+
+class EnoughError(BaseException):
+    """As Lightning raises when it was told to end."""
+
+
+@pytest.mark.parametrize("pool", POOLS[2:], indirect=True)
+def test_a_wait_for_a_server_is_called_off_in_the_trainer_and_in_its_workers(pool, start):
+    stream = start(Silent())
+    workers, checked = getattr(stream, "_workers", []), []
+
+    def check():
+        checked.append(time.perf_counter())
+        raise EnoughError
+
+    took = time.perf_counter()
+    with pytest.raises(EnoughError), Cancellable(check):
+        take(stream, 10)
+    stream.close()
+    assert time.perf_counter() - checked[0] < 2.5
+    assert checked[0] - took < 30
+    assert [worker.exitcode for worker in workers] == [0] * len(workers)  # none had to be killed
+    assert not [thread for thread in enumerate_threads() if thread.name.endswith("(_fill)")]
 
 
 def test_closing_twice_is_closing_once(start, source):
@@ -266,12 +294,14 @@ def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fa
         stream.close()
 
 
-def is_shared(tensor):
+def buffers_of(stream):
+    """The buffers of shared memory that the trainer has open."""
+    return [buffer for each in stream._buffers for buffer in each.by_number.values()]
+
+
+def is_shared(tensor, stream):
     """Whether it lies where its worker put it."""
-    starts = {
-        each.content.ctypes.data: len(each.content)
-        for each in shared_buffers._open_buffers.values()
-    }
+    starts = {each.content.ctypes.data: len(each.content) for each in buffers_of(stream)}
     return any(0 <= tensor.data_ptr() - start < size for start, size in starts.items())
 
 
@@ -289,7 +319,7 @@ def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers
         for number in range(40):
             made = next(stream).batch
             made["x"][0] = 255  # a batch may be written to
-            copies += not is_shared(made["x"])
+            copies += not is_shared(made["x"], stream)
             batches.append(made)
             del made
             for earlier, each in enumerate(batches, number + 1 - len(batches)):
@@ -303,12 +333,47 @@ def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers
 
 @pytest.mark.ddp
 def test_a_stream_that_ends_keeps_no_shared_memory():
-    before = set(shared_buffers._open_buffers)
     stream = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**22 + 1)).start(
         LargeBatches(), Place(), START
     )
     batch = next(stream).batch
-    assert set(shared_buffers._open_buffers) > before
+    assert buffers_of(stream)
     stream.close()
-    assert set(shared_buffers._open_buffers) == before
+    assert buffers_of(stream) == []
     assert int(batch["x"].max()) == 0
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """The tensors that were pinned, on a machine that can pin none."""
+    tensors = []
+    cuda = {"is_available": lambda: True, "current_device": lambda: 1, "set_device": tensors.append}
+    for name, function in cuda.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", function)
+    pin = lambda tensor: tensors.append(tensor.shape) or tensor.clone()  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return tensors
+
+
+@pytest.mark.ddp
+def test_a_thread_pins_batches_for_the_device_of_the_trainer_a_few_ahead(pinned):
+    batch = BatchBytes(shared=2**22 + 1)
+    pool = ProcessPool(2, start_method="fork", batch=batch, pin_memory=True)
+    stream = pool.start(LargeBatches(fails_at=14), Place(), START)
+    try:
+        for number in range(14):
+            batch = next(stream).batch
+            assert (int(batch["x"].min()), int(batch["x"].max())) == (number, number)
+            assert not is_shared(batch["x"], stream)
+        assert pinned[0] == 1  # else each rank would take memory of the first device
+        with pytest.raises(SampleError, match="at 14"):
+            next(stream)
+    finally:
+        stream.close()
+    pinned.clear()
+    stream = pool.start(LargeBatches(), Place(), START)
+    next(stream)
+    time.sleep(0.2)  # so that the thread runs as far ahead as it may
+    assert len(pinned) <= 1 + 2 * (1 + 2 + 1)  # two tensors of each message
+    stream.close()
+    assert not stream._pinning._thread.is_alive()

@@ -1,14 +1,10 @@
 """What every storage owes to a reader, checked on all of them."""
 
 import errno
-import gc
-import io
 import os
-import tarfile
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
-from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -17,32 +13,44 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_shards import (
-    Cursor,
-    EpochSchedule,
-    FileAccessError,
     IndexMismatchError,
-    Place,
-    SampleError,
-    SampleOrder,
-    ShardIndex,
     ShardNotFoundError,
 )
 from lightning_shards.errors import ConfigError
-from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.fields import Field, SampleTransforms
-from lightning_shards.samples.seeds import SampleSeeds
-from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import Body, Transport
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tables import TableStore
 
 DictStorage = example("dict_storage").DictStorage
 CONTENT = {"a": bytes(range(256)) * 5, "b": b"of b" * 100}
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class DictTransport(Transport):
+    """Objects in memory; their version is a checksum."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def read(self, url, begin, end, version=None):
+        if url not in self.files:
+            raise ShardNotFoundError(f"{url} is not there")
+        data = self.files[url]
+        now = f'"{crc32(data):08x}"'
+        if version not in (None, now):
+            raise IndexMismatchError(f"{version} was expected, {now} is there")
+        return Body(bytearray(data[begin:end]), now, len(data))
+
+    def size_of(self, url):
+        return self.read(url, 0, 0).size
+
+    def write(self, url, data):
+        self.files[url] = data
+
+    def close(self):
+        pass
 
 
 class Store:
@@ -50,7 +58,11 @@ class Store:
 
     def __init__(self, kind, folder):
         self._folder, self.files = (folder if kind == "local" else None), {}
-        self.storage = LocalStorage() if kind == "local" else DictStorage(self.files)
+        makers = {"local": LocalStorage, "remote": self._remote}
+        self.storage = makers.get(kind, partial(DictStorage, self.files))()
+
+    def _remote(self):
+        return RemoteStorage(DictTransport(self.files), connections=3)
 
     def url(self, name):
         return f"mem://{name}" if self._folder is None else str(self._folder / name)
@@ -63,7 +75,7 @@ class Store:
             (self._folder / f"{name}.new").rename(self._folder / name)
 
 
-@pytest.fixture(params=["local", "example"])
+@pytest.fixture(params=["local", "example", "remote"])
 def store(request, tmp_path):
     with store_of(request.param, tmp_path) as made:
         yield made
@@ -77,6 +89,7 @@ def store_of(kind, folder):
     yield made
     for name in CONTENT:
         made.storage.close(made.url(name))
+    made.storage.close_all()
 
 
 def request(store, name, ranges, **given):
@@ -176,8 +189,17 @@ def test_a_scheme_without_a_storage_is_refused():
     assert isinstance(found, DictStorage)
 
 
-def test_a_scheme_that_nobody_knows_has_no_ranges():
-    assert [has_ranges(url) for url in ("a.tar", "s3://b/0.tar", "shard:0.tar")] == [True, 0, 0]
+def test_ranges_are_read_of_files_and_of_remote_schemes_that_have_them():
+    ranged = ("a.tar", "file:a.tar", "s3://b/0.tar", "https://h/0.tar", "hf://d/0.tar")
+    assert all(map(has_ranges, ranged))
+    assert not any(map(has_ranges, ("pipe:cat a.tar", "scp:h:a.tar", "shard:0.tar")))
+
+
+def test_small_files_beside_shards_are_read_at_once_and_none_is_absent(store):
+    urls = [store.url(name) for name in ("a", "absent", "b")]
+    contents = store.storage.read_whole(urls, 100)
+    assert contents == [CONTENT["a"][:100], None, CONTENT["b"][:100]]
+    assert store.storage.stats(urls[::2]) == [store.storage.stat(url) for url in urls[::2]]
 
 
 @pytest.mark.parametrize(
@@ -205,148 +227,3 @@ def test_a_system_that_takes_no_advice_is_no_error(tmp_path, monkeypatch):
         reads, _ = request(local, "a", [(0, 9)])
         local.storage.stat(reads.url)
         local.storage.announce([reads])
-
-
-def tar_of(number):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for sample in range(5):
-            for suffix, data in (("cls", b"%d" % sample), ("bin", bytes([number, sample]) * 9000)):
-                info = tarfile.TarInfo(f"{number}{sample}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
-
-
-def source_of(files, tmp_path, **given):
-    index = ShardIndex(tuple(files), np.array([5] * len(files)))
-    return IndexedSource(
-        index=index,
-        epochs=EpochSchedule(5 * len(files), 4, "drop"),
-        order=SampleOrder(index.counts, 3, "shuffled", run=2, block=8),
-        seed=3,
-        fields=(Field("label", ("cls",), "int"), Field("data", ("bin",), "raw")),
-        transforms={},
-        cache=CacheFolder(tmp_path / "cache"),
-        **given,
-    )
-
-
-def test_batches_are_those_of_local_files(tmp_path):
-    """Read ahead or one by one, by offsets that the tables of either storage have."""
-    local = {}
-    for number in range(3):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(tar_of(number))
-        local[str(path)] = path.read_bytes()
-    files = {f"mem://x/{number}.tar": data for number, data in enumerate(local.values())}
-    own = source_of(files, tmp_path, storages={"mem": partial(DictStorage, files)})
-    own.prepare()
-    for wanted, found in zip(
-        source_of(local, tmp_path).batches(Place(), Cursor()),
-        own.batches(Place(), Cursor()),
-        strict=False,
-    ):
-        assert found.batch["label"].tolist() == wanted.batch["label"].tolist()
-        assert found.batch["data"] == wanted.batch["data"]
-        assert found.digest == wanted.digest
-        if wanted.batch["__id__"].tolist()[0] == [0, 0]:
-            break
-
-
-def test_a_shard_that_changes_in_a_store_ends_the_run(tmp_path):
-    files = {"mem://x/0.tar": tar_of(0)}
-    source = source_of(files, tmp_path, storages={"mem": partial(DictStorage, files)})
-    batches = source.batches(Place(), Cursor())
-    next(batches)
-    files["mem://x/0.tar"] = files["mem://x/0.tar"].replace(b"\0\1" * 9000, b"\0\7" * 9000)
-    with pytest.raises(IndexMismatchError, match=r"mem://x/0.tar changed since it was indexed"):
-        list(islice(batches, 9))
-
-
-@pytest.mark.parametrize("max_bad", [None, 9], ids=["raise", "substitute"])
-@pytest.mark.parametrize("error", [FileAccessError, ShardNotFoundError])
-def test_an_error_of_the_store_ends_the_run_and_is_no_bad_sample(tmp_path, error, max_bad):
-    files = {"mem://x/0.tar": tar_of(0)}
-    storages = {"mem": partial(Failing, files, error)}
-    source = source_of(files, tmp_path, storages=storages, max_bad=max_bad)
-    source.prepare()
-    files["mem://x/0.tar fails"] = b""
-    with pytest.raises(error, match="403, the token has expired"):
-        next(source.batches(Place(), Cursor()))
-
-
-class Failing(DictStorage):
-    """Reads fail as soon as the dict says so."""
-
-    largest_ahead = 0  # so that members are read one by one
-
-    def __init__(self, files, error):
-        super().__init__(files)
-        self._error = error
-
-    def read(self, url, start, stop, stat=None):
-        if f"{url} fails" in self._files:
-            raise self._error("403, the token has expired")
-        return super().read(url, start, stop, stat)
-
-
-def test_a_shard_that_is_listed_twice_is_open_once(tmp_path):
-    path = tmp_path / "0.tar"
-    path.write_bytes(tar_of(0))
-    index = ShardIndex((str(path), str(path)), np.array([5, 5]))
-    before = sorted(Path("/proc/self/fd").iterdir())
-    with OpenShards(index, CacheFolder(tmp_path), limit=1) as shards:
-        assert shards.reader(0) is shards.reader(1)
-        assert shards.members(1, 4)["cls"] == b"4"
-    gc.collect()
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
-
-
-def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tmp_path):
-    path, cache = tmp_path / "0.tar", CacheFolder(tmp_path / "cache")
-    path.write_bytes(tar_of(0))
-    index, fields = ShardIndex((str(path),), np.array([5])), (Field("data", ("bin",), "raw"),)
-    with OpenShards(index, cache) as shards:
-        reader = BatchReader(shards, fields, "dict", StageClock())
-        transforms = SampleTransforms({}, SampleSeeds(0, 0))
-        reader.look_up(np.array([(0, 1)]), [(0, 1)], transforms)
-        TableStore(cache, with_crc32=True).table_of(path)
-        shards.reader(0).close()
-        shards._readers.clear()
-        assert shards.reader(0).table.crc32 is not None
-        path.write_bytes(tar_of(0).replace(b"\0\1" * 9000, b"\0\7" * 9000))
-        with pytest.raises(SampleError):
-            reader.batch(0)
-
-
-def test_all_ranges_of_some_batches_are_one_call(tmp_path, monkeypatch):
-    files = {f"mem://x/{number}.tar": tar_of(number) for number in range(3)}
-    calls = []
-
-    def counted(self, reads, plain=DictStorage.read_ranges):
-        calls.append([each.url for each in reads])
-        return plain(self, reads)
-
-    source = source_of(files, tmp_path, storages={"mem": partial(DictStorage, files)})
-    source.prepare()
-    monkeypatch.setattr(DictStorage, "read_ranges", counted)
-    next(source.batches(Place(), Cursor()))
-    assert calls == [sorted(files)]
-
-
-def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
-    files = {"mem://x/0.tar": tar_of(0), "mem://y/0.tar": tar_of(1)}
-    storages = Storages({"mem": partial(DictStorage, files)})
-    store = TableStore(CacheFolder(tmp_path), storages=storages)
-    assert [store.table_of(url).key(0) for url in files] == ["00", "10"]
-    cache = CacheFolder(tmp_path)
-    queries = [cache.sidecar_of(f"mem://{user}x/0.tar?part={part}") for part in (0, 1)
-               for user in ("", "me:secret@")]  # fmt: skip
-    assert queries[0] == queries[1] != queries[2] == queries[3]
-    assert all(map(store.has_current, files))
-    index = ShardIndex(tuple(files), np.array([5, 5]))
-    makers = {"mem": partial(DictStorage, files)}
-    with OpenShards(index, CacheFolder(tmp_path), limit=1, storages=makers) as shards:
-        assert shards.members(1, 4)["cls"] == b"4"
-        assert shards.members(0, 0)["bin"] == bytes(2) * 9000

@@ -123,7 +123,7 @@ def test_folders_must_agree(write):
 def test_where_there_are_none_the_message_names_the_setting(write, tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere has none .* classes: \{label: \[cat, dog\]\}$"):
         agreed_classes([write(["a"]), str(tmp_path / "nowhere" / "0.tar")])
-    with pytest.raises(ConfigError, match=r"https://h is remote.* classes: \{label: ") as raised:
+    with pytest.raises(ConfigError, match=r"https://h has none .* classes: \{label: ") as raised:
         agreed_classes(["https://user:secret@h/0.tar?secret"])
     assert "secret" not in str(raised.value)
 

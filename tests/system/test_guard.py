@@ -76,11 +76,11 @@ def start_owner(tmp_path, sockets, pack_shards, request):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
 
-    def start(moment, start_method):
+    def start(*arguments, program=OWNER):
         script = tmp_path / "owner.py"
-        script.write_text(OWNER)
+        script.write_text(program)
         owner = subprocess.Popen(
-            [sys.executable, script, url, moment, start_method],
+            [sys.executable, script, url, *arguments],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -150,7 +150,7 @@ def test_no_process_and_no_file_outlives_an_owner_whose_workers_stand_in_code_of
 def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that(start_owner):
     owner, temporary = start_owner("none", "forkserver")
     read_until(owner, "starts")
-    while len(members(owner.pid)) < 3:  # the owner, a tracker, the fork server
+    while len(members(owner.pid)) < 2:  # the owner, the fork server
         assert owner.poll() is None
     assert left_after_kill(owner, 60) == []
     assert list(temporary.iterdir()) == []
@@ -160,6 +160,43 @@ def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start
     owner, temporary = start_owner("none", "forkserver")
     read_until(owner, "has started")
     assert left_after_kill(owner, 30) == []
+    assert list(temporary.iterdir()) == []
+
+
+IDLE = """
+import os
+import sys
+import time
+
+def main():
+    from lightning_shards.build import find_shards, make_source
+    from lightning_shards.config import DataConfig, LoaderConfig, SplitConfig
+    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.place import Place
+    from lightning_shards.workers.processes import ProcessPool
+
+    url, cache, start_method = sys.argv[1:]
+    split = SplitConfig(url, reader="indexed", sampling="shuffled")
+    data = DataConfig(
+        split, fields={"label": "cls"}, batch_size=2, loader=LoaderConfig(cache_dir=cache)
+    )
+    source = make_source(data, "train", find_shards(data, "train"))
+    stream = ProcessPool(1, start_method=start_method).start(source, Place(), Cursor())
+    next(stream)
+    print("has a batch", flush=True)
+    time.sleep(120)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_no_file_outlives_an_owner_whose_workers_wait_for_it(start_method, start_owner, tmp_path):
+    """A worker that ended by itself would leave its guard no time to remove the folder."""
+    owner, temporary = start_owner(str(tmp_path / "cache"), start_method, program=IDLE)
+    read_until(owner, "has a batch")
+    assert left_after_kill(owner, 10) == []
     assert list(temporary.iterdir()) == []
 
 

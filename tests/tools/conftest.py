@@ -91,3 +91,10 @@ def run_json(capsys):
         return status, json.loads(out) if out else None
 
     return run
+
+
+@pytest.fixture
+def run_here(run_json, tmp_path):
+    """What runs a tool with a cache of this test's own: `run_here(main)(argument, ...)`."""
+    given = ["--cache-dir", tmp_path / "cache", "--processes", 1]
+    return lambda main: lambda *arguments: run_json(main, [*arguments, *given])

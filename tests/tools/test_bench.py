@@ -185,11 +185,12 @@ def test_rates_are_medians_of_positive_runs_with_their_extremes(totals):
     found = totals[0]
     rates = [found["trainer"]]
     rates += [row[part] for row in found["settings"] for part in ("loader", "both")]
+    assert len(found["trainer"]["runs"]) == 2
     for rate in rates:
-        assert len(rate["runs"]) == 2
+        assert len(rate["runs"]) in (1, 2)  # beside other work one may look hopeless
         assert 0 < rate["least"] == min(rate["runs"])
         assert rate["most"] == max(rate["runs"]) < math.inf
-        assert rate["median"] == pytest.approx(sum(rate["runs"]) / 2)
+        assert rate["median"] == pytest.approx(sum(rate["runs"]) / len(rate["runs"]))
 
 
 def test_stages_are_shares_of_the_workers_time(totals):

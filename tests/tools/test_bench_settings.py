@@ -28,7 +28,7 @@ def test_settings_reach_the_loader_and_keep_the_rest_of_it(module):
     assert current_setting(module) == Setting("processes", 3, 2)
     apply_setting(module, Setting("threads", 5))
     assert current_setting(module) == Setting("threads", 5)
-    assert module.loader("train").pool == ThreadPool(5, prefetch_factor=4)
+    assert module.loader("train").pool == ThreadPool(5, prefetch_factor=4, most_batches=16)
     apply_setting(module, Setting("inline", 0))
     assert current_setting(module) == Setting("inline", 0)
 

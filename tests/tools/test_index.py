@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
 import struct
@@ -29,9 +28,8 @@ ALL = "wids,sizes,energon,card"
 
 
 @pytest.fixture
-def run(run_json, tmp_path):
-    given = ["--cache-dir", tmp_path / "cache", "--processes", 1]
-    return lambda *arguments: run_json(index.main, [*arguments, *given])
+def run(run_here):
+    return run_here(index.main)
 
 
 @pytest.fixture
@@ -78,6 +76,7 @@ def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
     assert not (tmp_path / "unused").exists()  # nothing was scanned
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_writes_the_same_bytes(run_json, tmp_path):
     trees = []
     for processes in (1, 3):
@@ -351,50 +350,3 @@ def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp
 
 
 # --- checksums that are there
-
-
-def _md5s(folder):
-    listed = json.loads((folder / "wids.json").read_text())["shardlist"]
-    return [entry.get("md5sum") for entry in listed]
-
-
-def _rot(path):
-    with tarfile.open(path) as archive:
-        place = archive.getmembers()[1].offset_data
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
-def test_an_index_without_checksums_keeps_those_that_are_true(run, folder, tmp_path):
-    run(folder / "*.tar", "--checksums")
-    before = (folder / "wids.json").read_bytes()
-    os.utime(folder / "train-000000.tar", ns=(5, 5))
-    assert run(folder / "*.tar")[0] == 0
-    assert (folder / "wids.json").read_bytes() == before
-    table = TableStore(CacheFolder(tmp_path / "cache")).table_of(folder / "train-000000.tar")
-    assert table.crc32 is not None
-
-
-def test_an_index_without_checksums_drops_the_md5_of_other_bytes(run, folder, tmp_path, caplog):
-    shard = folder / "train-000000.tar"
-    run(folder / "*.tar", "--checksums")
-    before = _md5s(folder)
-    shutil.rmtree(tmp_path / "cache")  # with the crc32s, which would tell
-    _rot(shard)
-    assert run(folder / "*.tar")[0] == 0
-    assert _md5s(folder) == [None, *before[1:]]
-    assert f"the MD5 of {shard} in {folder / 'wids.json'} is out of date" in caplog.text
-
-
-def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path):
-    shard = folder / "train-000000.tar"
-    run(folder / "*.tar", "--checksums")
-    before = (folder / "wids.json").read_bytes()
-    _rot(shard)
-    status, document = run(folder / "*.tar")
-    assert status == 1
-    assert "run `lightning-shards index --checksums` on it" in document["findings"][0]["message"]
-    assert (folder / "wids.json").read_bytes() == before
-    assert run(folder / "*.tar", "--checksums")[0] == 0
-    assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None

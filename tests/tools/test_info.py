@@ -18,10 +18,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def run(run_json, tmp_path):
-    return lambda *arguments: run_json(
-        info.main, [*arguments, "--cache-dir", tmp_path / "cache", "--processes", 1]
-    )
+def run(run_here):
+    return run_here(info.main)
 
 
 def test_fields_shards_and_sizes_add_up(run, folder):

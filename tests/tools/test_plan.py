@@ -174,3 +174,78 @@ def test_a_node_that_reads_all_by_draws_meets_two_thirds_of_the_shards():
     assert needs("resampled", world_size=4).shards_touched == pytest.approx(
         100 * (1 - 0.99**100), rel=0.05
     )
+
+
+# --- remote shards
+
+
+def remote_plan_of(tmp_path, run, shards, per_shard, filesize, entries=None, **train):
+    entry = {"nsamples": per_shard, "filesize": filesize}
+    listed = [
+        entry | {"url": f"{shard:06d}.tar"} | more
+        for shard, more in zip(range(shards), entries or [{}] * shards, strict=True)
+    ]
+    (tmp_path / "wids.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
+    urls = f"s3://bucket/{{000000..{shards - 1:06d}}}.tar"
+    train = {"urls": urls, "sampling": "shuffled", "reader": "indexed"} | train
+    config = {
+        "train": train,
+        "fields": {"image": "jpg"},
+        "batch_size": 256,
+        "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1000},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": config}))
+    arguments = ("--config", tmp_path / "config.yaml", "--index", tmp_path / "wids.json")
+    begun = time.process_time()
+    status, document = run(*arguments, "--world-size", "8,64", "--ranks-per-node", "8")
+    assert status == 0
+    return document, time.process_time() - begun
+
+
+def test_thirteen_thousand_remote_shards_are_planned_from_their_index(tmp_path, run):
+    document, seconds = remote_plan_of(tmp_path, run, 13_916, 4096, 600_000_000)
+    assert seconds < 2
+    one, eight = document["epochs"]
+    assert document["network"] == {
+        "rate": 1000,
+        "pieces": 13_916 * 64,
+        "piece_bytes": 9_375_000,
+        "cache_gib": 1000,
+        "suitable": None,
+    }
+    assert one["requests"] == pytest.approx(2 * 13_916 * 64, rel=1e-3)  # of two parts each
+    assert one["requests_per_s"] == pytest.approx(8 * 1000 / 32, rel=1e-3)
+    assert one["bytes_to_fetch"] == pytest.approx(13_916 * 6e8, rel=1e-3)
+    assert eight["bytes_to_fetch"] == pytest.approx(13_916 * 6e8, rel=1e-2)  # each reads all runs
+    assert eight["requests_per_s"] == pytest.approx(8 * one["requests_per_s"], rel=1e-2)
+    assert one["working_set_bytes"] == 2 * 16_384 * 600_000_000 // 4096
+    assert 0.11 < one["kept_fraction"] < 0.13
+    assert one["bytes_of_later_epochs"] == pytest.approx(0.88 * one["bytes_to_fetch"], rel=0.02)
+    assert one["cache_bytes_for_all"] > one["bytes_to_fetch"]
+
+
+@pytest.mark.parametrize(
+    ("table", "run_of_samples"), [({"members": "000001.tar.members"}, 8), ({}, None)], ids=str
+)
+def test_the_reader_follows_from_the_tables_that_the_index_names(
+    tmp_path, run, table, run_of_samples
+):
+    """All shards must have one: `auto` streams what has none."""
+    entries = [{"members": "000000.tar.members"}, table]
+    document, _ = remote_plan_of(
+        tmp_path, run, 2, 4096, 600_000_000, entries=entries, reader="auto", shuffle_run=8
+    )
+    pieces = (document["network"] or {}).get("pieces")
+    assert pieces == (None if run_of_samples is None else 2 * 4096 // run_of_samples)
+
+
+def test_small_samples_get_a_longer_run(tmp_path, run, capsys):
+    document, _ = remote_plan_of(tmp_path, run, 10, 100_000, 260_000_000)
+    assert document["network"]["suitable"] == {"run": 512, "block": 131_072}
+    plan.main(["--config", str(tmp_path / "config.yaml"), "--index", str(tmp_path / "wids.json")])
+    assert "take shuffle_run: 512 and shuffle_block: 131072" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan"])
+def test_a_rate_that_is_none_is_refused(config, run, rate):
+    assert run("--config", config(), "--rate", rate)[0] == 2

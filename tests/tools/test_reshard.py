@@ -130,6 +130,7 @@ def test_a_shuffle_keeps_every_sample_and_goes_by_the_seed(run, shards, tmp_path
     assert set(sources) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_writes_the_same_bytes(run, shards, tmp_path, functions):
     edits = ("--filter", f"{functions}:is_even", "--map", f"{functions}:shout")
     for processes in (1, 2, 4):
@@ -154,6 +155,7 @@ def test_a_filter_keeps_what_it_says_and_shards_stay_full(run, shards, tmp_path,
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_a_filter_of_many_samples_goes_by_chunks(run, tmp_path, functions, processes):
     members = [(f"{number:05d}.cls", b"%d" % number) for number in range(2500)]
     path = write_tar(tmp_path / "in.tar", members)

@@ -6,14 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lightning_shards import collectives
+from lightning_shards.errors import ConfigError
 from lightning_shards.tools import selftest, selftest_checks, selftest_fits
 from lightning_shards.tools.selftest_checks import (
+    CheckResult,
     FailedError,
     SkippedError,
     Subject,
     compare_moved,
     pack_subject,
     read_each_sample_once,
+    require_launched,
     run_check,
     watch_events,
 )
@@ -74,6 +78,41 @@ def test_a_failed_check_is_told_and_is_the_exit_status(
         "passed   fine: as it should be",
         "1 passed, 0 skipped, 2 failed",
     ]
+
+
+def test_labels_that_were_not_read_as_written_are_found(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest_checks, "NUM_CLASSES", 9)
+    with pytest.raises(FailedError, match="a label was not read as it was written"):
+        read_each_sample_once(subject)
+
+
+def test_a_launcher_that_started_other_processes_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="--num-nodes 2 needs a launcher"):
+        require_launched(1, 2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"torchrun started 2 processes.*are 1"):
+        require_launched(1, 1)
+    require_launched(2, 1)
+
+
+def test_failures_of_other_ranks_are_told_and_are_the_exit_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_two_ranks(results: list[CheckResult]) -> list[list[CheckResult]]:
+        return [results, [CheckResult("sums", "failed", "rank 1 cannot add")]]
+
+    monkeypatch.setattr(collectives, "gather", from_two_ranks)
+    monkeypatch.setattr(selftest_checks, "CHECKS", {"sums": lambda _: "two and two are four"})
+    monkeypatch.setattr(selftest_fits, "FIT_CHECKS", {})
+    with pytest.raises(SystemExit) as ended:
+        selftest.main(["--device", "cpu", "--json"])
+    assert ended.value.code == 1
+    assert "rank 1 cannot add" in capsys.readouterr().out
 
 
 def test_batches_of_threads_are_compared_too(

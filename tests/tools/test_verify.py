@@ -18,10 +18,8 @@ COUNTS = [4, 5]
 
 
 @pytest.fixture
-def run(run_json, tmp_path):
-    return lambda *arguments: run_json(
-        verify.main, [*arguments, "--cache-dir", tmp_path / "cache", "--processes", 1]
-    )
+def run(run_here):
+    return run_here(verify.main)
 
 
 @pytest.fixture

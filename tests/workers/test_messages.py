@@ -2,27 +2,23 @@
 
 import multiprocessing
 import os
-import pickle
-from itertools import islice
-from multiprocessing.reduction import ForkingPickler
+from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
+from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.own_generators import are_same
 from lightning_shards.workers.messages import (
     SHARED_BYTES,
-    BatchBytes,
     MessageMaker,
-    batch_bytes,
-    message_sizes,
-    tensor_bytes,
+    PickledMessage,
 )
-from lightning_shards.workers.processes import ProcessPool, require_shared_memory
-from lightning_shards.workers.shared_buffers import SharedBuffer, SharedBuffers, forget_buffers
+from lightning_shards.workers.shared_buffers import ReceivedBuffers, SharedBuffer, SharedBuffers
 
 SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
 LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
@@ -37,6 +33,13 @@ def made_in(arena, size, value):
     return new_tensor((size,), torch.uint8, arena).fill_(value)
 
 
+def travelled(message, buffers=None):
+    """The message as the trainer gets it: its file comes under another number there."""
+    content, fd, _ = message.pickled()
+    there = None if fd is None else os.dup(fd)
+    return PickledMessage(content, there).unpickled(buffers or ReceivedBuffers())
+
+
 def unpacked(message, **options):
     return message.unpack(message.lease(), **options)
 
@@ -45,7 +48,7 @@ def unpacked(message, **options):
 def test_a_message_gives_what_was_put_in(batch):
     bad = (BadSample(0, 1, "SampleError"),)
     sent = [LoadedBatch(batch, digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)]
-    received = list(unpacked(pickle.loads(ForkingPickler.dumps(MessageMaker(1).message(sent)))))
+    received = list(unpacked(travelled(MessageMaker(1).message(sent))))
     assert [each.seconds for each in received] == [each.seconds for each in sent]
     for each, original in zip(received, sent, strict=True):
         assert each[1:] == original[1:]
@@ -59,6 +62,25 @@ def test_a_message_gives_what_was_put_in(batch):
         assert array.tolist() == SMALL.tolist()  # the user's own array stays one
         assert not torch.is_tensor(array)
         small.add_(1)  # a tensor that warns when it is written to would be a surprise
+
+
+class Pair(NamedTuple):
+    """A batch of the user's own class."""
+
+    image: object
+    label: object
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [OrderedDict(BATCH), Pair(SMALL.numpy(), SMALL), [SMALL.numpy()], SMALL],
+    ids=["a class of dicts", "named", "list", "tensor"],
+)
+def test_a_batch_of_any_class_is_the_same_with_and_without_a_message(batch):
+    (received,) = unpacked(travelled(message_of(batch)))
+    inline, sent = with_tensors(batch), with_tensors(received.batch)
+    assert type(sent) is type(inline)
+    assert are_same(sent, inline)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +100,8 @@ def test_a_message_gives_what_was_put_in(batch):
 def test_tensors_of_every_type_and_shape_come_back(column):
     nested = [{"boxes": column, "tags": ("a", [column])}] * 2
     sent = message_of({"x": column, "targets": nested})
-    assert b"rebuild" not in pickle.dumps(sent)  # torch's own way, which opens a file for each
-    (received,) = unpacked(pickle.loads(pickle.dumps(sent)))
+    assert b"rebuild" not in sent.pickled().content  # torch's own way, which copies it twice
+    (received,) = unpacked(travelled(sent))
     for each in (
         received.batch["x"],
         received.batch["targets"][1]["boxes"],
@@ -88,6 +110,33 @@ def test_tensors_of_every_type_and_shape_come_back(column):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
         assert each.tolist() == column.tolist()
     assert received.batch["targets"][0]["tags"][0] == "a"
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_column_keeps_its_memory_order(copy):
+    planes = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    channels_last = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    columns = {
+        "array": channels_last,
+        "tensor": torch.from_numpy(channels_last.copy(order="K")),
+        "rolled": planes.transpose(2, 0, 3, 1),  # its own inverse it is not
+        "part": planes[:, :, 1:3],
+        "scalar": np.array(7, dtype=np.int64),
+        "none": np.empty((0, 3), np.float16),
+        "texts": np.array(["a", "bc"]),
+        "objects": np.array([{"a": 1}, None]),
+    }
+    (received,) = unpacked(travelled(message_of(columns)), copy=copy)
+    for name, column in columns.items():
+        got = received.batch[name]
+        assert type(got) is type(column)
+        assert (got.dtype, got.shape) == (column.dtype, column.shape)
+        assert got.tolist() == column.tolist()
+    for name in ("array", "rolled"):
+        assert received.batch[name].strides == columns[name].strides
+    assert received.batch["tensor"].stride() == columns["tensor"].stride()
+    assert received.batch["part"].flags.c_contiguous
+    assert received.batch["array"].flags.writeable
 
 
 def test_a_message_is_pinned_as_a_whole(monkeypatch):
@@ -99,8 +148,11 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
     buffer = sent.buffer
     message = sent.pin_memory()
     assert not buffer.is_in_use  # free for the next message
-    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,)] * 2
-    assert torch.equal(list(unpacked(message))[1].batch["small"], SMALL)
+    # the array, too, which the loader would make a tensor of
+    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,), (2, 3)] * 2
+    batch = list(unpacked(message))[1].batch
+    assert torch.equal(batch["small"], SMALL)
+    assert torch.equal(batch["array"], SMALL)
 
 
 COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
@@ -230,8 +282,7 @@ def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again()
         maker.prepare(1)
         later = batch(value, value)
         message_of(later, maker=maker)
-    late = ForkingPickler.dumps(early)  # by a thread of torch's, when the pipe has room
-    (received,) = unpacked(pickle.loads(late))
+    (received,) = unpacked(travelled(early))
     first, second, third = received.batch["x"]
     assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
 
@@ -260,73 +311,47 @@ def test_a_buffer_in_use_is_never_taken():
     assert buffers.take(64) is second
 
 
+def received_in(buffers, sent, *, with_file):
+    return buffers.buffer(sent.number, os.dup(sent.fd) if with_file else None)
+
+
 def test_a_buffer_is_opened_once():
-    buffers = SharedBuffers(1)
-    sent = buffers.take(100)
-    pickled = [ForkingPickler.dumps(sent) for _ in range(2)]
-    received = [pickle.loads(each) for each in pickled]
+    sent = SharedBuffers(1).take(100)
+    there = ReceivedBuffers()
+    received = [received_in(there, sent, with_file=is_first) for is_first in (True, False)]
     assert received[0] is received[1]
     sent.content[:] = 7
     assert received[1].content.tolist() == [7] * 100
-    sent.is_in_use = False
-    larger = buffers.take(200)  # under the same name
-    received = [pickle.loads(ForkingPickler.dumps(larger)) for _ in range(2)]
-    larger.content[:] = 8
-    assert received[1].content.tolist() == [8] * 200
-    forget_buffers([os.getpid()])
-    with pytest.raises(KeyError):
-        pickle.loads(ForkingPickler.dumps(larger))
+
+
+def test_a_message_brings_the_file_of_a_buffer_only_once():
+    maker, there = MessageMaker(1), ReceivedBuffers()
+    larger = torch.zeros(2 * SHARED_BYTES, dtype=torch.uint8)
+    brings_file = []
+    for column in (LARGE, LARGE, larger, larger):  # a larger buffer has the same number
+        sent = message_of({"x": column}, maker=maker)
+        content, fd, _ = sent.pickled()
+        brings_file.append(fd is not None)
+        file = None if fd is None else os.dup(fd)
+        (received,) = unpacked(PickledMessage(content, file).unpickled(there), copy=False)
+        assert torch.equal(received.batch["x"], column)
+        del received
+        assert not sent.buffer.is_in_use
+    assert brings_file == [True, False, True, False]
 
 
 def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
-    buffers = SharedBuffers(1)
-    buffers.take(100)
-    odd = buffers.take(100)
-    received = [pickle.loads(ForkingPickler.dumps(odd)) for _ in range(2)]
-    odd.content[:] = 9
-    assert [int(each.content.min()) for each in received] == [9, 9]
+    maker = MessageMaker(1)
+    message_of(BATCH, maker=maker)
+    odd = message_of(BATCH, maker=maker)
+    for _again in range(2):
+        assert odd.pickled().fd == odd.buffer.fd
+        (received,) = unpacked(travelled(odd))
+        assert torch.equal(received.batch["large"], LARGE)
 
 
-def test_messages_grow_up_to_a_number_of_bytes_or_batches():
-    assert list(islice(message_sizes(BatchBytes(inline=100)), 7)) == [1, 2, 4, 8, 16, 16, 16]
-    assert list(islice(message_sizes(BatchBytes(inline=2**18)), 4)) == [1, 2, 4, 4]
-    assert list(islice(message_sizes(BatchBytes(shared=2**21)), 3)) == [1, 2, 2]
-    assert list(islice(message_sizes(BatchBytes(shared=2**22 + 1)), 3)) == [1, 1, 1]
-    assert list(islice(message_sizes(BatchBytes()), 3)) == [1, 1, 1]  # nobody knows
-
-
-def test_the_bytes_of_a_batch_are_judged_by_one_sample():
-    sample = {"__key__": ["abc"], "image": torch.zeros(1, 3, 9, 9), "label": torch.zeros(1)}
-    key_bytes = len(pickle.dumps(["abc"]))
-    assert batch_bytes(sample, 10) == BatchBytes(inline=10 * (4 + key_bytes + 972))
-    assert batch_bytes(sample, 1000) == BatchBytes(inline=1000 * key_bytes, shared=976_000)
-    few = batch_bytes(sample, 40)  # sixteen batches of them come to half a megabyte
-    assert few == BatchBytes(inline=40 * key_bytes, shared=40 * 976)
-    assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
-
-
-def test_tensors_in_lists_are_counted_as_the_buffer_holds_them():
-    boxes = {"boxes": torch.zeros(25_000), "tags": ["a"]}
-    counted = batch_bytes({"targets": [boxes]}, 64)
-    sent = message_of({"targets": [boxes] * 64})
-    assert counted.shared == len(sent.buffer.content) == 64 * 100_032  # in steps of 64 bytes
-    assert counted.inline < 64 * 1000
-    assert tensor_bytes({"targets": [boxes]}, 64) == counted.shared
-
-
-def test_too_little_shared_memory_is_an_error_with_the_numbers(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 100 * 2**20})
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    fits = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**20 * 100 // 8))
-    require_shared_memory(fits, str(tmp_path))
-    large = {"start_method": "fork", "batch": BatchBytes(2**30, shared=20 * 2**20)}
-    with pytest.raises(ConfigError) as caught:
-        ProcessPool(2, **large)
-    assert "has 100 MiB free, and the workers need 160 MiB" in str(caught.value)
-    assert "1 rank x 2 workers x 4 messages of 20.0 MiB" in str(caught.value)
-    assert "--shm-size" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"need 640 MiB: 8 ranks x 1 worker x"):
-        ProcessPool(1, ranks=8, **large)
-    with pytest.raises(ConfigError, match=r"need 160 MiB: 1 rank x 10 workers x 4 messages of 4"):
-        ProcessPool(10, start_method="fork", batch=BatchBytes(shared=2**20))
-    require_shared_memory(fits, str(tmp_path / "none"))  # other systems have no such folder
+def test_a_pickled_message_keeps_the_file_of_a_buffer_that_is_used_once():
+    maker = MessageMaker(1)
+    message_of(BATCH, maker=maker)
+    pickled = message_of(BATCH, maker=maker).pickled()  # the message itself is gone
+    os.fstat(pickled.fd)

@@ -3,12 +3,9 @@
 import gc
 import multiprocessing
 import os
-import queue
 import signal
-import socketserver
 import subprocess
 import sys
-import threading
 from importlib.machinery import ModuleSpec
 from itertools import islice
 from multiprocessing.util import Finalize
@@ -22,13 +19,12 @@ from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.workers.main_script import require_main_guard
 from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.worker_imports import require_guard_for, require_main_guard
 
 pytestmark = [
     pytest.mark.ddp,
     # torch's word to machines with a single core
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 
@@ -156,146 +152,20 @@ def test_closing_ends_a_worker_that_is_stuck(pack_shards, make_source):
     assert alive == []
 
 
-# --- the end of the process that owns the workers -------------------------------------------------
-
-OWNER = """
-import sys
-from lightning_shards.samples.fields import Field
-from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.readers.stream import StreamSource
-from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.shards.index import ShardIndex
-from lightning_shards.plan.place import Place
-from lightning_shards.workers.processes import ProcessPool
-
-def main():
-    url, start_method, num_workers = sys.argv[1:]
-    source = StreamSource(
-        index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), sampling="resampled",
-        seed=0, fields=(Field("label", ("cls",)),), transforms={},
-    )
-    pool = ProcessPool(int(num_workers), start_method=start_method)
-    stream = pool.start(source, Place(), Cursor())
-    next(stream)
-    print("has a batch", flush=True)
-    input()
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.fixture
-def start_owner(tmp_path, request):
-    """Starts a script that owns workers; the script does not outlive the test."""
-
-    def start(url, start_method, num_workers):
-        script = tmp_path / "owner.py"
-        script.write_text(OWNER)
-        owner = subprocess.Popen(
-            [sys.executable, script, url, start_method, str(num_workers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        request.addfinalizer(lambda: end(owner))
-        return owner
-
-    def end(owner):
-        owner.kill()
-        owner.stdin.close()
-        owner.stdout.close()
-        owner.wait()
-
-    return start
-
-
-@pytest.fixture
-def stalled_server():
-    """Answers with the beginning of a body and no more; a queue counts those who wait for it."""
-    waiting = queue.Queue()
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self):
-            self.request.recv(1 << 16)
-            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + bytes(99))
-            waiting.put(self.client_address)
-            self.request.recv(1)  # until the client is gone
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/000.tar", waiting
-        server.shutdown()
-        thread.join()
-
-
-def kill(owner):
-    owner.kill()
-
-
-def raise_error(owner):
-    """What waits for a line gets an EOFError, which nobody catches."""
-    owner.stdin.close()
-
-
-def descendants_left(owner, end):
-    """The processes below the owner, and those of them alive five seconds after its end."""
-    descendants = psutil.Process(owner.pid).children(recursive=True)
-    names = sorted(process.name() for process in descendants)
-    end(owner)
-    owner.wait(timeout=30)
-    _, left = psutil.wait_procs(descendants, timeout=5)
-    alive = [process for process in left if not has_ended(process)]
-    for process in alive:
-        process.kill()
-    return names, alive
-
-
-def has_ended(process):
-    """Whether nothing of a process is left but its status, which its parent may fetch late."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("start_method", "num_workers", "end"),
-    [("spawn", 1, kill), ("forkserver", 2, raise_error)],
-)
-def test_no_worker_outlives_its_owner(start_method, num_workers, end, start_owner, pack_shards):
-    owner = start_owner(pack_shards([9])[0], start_method, num_workers)
-    assert owner.stdout.readline() == b"has a batch\n"
-    names, alive = descendants_left(owner, end)
-    assert len(names) >= num_workers
-    assert alive == []
-
-
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_no_download_outlives_the_owner(start_method, start_owner, stalled_server):
-    url, waiting = stalled_server
-    owner = start_owner(url, start_method, 2)
-    for _worker in range(2):
-        waiting.get(timeout=60)
-    names, alive = descendants_left(owner, kill)
-    assert names.count("curl") == 2
-    assert alive == []
-
-
 # --- scripts without a main guard -----------------------------------------------------------------
 
 GUARDLESS = """
 import sys
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 
+def same(label):
+    return label
+
 url, start_method, cache_dir = sys.argv[1:]
 config = LoaderConfig(multiprocessing_context=start_method, cache_dir=cache_dir)
 module = ShardDataModule(
-    SplitConfig(url), fields={"label": "cls"}, batch_size=2, num_workers=1, loader=config
+    SplitConfig(url), fields={"label": "cls"}, transforms={"label": same}, batch_size=2,
+    num_workers=1, loader=config,
 )
 print([len(batch["label"]) for batch in module.loader("train")])
 """
@@ -361,16 +231,33 @@ def test_a_guard_in_a_comment_is_none(run_as_main):
         require_main_guard()
 
 
+class OfMain:
+    """A transform as if it were defined in the main script."""
+
+    def __call__(self, label):
+        return label
+
+
+OfMain.__module__ = "__main__"
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_all_that_import_the_script_ask_for_the_guard(run_as_main, start_method):
+def test_all_that_import_the_script_ask_for_the_guard(
+    start_method, run_as_main, pack_shards, make_source
+):
     run_as_main(b"print()")
+    sys.modules["__main__"].OfMain = OfMain
+    source = make_source(pack_shards([4]), transforms={"label": OfMain()})
     with pytest.raises(WorkerError):
-        ProcessPool(1, start_method=start_method)
+        first_batch(ProcessPool(1, start_method=start_method), source)
+    with pytest.raises(WorkerError):
+        require_guard_for(source)
+    first_batch(ProcessPool(1, start_method="fork"), source)
 
 
-def test_a_fork_asks_for_no_guard(run_as_main):
+def test_a_script_of_which_nothing_travels_needs_no_guard(run_as_main, pack_shards, make_source):
     run_as_main(b"print()")
-    ProcessPool(1, start_method="fork")
+    require_guard_for(make_source(pack_shards([4]), transforms={"label": refuse}))
 
 
 @pytest.mark.parametrize(

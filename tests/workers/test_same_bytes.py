@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.ddp,
     pytest.mark.timeout(600),  # eight processes on a loaded core
     # torch's word to machines with fewer cores than workers
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples

@@ -32,7 +32,6 @@ PROCESSES = [
 pytestmark = [
     pytest.mark.timeout(60),  # a trainer that waits for ever ends here
     # torch's word to machines with a single core
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 
@@ -166,10 +165,10 @@ def test_an_error_that_cannot_travel_comes_as_the_nearest_that_can(pool, make, k
 def test_a_tensor_that_cannot_be_shared_is_an_error(start, monkeypatch):
     """The files of a process are used up, for instance."""
 
-    def no_more_files(*_):
+    def no_more_files(*_, **__):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("lightning_shards.workers.shared_buffers.DupFd", no_more_files)
+    monkeypatch.setattr("tempfile.TemporaryFile", no_more_files)
     stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
     with pytest.raises(ShardError, match=r"Too many open files"):
         next(stream)

@@ -10,6 +10,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
+from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.threads import ThreadPool
 
 
@@ -42,7 +43,9 @@ def threads_left():
     return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch_factor", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_workers", 0), ("prefetch_factor", 0), ("most_batches", 0)]
+)
 def test_numbers_below_one_are_refused(name, value):
     with pytest.raises(ConfigError, match=rf"{name} must be at least 1 for worker threads, got 0"):
         ThreadPool(**{"num_workers": 1, name: value})
@@ -80,6 +83,70 @@ def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shard
     next(stream)
     assert gate.waiting.acquire(timeout=30)
     stream.close()
+
+
+@pytest.fixture
+def opened_gate():
+    gate = Gate()
+    gate.open.set()
+    return gate
+
+
+@pytest.mark.parametrize(("message_s", "at_once"), [(60, 4), (0, 1)])
+def test_batches_are_handed_over_together_if_they_are_made_quickly(
+    pack_shards, make_source, opened_gate, monkeypatch, message_s, at_once
+):
+    monkeypatch.setattr("lightning_shards.workers.threads._MESSAGE_S", message_s)
+    source = make_source(pack_shards([40]), transforms={"label": opened_gate}, batch_size=1)
+    stream = ThreadPool(1, prefetch_factor=2, most_batches=4).start(source, Place(), Cursor())
+    for _batch in range(2 * at_once):
+        assert opened_gate.waiting.acquire(timeout=30)
+    assert not opened_gate.waiting.acquire(timeout=0.1)  # two messages are ready
+    for _batch in range(at_once):  # the first one frees the place of its message
+        next(stream)
+    for _batch in range(at_once):
+        assert opened_gate.waiting.acquire(timeout=30)
+    assert not opened_gate.waiting.acquire(timeout=0.1)
+    stream.close()
+
+
+def test_a_trainer_that_finds_no_small_batch_ready_makes_it_itself(pack_shards, make_source):
+    source = make_source(pack_shards([40]))
+    expected = InlinePool().start(source, Place(), Cursor())
+    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
+    slot = stream._slots[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slot._free, "release", lambda: None)  # the thread makes one message
+        for _ in range(7):
+            assert next(stream).batch["__key__"] == next(expected).batch["__key__"]
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("threads", "away_s", "goes_on"), [(1, 0.0, False), (1, 60.0, True), (2, 0.0, True)]
+)
+def test_the_only_thread_goes_on_when_the_trainer_computes_for_long_enough(
+    pack_shards, make_source, threads, away_s, goes_on
+):
+    pool = ThreadPool(threads, prefetch_factor=1, most_batches=2)
+    stream = pool.start(make_source(pack_shards([40])), Place(), Cursor())
+    slot = stream._slots[0]
+    for _ in range(7):
+        slot.take(away_s, stream._watchdog)
+    assert slot._is_away.is_set() == goes_on
+    stream.close()
+
+
+def test_a_thread_ends_after_the_batch_that_it_is_making(pack_shards, make_source, monkeypatch):
+    monkeypatch.setattr("lightning_shards.workers.threads._MESSAGE_S", 60)
+    gate = Gate()
+    source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
+    stream = ThreadPool(1, most_batches=16).start(source, Place(), Cursor())
+    assert gate.waiting.acquire(timeout=30)
+    stream._slots[0].stop()
+    gate.open.set()
+    stream.close()
+    assert not gate.waiting.acquire(blocking=False)
 
 
 def test_closing_ends_the_threads(pack_shards, make_source):

@@ -86,6 +86,7 @@ def test_cache_that_is_no_json_of_ours_is_told_and_scanned_again(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(1, 255), st.booleans())
+@pytest.mark.slow
 def test_damaged_byte_never_gives_a_wrong_count(
     write_shards, load, tmp_path, caplog, place, change, is_cut
 ):

@@ -282,6 +282,7 @@ def test_writers_killed_at_any_time_leave_a_whole_file(tmp_path, path, caplog):
     assert caplog.records == []
 
 
+@pytest.mark.slow
 def test_eight_processes_may_write_at_once(tmp_path, write_tar, caplog):
     """Each writes the table of another shard to one place: a reader sees one of them, whole."""
     target = tmp_path / "x.members"

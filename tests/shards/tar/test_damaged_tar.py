@@ -82,6 +82,7 @@ def test_every_cut_raises_or_loses_nothing(tmp_path, write_tar):
                 assert _members(data[:length]) == whole
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_header_is_found(tmp_path, write_tar):
     """Only white space and leading zeros of the checksum itself may change without a meaning."""
     for path in _small_archives(tmp_path, write_tar):
@@ -190,6 +191,7 @@ PIECES = st.one_of(
 
 @settings(max_examples=400)
 @given(st.lists(PIECES, max_size=12))
+@pytest.mark.slow
 def test_random_pieces_are_read_whole_or_refused_at_once(tmp_path_factory, pieces):
     path = tmp_path_factory.getbasetemp() / "pieces.tar"
     path.write_bytes(b"".join(pieces) + END)

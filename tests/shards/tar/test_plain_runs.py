@@ -245,6 +245,7 @@ def test_a_tar_within_a_tar_is_data(require_same):
     assert keys == list("012345678")
 
 
+@pytest.mark.slow
 def test_any_bit_of_a_header_that_is_flipped_is_found_as_ever(require_same):
     data, found = tar_of(plain(4)), 0
     for header in (0, 4, 6):

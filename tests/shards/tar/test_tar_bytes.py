@@ -14,7 +14,7 @@ from lightning_shards.dataprep.indexes.idx_files import dali_index
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.salvage import salvage
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
-from lightning_shards.readers.stream import read_shard
+from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.storage import local
 from lightning_shards.shards.tar.plain_runs import count_samples

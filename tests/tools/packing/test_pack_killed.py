@@ -14,6 +14,8 @@ import pytest
 
 from lightning_shards.dataprep.writing.writer import ShardWriter
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("killed_runs.py")
 FUNCTIONS = """
 def is_kept(sample):

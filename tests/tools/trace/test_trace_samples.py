@@ -70,5 +70,6 @@ def test_no_file_is_overwritten(write_config, traced, fails, tmp_path):
 def test_samples_of_remote_shards_are_refused(write_config, fails, tmp_path):
     remote = {"urls": "http://127.0.0.1:9/a.tar", "dataset_size": 10, "sampling": "resampled"}
     config = write_config({"train": remote})
-    assert "local shards only" in fails(config, "--samples", str(tmp_path / "target"))
+    message = fails(config, "--samples", str(tmp_path / "target"))
+    assert "some shards are remote and streamed; put member tables beside them" in message
     assert not (tmp_path / "target").exists()

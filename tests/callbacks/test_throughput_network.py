@@ -1,0 +1,77 @@
+"""What the monitor logs and says of remote shards."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+
+
+def fetch(fit: Any, *totals: float) -> None:
+    """The batches that come now were fetched so."""
+    times = fit.loader.times
+    times.fetched = times.fetched.plus(FetchTotals(*totals))
+    fit.loader.source.describe = lambda: SimpleNamespace(storages=None)
+
+
+def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> None:
+    fake_fit.begin()
+    fake_fit.step(wait_s=0, busy_s=1)
+    fetch(fake_fit, 10, 1, 300, 400)
+    fake_fit.step(wait_s=3, busy_s=1, fetch=2, decode=1)
+    assert fake_fit.windows("fetched_bytes_per_s") == [75]
+    assert fake_fit.windows("requests_per_s") == [2.5]
+    assert fake_fit.windows("repeated_requests") == [1]
+    assert fake_fit.windows("cached_fraction") == [0.25]
+    assert fake_fit.windows("loader_fetch_fraction") == [pytest.approx(2 / 3)]
+    fake_fit.step(wait_s=3, busy_s=1, decode=1)  # nothing in this window
+    assert fake_fit.windows("cached_fraction") == [0.25]
+
+
+def test_local_shards_have_no_figure_of_the_network(fake_fit: Any) -> None:
+    fake_fit.begin()
+    for _ in range(2):
+        fake_fit.step(wait_s=1, busy_s=1, decode=1)
+    fake_fit.end()
+    names = {name for _, metrics in fake_fit.logged for name in metrics}
+    assert not any("fetch" in name or "request" in name or "cache" in name for name in names)
+    assert len(fake_fit.reported) == 1
+
+
+def test_the_last_line_is_of_all_ranks_the_first_batch_and_validation(make_fit: Any) -> None:
+    fit = make_fit(2)
+    val = type(fit.loader)(fit.loader.source, fit.loader.pool, fit.loader.place)
+    combined = SimpleNamespace(flattened=[val])
+    fit.trainer.fit_loop.epoch_loop.val_loop._combined_loader = combined
+    fetch(fit, 1000, 0, 9e9, 9e9)  # by an earlier fit
+    fit.monitor.on_fit_start(fit.trainer, None)
+    fit.begin()
+    fetch(fit, 900, 2, 6e9, 10e9)
+    fit.step(wait_s=0, busy_s=1)
+    val.times.fetched = FetchTotals(65, 0, 0.15e9, 1.8e9)
+    fit.step(wait_s=1, busy_s=1)
+
+    def reduce(own: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        other = torch.zeros_like(own)
+        other[:, 1] = own[:, 0]
+        return own + other
+
+    fit.trainer.strategy.reduce = reduce
+    fit.end()
+    assert fit.reported[-1] == (
+        "fetched 12.3 GB in 1,930 requests (4 repeated), 48 % of 23.6 GB came from the cache"
+    )
+
+
+def test_a_fit_that_is_interrupted_says_what_its_own_rank_fetched(make_fit: Any) -> None:
+    fit = make_fit(2)
+    fit.begin()
+    fetch(fit, 1, 0, 5e6, 4e6)
+    fit.step(wait_s=0, busy_s=1)
+    fit.step(wait_s=1, busy_s=1)
+    fit.monitor.on_exception(fit.trainer, None, KeyboardInterrupt())
+    assert fit.reported[-1] == (
+        "fetched 5.0 MB in 1 request (0 repeated), 0 % of 4.0 MB came from the cache"
+    )

@@ -1,0 +1,17 @@
+"""A server of shards in memory, which does wrong what it is told to."""
+
+import pytest
+from fault_server import fault_server
+
+
+@pytest.fixture(scope="session")
+def index_server():
+    with fault_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(index_server):
+    index_server.reset()
+    yield index_server
+    index_server.reset()

@@ -1,0 +1,309 @@
+"""`lightning-shards index` of remote shards: each is read once, also over several runs."""
+
+import json
+import os
+import re
+import signal
+import time
+from functools import partial
+
+import pytest
+from fault_server import Fault
+
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.table_bytes import unpublished
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.tools import index
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.published import batches, module
+from tests.tools.conftest import start, write_members, write_samples
+
+pytestmark = pytest.mark.network
+
+COUNTS = [4, 3, 2]
+TABLES = ["--format", "wids,members"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(index, "TransportSettings", partial(TransportSettings, policy=QUICK))
+
+
+@pytest.fixture
+def folder(tmp_path, server):
+    """Shards of this machine that the server has, too."""
+    folder = write_samples(tmp_path / "data", COUNTS)
+    for path in folder.iterdir():
+        server.objects[f"data/{path.name}"] = path.read_bytes()
+    return folder
+
+
+@pytest.fixture
+def urls(folder, server):
+    return f"{server.url}/data/train-{{000000..000002}}.tar"
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    """Runs the tool, which is to end by itself; gives its exit status and its JSON."""
+
+    def call(*arguments):
+        status, given = 0, ["--cache-dir", tmp_path / "cache", "--processes", 1, "--json"]
+        try:
+            index.main([*map(str, [*arguments, *given])])
+        except SystemExit as stop:
+            status = stop.code
+        return status, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """Runs the tool, which is to write nothing; gives what it says."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            index.main(
+                [*map(str, arguments), "--cache-dir", str(tmp_path / "cache"), "--processes=1"]
+            )
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return call
+
+
+def asked_for_bytes(server, method="GET"):
+    """The names of what was asked for since the last call, without looks at sizes."""
+    asked, server.asked[:] = list(server.asked), []
+    return [
+        each.path.partition("?")[0].rpartition("/")[2]
+        for each in asked
+        if each.method == method and each.headers.get("range") != "bytes=0-0"
+    ]
+
+
+def of_shards(names):
+    return [name for name in names if name.endswith(".tar")]
+
+
+def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
+    status, document = run(urls, *TABLES, "--upload")
+    names = [f"train-{shard:06d}.tar.members" for shard in range(3)] + ["wids.json"]
+    assert (status, document["replaced"]) == (0, [])
+    assert document["written"] == [f"{server.url}/data/{name}" for name in names]
+    local = TableStore(CacheFolder(tmp_path / "local"), with_crc32=True)
+    for path in sorted(folder.glob("*.tar")):
+        table = unpublished(server.objects[f"data/{path.name}.members"], path.stat().st_size)
+        assert table.has_same_members(local.table_of(path))
+        assert table.crc32 is not None
+    settings = {"reader": "indexed", "sampling": "shuffled", "shuffle_run": 2}
+    fields = {"fields": {"image": "jpg", "label": "cls"}}
+    remote = module(urls, tmp_path, cache="fresh", **settings)
+    here = module(str(folder / "*.tar"), tmp_path, **settings)
+    for data in (remote, here):
+        data.fields = fields["fields"]
+    assert batches(remote) == batches(here)
+
+
+def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path):
+    run(urls, *TABLES, "--upload")
+    shards = [f"train-{shard:06d}.tar" for shard in range(3)]
+    assert of_shards(asked_for_bytes(server)) == shards
+    to_folder = [*TABLES, "--output", tmp_path / "out"]
+    for options in (["--upload"], [*TABLES, "--upload"], to_folder):
+        assert run(urls, *options)[0] == 0
+        puts = [each for each in server.asked if each.method == "PUT"]
+        assert of_shards(asked_for_bytes(server)) == puts == []
+    uploaded = server.objects["data/wids.json"]
+    assert (tmp_path / "out" / "wids.json").read_bytes() == uploaded
+
+
+def test_a_shard_that_was_replaced_is_read_again(run, urls, folder, server, tmp_path):
+    run(urls, *TABLES, "--upload")
+    asked_for_bytes(server)
+    shard = write_members(folder / "train-000001.tar", [("new.jpg", b"1"), ("new.cls", b"2")])
+    server.objects["data/train-000001.tar"] = shard.read_bytes()
+    status, document = run(urls, *TABLES, "--upload")
+    assert (status, document["samples"]) == (0, 7)
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
+    names = ["train-000001.tar.members", "wids.json"]
+    assert document["replaced"] == [f"{server.url}/data/{name}" for name in names]
+    listed = json.loads(server.objects["data/wids.json"])["shardlist"]
+    assert [entry["members"] for entry in listed] == [f"{entry['url']}.members" for entry in listed]
+    run(urls, "--upload")  # which says nothing of them
+    assert json.loads(server.objects["data/wids.json"])["shardlist"] == listed
+
+
+def test_what_lacks_checksums_is_read_again_where_they_are_wanted(run, urls, server, tmp_path):
+    options = [*TABLES, "--output", tmp_path / "out"]
+    assert run(urls, *options, "--no-checksums")[0] == 0
+    first = json.loads((tmp_path / "out" / "wids.json").read_text())["shardlist"][0]
+    assert "md5sum" not in first
+    asked_for_bytes(server)
+    assert run(urls, *options)[0] == 0
+    assert len(of_shards(asked_for_bytes(server))) == 3
+    assert run(urls, *options, "--no-checksums")[0] == 0  # what is known stays
+    assert of_shards(asked_for_bytes(server)) == []
+    first = json.loads((tmp_path / "out" / "wids.json").read_text())["shardlist"][0]
+    assert len(first["md5sum"]) == 32
+
+
+@pytest.mark.parametrize("lost", [".members", ".members.scanned"])
+def test_half_of_what_is_kept_of_a_shard_is_nothing(run, urls, server, tmp_path, lost):
+    run(urls, "--upload")
+    (kept,) = (tmp_path / "cache").rglob(f"train-000001.tar{lost}")
+    kept.unlink()
+    asked_for_bytes(server)
+    assert run(urls, "--upload")[0] == 0
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
+    kept.write_bytes(kept.read_bytes()[:40])
+    assert run(urls, "--upload")[0] == 0
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
+
+
+def test_the_table_of_another_version_is_not_taken(run, urls, server, tmp_path):
+    """As a run leaves it that was killed between the two, if the old shard was put back then."""
+    run(urls, "--upload")
+    (other,) = (tmp_path / "cache").rglob("train-000002.tar.members")
+    (kept,) = (tmp_path / "cache").rglob("train-000001.tar.members")
+    kept.write_bytes(other.read_bytes())
+    asked_for_bytes(server)
+    assert run(urls, "--upload")[1]["samples"] == sum(COUNTS)
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
+    record = kept.with_name(f"{kept.name}.scanned")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"stamp": [1, 2]}))
+    assert run(urls, "--upload")[0] == 0
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_killed_goes_on_with_the_shard_that_it_was_at(run, urls, server, tmp_path):
+    # one look at each size before and after the range of bytes that is the shard
+    server.faults = [None] * 4 + [Fault("stall", 1000)]
+    options = ["--output", "out", "--cache-dir", "cache", "--processes", 1]
+    process = start("index", urls, *options, cwd=tmp_path)
+    try:
+        while len(of_shards(each.path for each in server.asked)) < 5:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert not (tmp_path / "out").exists()
+    assert len(list((tmp_path / "cache").rglob("*.scanned"))) == 1
+    asked_for_bytes(server)
+    assert run(urls, "--output", tmp_path / "out")[1]["samples"] == sum(COUNTS)
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar", "train-000002.tar"]
+
+
+def test_a_shard_that_changes_while_it_is_read_has_no_index(run, urls, server, tmp_path):
+    server.faults = [None, None, Fault("replace")]
+    status, document = run(urls, "--output", tmp_path / "out")
+    [found] = [each for each in document["findings"] if each["is_failure"]]
+    assert (status, document["written"]) == (1, [])
+    assert "train-000000.tar changed while it was read" in found["message"]
+    assert len(list((tmp_path / "cache").rglob("*.scanned"))) == 2
+
+
+def test_a_store_that_does_not_answer_ends_the_run_and_keeps_what_is_done(
+    run, urls, server, refused
+):
+    server.faults = [None] * 5 + [Fault("status", 500)] * 99  # 2 looks for an index, and one shard
+    said = refused(f"{urls}?sig=s3cr3t", "--upload")
+    assert "train-000001.tar cannot be read" in said
+    assert "what was read is kept: give the same command again to go on" in said
+    assert "s3cr3t" not in said
+    server.faults.clear()
+    asked_for_bytes(server)
+    assert run(f"{urls}?sig=s3cr3t", "--upload")[0] == 0
+    assert len(of_shards(asked_for_bytes(server))) == 2
+
+
+@pytest.mark.parametrize("absent", ["404", "403"])
+def test_a_shard_that_is_not_there_does_not_keep_others_from_being_read(
+    run, urls, server, tmp_path, absent
+):
+    if absent == "404":
+        del server.objects["data/train-000001.tar"]
+    else:
+        server.faults = [None] * 3 + [Fault("status", 403)] * 2
+    status, document = run(f"{urls}?sig=s3cr3t", *TABLES, "--output", tmp_path / "out")
+    [found] = [each for each in document["findings"] if each["is_failure"]]
+    assert (status, document["samples"], document["written"]) == (1, 6, [])
+    assert (found["rule"], found["shard"]) == (
+        "damaged shard",
+        f"{server.url}/data/train-000001.tar",
+    )
+    assert "s3cr3t" not in json.dumps(document)
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_broken_transfer_is_taken_up_again(run, urls, folder, server, tmp_path):
+    server.faults = [Fault("status", 503), None, Fault("cut", 700), None, Fault("reset", 600)]
+    assert run(urls, "--upload")[0] == 0
+    for shard, path in enumerate(sorted(folder.glob("*.tar"))):
+        entry = json.loads(server.objects["data/wids.json"])["shardlist"][shard]
+        assert entry["filesize"] == path.stat().st_size
+        assert entry["nsamples"] == COUNTS[shard]
+
+
+# --- what is beside the shards already
+
+
+def test_an_index_of_other_shards_is_refused_before_any_is_read(run, urls, server, refused):
+    run(urls, "--upload")
+    before = dict(server.objects)
+    asked_for_bytes(server)
+    said = refused(f"{server.url}/data/train-000000.tar", "--upload")
+    assert "the wids.json beside the shards also indexes 'train-000001.tar'" in said
+    assert of_shards(asked_for_bytes(server)) == []
+    assert server.objects == before
+    assert run(f"{server.url}/data/train-000000.tar", "--upload", "--wids", "one.json")[0] == 0
+
+
+def test_counts_of_other_shards_stay(run, urls, server):
+    server.objects["data/sizes.json"] = b'{"val-000000.tar": 7}'
+    status, document = run(urls, "--upload", "--format", "wids,sizes")
+    assert json.loads(server.objects["data/sizes.json"]) == {
+        "val-000000.tar": 7,
+        **{f"train-{shard:06d}.tar": count for shard, count in enumerate(COUNTS)},
+    }
+    assert (status, document["replaced"]) == (0, [f"{server.url}/data/sizes.json"])
+
+
+def test_a_store_that_takes_no_files_is_told_with_the_other_option(
+    run, urls, server, tmp_path, refused
+):
+    # 3 requests for the shard, 2 for old indexes, and 1 for an old table
+    server.faults = [None] * 6 + [Fault("status", 405)]
+    said = refused(urls, *TABLES, "--upload")
+    assert "train-000000.tar.members cannot be written" in said
+    assert "give --output DIR in place of --upload" in said
+    asked_for_bytes(server)
+    assert run(urls, *TABLES, "--output", tmp_path / "out")[0] == 0
+    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar", "train-000002.tar"]
+
+
+def test_folders_are_written_as_the_shards_lie(run, server, folder):
+    for place in ("a", "b/c"):
+        server.objects[f"data/{place}/0.tar"] = (folder / "train-000000.tar").read_bytes()
+    urls = [f"{server.url}/data/a/0.tar", f"{server.url}/data/b/c/0.tar"]
+    assert run(*urls, "--upload", "--format", "wids,card")[0] == 0
+    for name in ("README.md", "a/wids.json", "b/c/wids.json"):
+        assert f"data/{name}" in server.objects
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["hf://datasets/me/data/0.tar", "--upload"], "hf: is not written by file; give --output"),
+        (["s3://b/0.tar"], "or let them be put there by --upload"),
+        (["s3://b/0.tar", "--upload", "--output", "out"], "name a folder .* or let"),
+        (["{folder}/train-000000.tar", "--upload"], "--upload is for remote shards"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_refused(refused, folder, options, message):
+    said = refused(*(option.format(folder=folder) for option in options))
+    assert re.search(message, said)

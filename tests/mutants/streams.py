@@ -1,0 +1,106 @@
+"""Bugs in streams of remote shards: their ranges, their versions, their ends."""
+
+from tests.mutants.planting import Mutant
+
+STREAMS = "shards/remote/test_range_streams.py"
+SHARD_STREAMS = "shards/remote/test_remote_streams.py"
+TAR = "shards/tar/test_tar_stream.py"
+
+MUTANTS = [
+    Mutant(
+        "shards.storage.range_streams:_ForwardFile._begin",
+        "self._first.version",
+        "None",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.storage.range_streams:_ForwardFile._begin",
+        " and len(self._begun) < self._most",
+        "",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.storage.range_streams:_Line.leave",
+        "if any(is_under_way):",
+        "if False:",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.storage.range_streams:RangeStreams.open",
+        "self.counts.result_of(beginning)",
+        "beginning.result()",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.storage.range_streams:_ForwardFile.readinto",
+        "self._counts.result_of(self._begun[0])",
+        "self._begun[0].result()",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.remote.transport:RemoteTransport.__copy__",
+        "made._counters = self._counters",
+        "",
+        STREAMS,
+    ),
+    Mutant(
+        "dataprep.indexes.index_files:index_from_file",
+        "all(map(names_table, entries))",
+        "any(map(names_table, entries))",
+        "tools/test_plan.py",
+    ),
+    Mutant(
+        "shards.storage.range_streams:RangeStreams.open",
+        "copy(self._transport)",
+        "self._transport",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.remote.forward_body:ForwardBody._chunks",
+        "if new and checksum != self._checksum:",
+        "if False:",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.remote.forward_body:ForwardBody._chunks",
+        "if arrived < self._size:",
+        "if False:",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.remote.forward_body:_watched",
+        "waited += now() - began",
+        "waited = now()",
+        STREAMS,
+    ),
+    Mutant(
+        "readers.shard_samples:ReadSlices._read",
+        "except DamagedShardError as error:",
+        "except OSError as error:",
+        SHARD_STREAMS,
+    ),
+    Mutant(
+        "shards.tar.tar_stream:TarStream.data",
+        "if len(data) < size:",
+        "if False:",
+        TAR,
+    ),
+    Mutant(
+        "shards.tar.tar_stream:stream_samples",
+        "offset <= last",
+        "offset <= last + 512",
+        TAR,
+    ),
+    Mutant(
+        "readers.stream:StreamSource.batches",
+        "with closing(Storages(storages_here)) as storages:",
+        "for storages in [Storages(storages_here)]:",
+        SHARD_STREAMS,
+    ),
+    Mutant(
+        "readers.reader_choice:require_forkable",
+        "if scheme is not None:",
+        "if False:",
+        SHARD_STREAMS,
+    ),
+]

@@ -1,0 +1,217 @@
+"""Bugs in the pools: worker processes, threads, and the trainer's own thread."""
+
+from tests.mutants.planting import Mutant
+
+MUTANTS = [
+    Mutant(
+        "workers.shared_buffers:SharedBuffers.take",
+        "if buffer is None or not buffer.is_in_use:",
+        "if True:",
+        "workers/test_processes.py workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.shared_buffers:Lease.__del__",
+        "if os.getpid() == self._pid:",
+        "if False:",
+        "workers/test_processes.py workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.processes:_ProcessStream._unpacked",
+        "is_kept = len(leases) >= SPARE_BUFFERS",
+        "is_kept = False",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.processes:require_shared_memory",
+        "if needed > free:",
+        "if False:",
+        "workers/test_message_sizes.py",
+    ),
+    Mutant(
+        "workers.messages:_with_columns",
+        "map_columns(loaded.batch, change))",
+        "map_columns(loaded.batch, change), digest=0)",
+        "workers/test_messages.py workers/test_same_bytes.py",
+    ),
+    Mutant(
+        "workers.threads:require_own_randomness",
+        "if names:",
+        "if False:",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:start_threads",
+        "place.worker + place.num_workers * thread",
+        "place.worker * num_threads + thread",
+        "workers/test_threads.py workers/test_same_bytes.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._next_message",
+        "self._free.release()",
+        "pass",
+        "workers/test_threads.py seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._put_message",
+        "not self._is_stopped and len(message) < self._most_batches",
+        "len(message) < self._most_batches",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._put_message",
+        "if time.perf_counter() >= end:",
+        "if False:",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._put_message",
+        "if message:",
+        "if False:",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._made_here",
+        "if self._ready.empty() else None",
+        "",
+        "workers/test_threads.py seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._made_here",
+        "if not self._is_only or",
+        "if self._is_only or",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.processes:_received",
+        "ends[worker].give_credit()",
+        "pass",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.connection:WorkerEnd.send",
+        "slot is None or slot.size < size",
+        "slot is None",
+        "workers/test_connection.py",
+    ),
+    Mutant(
+        "workers.worker:run_worker",
+        "while is_open and end.wait_for_credit():",
+        "while is_open:",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:TensorLayout.add_array",
+        "array, axes = array.transpose(order), _inverse(order)",
+        "array, axes = array.transpose(order), order",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.worker_imports:WorkerImports.__init__",
+        "if self.from_main is not None:",
+        "if True:",
+        "workers/test_worker_imports.py",
+    ),
+    Mutant(
+        "workers.worker_imports:pickled",
+        "None if process.has_handles else file.getvalue()",
+        "file.getvalue()",
+        "workers/test_worker_imports.py",
+    ),
+    Mutant(
+        "workers.connection:TrainerEnd.shut",
+        "self._socket.sendall(_END)",
+        "...",
+        "workers/test_connection.py",
+    ),
+    Mutant(
+        "workers.worker:run_worker",
+        "Cancellable(end.raise_if_closed)",
+        "Cancellable(None)",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._fill",
+        "Cancellable(self._raise_if_stopped)",
+        "Cancellable(None)",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._next_message",
+        "take_from(self._ready)",
+        "self._ready.get()",
+        "seams/test_pool.py",
+    ),
+    Mutant(
+        "workers.connection:TrainerEnd.receive",
+        "raise_if_cancelled()",
+        "pass",
+        "workers/test_connection.py",
+    ),
+    Mutant(
+        "progress:ToldToEnd.__call__",
+        "if perf_counter() - self._noticed_at >= _LAST_BATCH_S:",
+        "if False:",
+        "shards/remote/fits/test_ends.py",
+    ),
+    Mutant(
+        "workers.worker:run_worker",
+        "if not end.is_closed():",
+        "if False:",
+        "system/test_guard.py",
+    ),
+    Mutant(
+        "workers.worker_imports:_referred",
+        "yield name",
+        "pass",
+        "workers/test_worker_imports.py",
+    ),
+    Mutant(
+        "workers.fork_server:_pickled",
+        "if not process_obj.imports_main:",
+        "if False:",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
+        "workers.worker:_settle_torch",
+        "torch.set_num_threads(1)",
+        "pass",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
+        "workers.failures:failure_of",
+        "pickle.loads(pickle.dumps(failure))",
+        "pass",
+        "workers/test_stowaways.py",
+    ),
+    Mutant(
+        "workers.worker:run_worker",
+        "if isinstance(name, GuardedName):",
+        "if False:",
+        "system/test_guard.py",
+    ),
+    Mutant(
+        "workers.watchdog:ProcessWatch.late",
+        "self.kill()",
+        "pass",
+        "workers/test_watchdog.py",
+    ),
+    Mutant(
+        "workers.watchdog:Watchdog.look",
+        "waited_s >= self._timeout_s",
+        "False",
+        "workers/test_watchdog.py",
+    ),
+    Mutant(
+        "workers.watchdog:ProcessWatch.look",
+        "self.kill()",
+        "pass",
+        "workers/test_watchdog.py workers/test_processes.py workers/test_owners.py "
+        "workers/test_stowaways.py",
+    ),
+    Mutant(
+        "workers.shared_buffers:_allocate",
+        "os.posix_fallocate(file.fileno(), 0, size)",
+        "file.truncate(size)",
+        "workers/test_stowaways.py",
+    ),
+]

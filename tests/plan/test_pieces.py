@@ -1,0 +1,261 @@
+"""The pieces that a node needs next: equal to a walk over its positions, one by one."""
+
+import tracemalloc
+from itertools import chain, islice, takewhile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
+
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.pieces import pieces_ahead
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
+
+WORLDS = st.integers(1, 5).flatmap(
+    lambda world: st.tuples(st.sets(st.integers(0, world - 1), min_size=1), st.just(world))
+)
+
+
+class Shuffled(Order):
+    """An order of somebody else: it has no blocks, and says only what it must."""
+
+    def __init__(self, counts, seed):
+        self.counts = counts
+        ids = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+        self._ids = np.random.default_rng(seed).permutation(np.array(ids, np.int64))
+
+    @property
+    def samples(self):
+        return len(self._ids)
+
+    def at(self, epoch, start, stop):
+        return self._ids[np.arange(start, stop) % self.samples]
+
+    def identity(self):
+        return {"sampling": "shuffled by hand"}
+
+
+ORDERS = orders() | st.builds(
+    Shuffled, st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 9)
+)
+SCHEDULES = st.tuples(
+    st.integers(1, 4), st.sampled_from(["drop", "pad", "balanced"]), st.none() | st.integers(1, 9)
+)
+
+
+def drawn(data):
+    """An order, its epochs, a cursor, the ranks of a node, the world size and a window."""
+    order = data.draw(ORDERS)
+    ranks, world = data.draw(WORLDS)
+    batch_size, remainder, limit = data.draw(SCHEDULES)
+    nominal = order.samples + (
+        data.draw(st.integers(0, 90)) if order.identity()["sampling"] == "resampled" else 0
+    )
+    epochs = EpochSchedule(max(nominal, batch_size * world), batch_size, remainder, limit)
+    cursor = Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, epochs.samples)))
+    return order, epochs, cursor, sorted(ranks), world, data.draw(st.sampled_from([1, 5, 64, 1000]))
+
+
+def walked(order, epochs, cursor, ranks, world):
+    """(epoch, position, sample id) of all that the node uses, as its ranks would ask for it."""
+    for epoch in epochs.worker_epochs(Place(ranks[0], world), cursor):
+        for step in range(epoch.steps):
+            for rank in ranks:
+                start, stop = epoch.plan.rank_span(step, rank)
+                ids = order.at(epoch.epoch, start, stop).tolist()
+                for position, (shard, sample) in enumerate(ids, start):
+                    yield epoch.epoch, position, (shard, sample)
+
+
+def samples_of(block):
+    """The sample ids of each piece."""
+    rows = zip(block.shards.tolist(), block.starts.tolist(), block.stops.tolist(), strict=True)
+    return [[(shard, sample) for sample in range(start, stop)] for shard, start, stop in rows]
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_pieces_are_those_of_a_walk_over_the_positions(data):
+    order, epochs, cursor, ranks, world, window = drawn(data)
+    ahead = pieces_ahead(order, epochs, cursor, ranks=ranks, world_size=world, window=window)
+    uses = walked(order, epochs, cursor, ranks, world)
+    use = next(uses)
+    for block in islice(ahead, 4):
+        pieces = samples_of(block)
+        piece_of = {sample: number for number, piece in enumerate(pieces) for sample in piece}
+        assert len(piece_of) == sum(map(len, pieces))  # each sample is in one piece at most
+        first_uses, counts = {}, dict.fromkeys(range(len(pieces)), 0)
+        while use[0] == block.epoch and use[1] < block.stop:
+            assert use[1] >= block.start
+            number = piece_of[use[2]]  # a sample that is used is in a piece
+            first_uses.setdefault(number, use[1])
+            counts[number] += 1
+            use = next(uses)
+        assert list(first_uses) == list(range(len(pieces)))  # in the order of first use
+        assert block.first_uses.tolist() == list(first_uses.values())
+        assert block.uses.tolist() == list(counts.values())
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_pieces_do_not_depend_on_the_cursor(data):
+    order, epochs, _, ranks, world, window = drawn(data)
+    node = {"ranks": ranks, "world_size": world, "window": window}
+    blocks = list(islice(pieces_ahead(order, epochs, Cursor(1), **node), 4))
+    blocks = [block for block in blocks if block.epoch == 1]
+    assert [block.start for block in blocks[1:]] == [block.stop for block in blocks[:-1]]
+    starts = [block.start for block in blocks if block.start <= epochs.samples]
+    if not starts:
+        return
+    first = blocks[data.draw(st.integers(0, len(starts) - 1))]
+    done = data.draw(st.integers(first.start, min(first.stop - 1, epochs.samples)))
+    later = next(pieces_ahead(order, epochs, Cursor(1, done), **node))
+    if later.epoch == 1:
+        known = samples_of(first)
+        every = {sample for piece in known for sample in piece}
+        # steps that begin elsewhere give the node other samples, but never another cut
+        assert all(piece in known or not every & set(piece) for piece in samples_of(later))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 5), st.integers(1, 6))
+def test_a_piece_is_the_part_of_one_run_in_one_shard(counts, run, runs_in_block):
+    counts.append(-sum(counts) % run + run)  # so that no run is short
+    order = make(counts, 3, run=run, block=runs_in_block * run)
+    epochs = EpochSchedule(order.samples, 1, "drop")
+    ahead = pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=1)
+    blocks = list(takewhile(lambda block: block.epoch == 0, ahead))
+    starts = np.cumsum(counts) - counts
+    for block in blocks if runs_in_block * run > 1 else []:
+        for sample, within in ((block.starts, 0), (block.stops, order.counts[block.shards])):
+            numbers = starts[block.shards] + sample
+            assert ((numbers % run == 0) | (sample == within)).all()
+    seen = [sample for block in blocks for piece in samples_of(block) for sample in piece]
+    assert sorted(seen) == sorted(map(tuple, order.at(0, 0, order.samples).tolist()))
+
+
+def test_the_example_of_the_module():
+    runs = [*((0, number) for number in range(4, 8)), *((2, number) for number in range(4))]
+    runs += [(0, 8), (0, 9), (1, 0), (1, 1)]
+
+    class Example(Order):
+        """Three runs of 4, the last one over the end of shard 0."""
+
+        samples = 12
+
+        def at(self, epoch, start, stop):
+            first = [(2, 1), (0, 9), (0, 4), (2, 3), (1, 0)]
+            ids = first + [sample for sample in runs if sample not in first]
+            return np.array(ids, np.int64)[start:stop].reshape(-1, 2)
+
+        def footing(self, epoch, start, stop):
+            return np.array(runs, np.int64)
+
+        def identity(self):
+            return {"sampling": "shuffled"}
+
+    epochs = EpochSchedule(12, 1, "drop")
+    block = next(pieces_ahead(Example(), epochs, Cursor(), ranks=[0], world_size=1, window=1))
+    found = zip(*(array.tolist() for array in block[3:6]), strict=True)
+    assert list(found) == [(2, 0, 4), (0, 8, 10), (0, 4, 8), (1, 0, 2)]
+    assert block.first_uses.tolist() == [0, 1, 2, 4]
+    assert block.uses.tolist() == [4, 2, 4, 2]
+
+
+def test_runs_are_the_same_pieces_in_every_epoch():
+    order = make([1024] * 200, run=64, block=4096)
+    epochs = EpochSchedule(order.samples, 32, "drop")
+    seen = {0: set(), 1: set()}
+    for block in pieces_ahead(order, epochs, Cursor(), ranks=range(2), world_size=2, window=64):
+        if block.epoch > 1:
+            break
+        seen[block.epoch] |= set(zip(*(array.tolist() for array in block[3:6]), strict=True))
+    assert len(seen[0] & seen[1]) > 0.99 * len(seen[0])
+    assert sum(stop - start for _, start, stop in seen[0]) == order.samples
+
+
+def test_draws_that_overlap_are_cut_off():
+    order = make([100], 3, "resampled", 16, 512)
+    epochs = EpochSchedule(512, 8, "drop")
+    block = next(pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=1))
+    samples = chain.from_iterable(samples_of(block))
+    assert sorted(samples) == [(0, sample) for sample in range(100)]
+    assert block.uses.sum() == 512
+
+
+def test_other_nodes_leave_the_pieces_that_only_they_use():
+    order = make([640] * 10, run=64, block=640)
+    epochs = EpochSchedule(order.samples, 1, "drop")
+    node = next(pieces_ahead(order, epochs, Cursor(), ranks=[63], world_size=64))
+    assert 0 < len(node.shards) < 100
+    assert node.uses.sum() == 100  # of 6,400 samples
+
+
+class Counting(Order):
+    """Counts the positions and ids that it is asked for."""
+
+    def __init__(self, order):
+        self.order, self.asked = order, 0
+
+    @property
+    def samples(self):
+        return self.order.samples
+
+    def at(self, epoch, start, stop):
+        self.asked += stop - start
+        return self.order.at(epoch, start, stop)
+
+    def footing(self, epoch, start, stop):
+        ids = self.order.footing(epoch, start, stop)
+        self.asked += len(ids)
+        return ids
+
+    def identity(self):
+        return self.order.identity()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_two_blocks_of_ten_billion_samples_cost_two_blocks(sampling):
+    order = Counting(SampleOrder(HUGE, 1, sampling))
+    epochs = EpochSchedule(order.samples, 256, "drop")
+    cursor = Cursor(3, 6_543_210_987)
+    tracemalloc.start()
+    try:
+        ahead = pieces_ahead(order, epochs, cursor, ranks=range(8, 16), world_size=64)
+        blocks = list(islice(ahead, 2))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert blocks[0].start == cursor.samples
+    assert sum(block.uses.sum() for block in blocks) >= (blocks[1].stop - cursor.samples) / 8 - 4096
+    assert order.asked <= 4 * 3 * 16_384
+    assert peak < 64 << 20  # the sums of 10**6 counts are 8 MiB
+
+
+@pytest.mark.parametrize("ranks", [[], [2], [-1]])
+def test_impossible_nodes_are_refused(ranks):
+    epochs = EpochSchedule(51, 1, "drop")
+    with pytest.raises(ConfigError, match="got"):
+        next(pieces_ahead(make(UNEQUAL), epochs, Cursor(), ranks=ranks, world_size=2))
+
+
+def test_a_window_of_nothing_is_refused():
+    epochs = EpochSchedule(51, 1, "drop")
+    with pytest.raises(ConfigError, match="window=0"):
+        next(pieces_ahead(make(UNEQUAL), epochs, Cursor(), ranks=[0], world_size=1, window=0))
+
+
+def test_a_footing_that_lacks_its_own_samples_is_refused():
+    class Wrong(Shuffled):
+        def footing(self, epoch, start, stop):
+            return self.at(epoch, start + 1, stop + 1)
+
+    epochs = EpochSchedule(12, 1, "drop")
+    ahead = pieces_ahead(Wrong([12], 0), epochs, Cursor(), ranks=[0], world_size=1, window=1)
+    with pytest.raises(PlanError, match=r"footing of position 0 of epoch 0 lacks .* of Wrong"):
+        next(ahead)

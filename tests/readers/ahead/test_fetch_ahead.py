@@ -1,0 +1,122 @@
+"""When a storage is told what to fetch, and that no batch waits for it."""
+
+import threading
+
+import pytest
+from waiting import wait_for
+
+from lightning_shards.errors import IndexMismatchError, ShardNotFoundError
+from lightning_shards.readers.ahead import fetch_ahead
+from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
+from lightning_shards.readers.ahead.piece_plan import Announcement
+from lightning_shards.shards.storage.protocol import ShardReads
+
+WITHIN_S = 10
+
+
+def reads_named(name):
+    return [ShardReads(name, [0], [1])]
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def make_ahead(told):
+    made = []
+
+    def make(announcements):
+        made.append(
+            FetchAhead(announcements, lambda reads: told.extend(each.url for each in reads))
+        )
+        return made[-1]
+
+    yield make
+    for ahead in made:
+        ahead.close()
+
+
+def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
+    due = [(0, 0), (0, 50), (1, 0), (1, 50)]
+    ahead = make_ahead(iter([Announcement(*each, reads_named(str(each))) for each in due]))
+    ahead.reach(0, 10)
+    assert wait_for(lambda: told == ["(0, 0)"], WITHIN_S)
+    ahead.reach(0, 49)
+    ahead.reach(0, 60)
+    ahead.reach(0, 20)  # of another batch that is looked up later
+    assert wait_for(lambda: told == ["(0, 0)", "(0, 50)"], WITHIN_S)
+    ahead.reach(1, 70)
+    assert wait_for(lambda: told[2:] == ["(1, 0)", "(1, 50)"], WITHIN_S)
+
+
+def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeypatch):
+    monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
+    gate = threading.Event()
+
+    def slow():
+        assert gate.wait(WITHIN_S)
+        yield Announcement(0, 0, reads_named("late"))
+
+    ahead = make_ahead(slow())
+    ahead.reach(0, 0)
+    ahead.reach(0, 5)
+    assert told == []
+    gate.set()
+    assert wait_for(lambda: told == ["late"], WITHIN_S)
+
+
+def test_what_cannot_be_known_is_said_once_and_ends_the_thread(make_ahead, told, caplog):
+    def failing():
+        yield Announcement(0, 0, reads_named("first"))
+        raise ShardNotFoundError("no such table")
+
+    ahead = make_ahead(failing())
+    ahead.reach(0, 0)
+    assert wait_for(lambda: "no such table" in caplog.text, WITHIN_S)
+    ahead.reach(0, 9)
+    assert told == ["first"]
+
+
+def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
+    asked = threading.Event()
+
+    def announcements():
+        yield Announcement(0, 0, reads_named("first"))
+        assert asked.wait(WITHIN_S)
+        raise IndexMismatchError("another object")
+
+    ahead = make_ahead(announcements())
+    ahead.reach(0, 0)
+    asked.set()
+    assert wait_for(lambda: ahead._error is not None, WITHIN_S)
+    with pytest.raises(IndexMismatchError, match="another object"):
+        ahead.reach(0, 5)
+
+
+def test_a_first_batch_learns_at_once_that_its_shard_was_replaced(make_ahead):
+    def announcements():
+        raise IndexMismatchError("another object")
+        yield
+
+    with pytest.raises(IndexMismatchError, match="another object"):
+        make_ahead(announcements()).reach(0, 0)
+
+
+def test_nothing_is_told_after_closing(make_ahead, told, caplog):
+    reached = threading.Event()
+
+    def announcements():
+        yield Announcement(0, 0, reads_named("first"))
+        assert reached.wait(WITHIN_S)
+        yield Announcement(0, 5, reads_named("second"))
+
+    ahead = make_ahead(announcements())
+    ahead.reach(0, 9)
+    ahead.close()
+    reached.set()
+    gone = lambda: not any(each.name == "fetch-ahead" for each in threading.enumerate())  # noqa: E731
+    assert wait_for(gone, WITHIN_S)
+    assert told == ["first"]
+    assert caplog.text == ""

@@ -1,0 +1,83 @@
+"""How many samples remote shards hold, where the trainer asks for it."""
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from lightning_shards import SplitConfig
+from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.readers import reader_choice
+from lightning_shards.shards.remote.retries import RetryPolicy
+from tests.readers.test_stream_http import serving
+
+
+@pytest.fixture
+def urls(pack_shards):
+    return pack_shards([4, 3, 4])
+
+
+def keys(loader):
+    return [key for batch in loader for key in batch["__key__"]]
+
+
+@pytest.fixture
+def remote_url(monkeypatch):
+    """A URL where nobody answers, at once."""
+    monkeypatch.setattr(reader_choice, "LOOK_UP", RetryPolicy().scaled(0.01))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"http://127.0.0.1:{port}/train-000000.tar"
+
+
+@pytest.fixture
+def uncounted_url(urls, tmp_path):
+    """A shard beside which there is nothing, on a server."""
+    folder = tmp_path / "uncounted"
+    folder.mkdir()
+    shutil.copy(urls[0], folder)
+    with serving(folder) as server:
+        yield f"http://127.0.0.1:{server.server_port}/{Path(urls[0]).name}"
+
+
+@pytest.mark.network
+def test_remote_shards_without_counts_need_a_size(make_module, uncounted_url):
+    with pytest.raises(ConfigError, match=r"samples of 'train' is unknown.*set dataset_size"):
+        make_module(SplitConfig(uncounted_url)).loader("train")
+
+
+@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
+def test_a_size_that_nobody_tells_since_no_server_answers_is_an_error(
+    sampling, make_module, remote_url
+):
+    module = make_module(SplitConfig(remote_url, sampling=sampling))
+    with pytest.raises(StorageError, match=r"no connection can be made .*check the network"):
+        module.loader("train")
+
+
+def test_remote_shards_without_counts_have_the_size_that_was_given(make_module, remote_url):
+    assert len(make_module(SplitConfig(remote_url, dataset_size=9)).loader("train")) == 4
+
+
+@pytest.mark.network
+def test_remote_shards_of_a_counted_folder_have_its_size(make_module, urls, tmp_path):
+    folder = Path(urls[0]).parent
+    (folder / "__len__").write_text("11\n")
+    with serving(folder) as server:
+        url = f"http://127.0.0.1:{server.server_port}/{Path(urls[0]).name}"
+        loader = make_module(SplitConfig(url)).loader("train")
+        assert loader.epochs.samples == 11
+        assert len(keys(loader)) == 10
+        assert len(make_module(SplitConfig(url, dataset_size=9)).loader("train")) == 4
+        assert server.asked.count("/__len__") == 1  # where it is needed, once
+        with pytest.raises(ConfigError, match="'shuffled' of 'train' needs the number of samples"):
+            make_module(SplitConfig(url, sampling="shuffled")).loader("train")
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
+def test_remote_shards_without_counts_cannot_be_served_once(sampling, make_module, uncounted_url):
+    module = make_module(SplitConfig(uncounted_url, sampling=sampling, dataset_size=9))
+    with pytest.raises(ConfigError, match=rf"'{sampling}' of 'train' needs the number of.*sizes"):
+        module.loader("train")

@@ -1,0 +1,207 @@
+"""Rows below a part are left out of a JPEG, and its pixels stay the same to the bit."""
+
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import DecodeRandomResizedCrop
+from lightning_shards.samples.images import Box
+from lightning_shards.samples.jpeg import read_frame, with_height
+
+PICTURE = load_sample_image("china.jpg")[100:356, 100:400]
+TOP = Box(0, 0, 64, 32)
+SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
+FULL_CHROMA, HALF_CHROMA = 0, 2  # Pillow's names of 4:4:4 and 4:2:0
+
+
+def encode(width=256, height=192, sampling="420", quality=90):
+    pixels = np.ascontiguousarray(PICTURE[:height, :width])
+    if sampling == "Gray":
+        pixels = np.ascontiguousarray(pixels[..., :1])
+    space = "gray" if sampling == "Gray" else "rgb"
+    return simplejpeg.encode_jpeg(pixels, quality, space, sampling)
+
+
+def encode_pillow(width=256, height=192, **options):
+    file = io.BytesIO()
+    Image.fromarray(PICTURE[:height, :width]).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def shown(data, box=TOP, size=32, is_gray=False, is_fast=False):
+    image = images.open_image(data, backend="turbo", is_gray=is_gray, is_fast=is_fast)
+    part = np.zeros((size, size) if is_gray else (size, size, 3), np.uint8)
+    image.cut(box, part)
+    return part
+
+
+def shown_of_all_rows(data, *args, **settings):
+    """The same by decoding the whole image, because bytes follow its end."""
+    return shown(data + b"\0", *args, **settings)
+
+
+def crop(data):
+    """A part of the upper half."""
+    transform = DecodeRandomResizedCrop(size=32, backend="turbo", scale=(0.1, 0.2))
+    return transform.pixels(data, np.random.default_rng(0))
+
+
+@st.composite
+def boxes(draw, width, height):
+    wide, high = draw(st.integers(1, width)), draw(st.integers(1, height))
+    return Box(draw(st.integers(0, width - wide)), draw(st.integers(0, height - high)), wide, high)
+
+
+# --- the pixels -----------------------------------------------------------------------------------
+
+
+@given(st.data(), st.integers(1, 300), st.integers(1, 256), st.sampled_from(SAMPLINGS))
+@pytest.mark.slow
+def test_pixels_do_not_depend_on_the_rows_that_are_left_out(data, width, height, sampling):
+    jpeg = encode(width, height, sampling, data.draw(st.sampled_from([30, 90, 100])))
+    box, size = data.draw(boxes(width, height)), data.draw(st.integers(1, 40))
+    settings = {"is_gray": data.draw(st.booleans()), "is_fast": data.draw(st.booleans())}
+    parts = [show(jpeg, box, size, **settings) for show in (shown, shown_of_all_rows)]
+    assert np.array_equal(*parts)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_row_of_a_part_is_right_to_its_last(sampling, factor):
+    """Chroma of the last row is upsampled from a row below it."""
+    jpeg = encode(sampling=sampling)
+    for bottom in range(8 * factor, 192, factor):
+        box = Box(0, bottom - 8 * factor, 8 * factor, 8 * factor)
+        assert np.array_equal(shown(jpeg, box, 8), shown_of_all_rows(jpeg, box, 8)), bottom
+
+
+@pytest.mark.parametrize("restarts", [{"restart_marker_blocks": 5}, {"restart_marker_rows": 1}])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_restart_markers_and_scans_leave_pixels_alone(restarts, progressive):
+    jpeg = encode_pillow(progressive=progressive, subsampling=HALF_CHROMA, **restarts)
+    assert np.array_equal(shown(jpeg), shown_of_all_rows(jpeg))
+
+
+# --- which rows are decoded -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_rows_are_decoded_to_the_end_of_an_mcu(sampling):
+    frame = read_frame(encode(height=190, sampling=sampling))
+    assert frame[:3] == (190, 256, 16 if sampling in {"420", "440"} else 8)
+    assert [frame.rows_to_decode(rows) for rows in (16, 17, 48, 185, 500)] == [
+        16,
+        32 if frame.mcu_height == 16 else 24,
+        48,
+        190,
+        190,
+    ]
+
+
+def test_a_height_is_replaced():
+    jpeg = encode()
+    lower = with_height(jpeg, read_frame(jpeg), 258)
+    assert simplejpeg.decode_jpeg_header(lower)[:2] == (258, 256)
+    assert with_height(lower, read_frame(jpeg), 192) == jpeg
+
+
+def test_damage_below_a_part_is_not_met():
+    jpeg = encode()
+    damaged = jpeg[:-40] + bytes(38) + jpeg[-2:]
+    assert np.array_equal(shown(damaged), shown(jpeg))
+    with pytest.raises(images.NotForTurboError):
+        shown_of_all_rows(damaged)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xd0" * 20, b"\xff\xd9" + bytes(38)])
+def test_damage_in_a_part_is_met(damage):
+    """Pillow makes do with it."""
+    jpeg = encode()
+    damaged = jpeg[:1000] + damage + jpeg[1040:]
+    with pytest.raises(images.NotForTurboError):
+        shown(damaged)
+    assert np.array_equal(crop(damaged), crop(damaged + b"\0"))
+
+
+@pytest.mark.parametrize("kept", [100, 700, 2000, -200, -3])
+def test_a_cut_file_is_an_error_wherever_the_part_is(kept):
+    with pytest.raises((ValueError, OSError)):
+        crop(encode()[:kept])
+
+
+def with_segment(jpeg, marker, contents):
+    """The JPEG with one more segment at its start."""
+    segment = bytes([0xFF, marker]) + (len(contents) + 2).to_bytes(2, "big") + contents
+    return jpeg[:2] + segment + jpeg[2:]
+
+
+def with_frame(offset, new):
+    """A JPEG with bytes of its frame replaced, counted from its marker."""
+    jpeg = encode()
+    at = jpeg.index(b"\xff\xc0") + offset
+    return jpeg[:at] + new + jpeg[at + len(new) :]
+
+
+def with_two_frames():
+    jpeg = encode()
+    frame = jpeg[jpeg.index(b"\xff\xc0") :][:19]
+    return jpeg.replace(frame, 2 * frame)
+
+
+def with_two_scans():
+    """The first scan holds one component."""
+    jpeg = encode()
+    at = jpeg.index(b"\xff\xda")
+    return jpeg[: at + 2] + b"\0\x08\1" + jpeg[at + 5 : at + 7] + jpeg[at + 11 :]
+
+
+def test_a_thumbnail_in_a_segment_is_not_taken_for_the_image():
+    jpeg = with_segment(encode(), 0xE1, b"Exif\0\0" + encode())
+    assert read_frame(jpeg).mcu_height == 16
+    assert np.array_equal(shown(jpeg), shown(encode()))
+
+
+DECODED_WHOLE = {
+    "JFIF of another version": encode().replace(b"JFIF\0\1", b"JFIF\0\2"),
+    "bytes after the end": encode() + b"\0",
+    "narrow": encode(7),
+    "progressive": encode_pillow(progressive=True),
+    "restart markers": encode_pillow(restart_marker_blocks=4),
+    "arithmetic codes": with_frame(1, b"\xc9"),
+    "two scans": with_two_scans(),
+    "odd sampling": with_frame(11, b"\x31"),
+}
+NOT_DECODED = {
+    "two frames": with_two_frames(),
+    "lossless": with_frame(1, b"\xc3"),
+    "12 bits": with_frame(4, b"\x0c"),
+    "height after the scan": with_frame(5, b"\0\0"),
+    "no width": with_frame(7, b"\0\0"),
+    "no components": with_frame(9, b"\0"),
+    "a long segment": with_segment(encode(), 0xE2, bytes(100))[:60] + b"\xff\xd9",
+    "no scan": encode()[: encode().index(b"\xff\xda")] + b"\xff\xd9",
+    "nothing of a scan": encode()[: encode().index(b"\xff\xda") + 4] + b"\xff\xd9",
+    "start and end": b"\xff\xd8\xff\xd9",
+    "end": b"\xff\xd9",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", DECODED_WHOLE)
+def test_some_are_decoded_whole(kind):
+    frame = read_frame(DECODED_WHOLE[kind])
+    assert frame is None or frame.rows_to_decode(1) == frame.height
+    assert crop(DECODED_WHOLE[kind]).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("kind", NOT_DECODED)
+def test_what_no_library_can_decode_is_an_error(kind):
+    with pytest.raises((ValueError, OSError)):
+        crop(NOT_DECODED[kind])

@@ -1,0 +1,206 @@
+"""Batches are made without torch, and users get tensors of the same memory."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from batches_without_torch import ARRAYS, LAZY, SAMPLES, digest_of
+from PIL import Image
+
+from lightning_shards import (
+    DecodeCenterCrop,
+    DecodeResize,
+    LoaderConfig,
+    ShardDataModule,
+    ShardDataset,
+    SplitConfig,
+)
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.loaded_torch import is_tensor, on_load, with_tensors
+from lightning_shards.samples.seeds import preserved_globals
+
+READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
+SIDES = 12, 10
+
+
+def png_of(number):
+    """Colours that differ in every place and channel."""
+    high, wide = SIDES
+    places = np.arange(high * wide * 3).reshape(high, wide, 3)
+    file = io.BytesIO()
+    Image.fromarray(((places * 7 + number * 31) % 256).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def npy_of(number):
+    file = io.BytesIO()
+    np.save(file, np.array([number, 0.5, 0.25]))
+    return file.getvalue()
+
+
+def pack(path, spoilt=None):
+    with tarfile.open(path, "w") as tar:
+        for number in range(SAMPLES):
+            png = b"GIF" if number == spoilt else png_of(number)
+            for suffix, data in ("png", png), ("npy", npy_of(number)), ("cls", b"%d" % number):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    return pack(tmp_path_factory.mktemp("shards") / "0.tar")
+
+
+@pytest.fixture
+def load(url, tmp_path):
+    """The loader of a split in file order, of four samples a batch."""
+
+    def loader(transform=None, reader="indexed", shard=url, **split):
+        data = ShardDataModule(
+            train=SplitConfig(shard, sampling="sequential", reader=reader, **split),
+            fields={"image": "png", "label": "cls", "x": "npy"},
+            transforms={"image": transform} if transform else {},
+            batch_size=4,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+        return data.loader("train")
+
+    return loader
+
+
+def test_a_worker_needs_no_torch_before_a_transform_imports_it(url, tmp_path):
+    """Then it is seeded: the arrays are those of a process that had it from the beginning."""
+    cache = str(tmp_path)
+    expected = {"arrays": digest_of(url, cache, ARRAYS), "lazy": digest_of(url, cache, LAZY)}
+    command = [sys.executable, "-m", "tests.programs.batches_without_torch", url, cache]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout) == expected | {"needless": [], "calls": [True]}
+
+
+def test_who_waits_for_torch_is_called_at_once_where_it_is_there():
+    calls = []
+    on_load(lambda: calls.append(1))
+    assert calls == [1]
+
+
+@READERS
+def test_users_get_tensors(load, reader):
+    batch = next(iter(load(reader=reader)))
+    types = {name: getattr(value, "dtype", None) for name, value in batch.items()}
+    assert types == {
+        "__key__": None,
+        "image": torch.uint8,
+        "label": torch.int64,
+        "x": torch.float64,
+        "__id__": torch.int64,
+    }
+
+
+def test_tensors_share_the_memory_of_arrays_and_have_its_strides():
+    array = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3).transpose(0, 3, 1, 2)
+    names, deep, lengths = np.array(["a"]), [np.zeros(3)], np.ones(1, np.longdouble)
+    batch = with_tensors({"x": array, "names": names, "deep": deep, "lengths": lengths})
+    assert batch["x"].data_ptr() == array.ctypes.data
+    assert batch["x"].stride() == array.strides
+    assert (batch["names"], batch["deep"], batch["lengths"]) == (names, deep, lengths)
+    (made,) = with_tensors((array,))
+    assert torch.equal(made, batch["x"])
+
+
+class Kept:
+    """Keeps what it is given."""
+
+    deterministic = True
+
+    def __init__(self, *, takes_arrays):
+        self.takes_arrays, self.given = takes_arrays, []
+
+    def __call__(self, image):
+        self.given.append(image)
+        return image
+
+
+@READERS
+@pytest.mark.parametrize("takes_arrays", [True, False])
+def test_pixels_are_what_a_transform_asks_for(load, reader, takes_arrays):
+    plain, transform = next(iter(load(reader=reader)))["image"], Kept(takes_arrays=takes_arrays)
+    made = next(iter(load(transform, reader)))["image"]
+    assert {is_tensor(each) for each in transform.given} == {not takes_arrays}
+    assert torch.equal(made, plain)
+
+
+@pytest.mark.parametrize("takes_arrays", [True, False])
+def test_the_dataset_gives_a_transform_what_it_asks_for(url, tmp_path, takes_arrays):
+    transform = Kept(takes_arrays=takes_arrays)
+    fields, cache = {"image": "png", "small": "png"}, str(tmp_path)
+    transforms = {"image": transform, "small": DecodeResize(size=4)}
+    dataset = ShardDataset(
+        url, fields=fields, decode={"small": "raw"}, transforms=transforms, cache_dir=cache
+    )
+    sample = dataset[2]
+    assert is_tensor(transform.given[0]) is not takes_arrays
+    assert sample["image"] is transform.given[0]
+    assert sample["small"].dtype == torch.uint8
+
+
+class Darker(DecodeCenterCrop):
+    """A crop of the user's, whose `__call__` is what counts."""
+
+    def __call__(self, data):
+        return super().__call__(data) // 2
+
+
+@READERS
+def test_a_class_that_extends_a_crop_keeps_what_it_changed(load, reader):
+    settings = {"size": 8, "resize": 9}
+    pixels = next(iter(load(DecodeCenterCrop(**settings), reader)))["image"]
+    assert torch.equal(next(iter(load(Darker(**settings), reader)))["image"], pixels // 2)
+
+
+@pytest.mark.parametrize("spoilt", [None, 2])
+@READERS
+def test_crops_that_want_channels_last_give_the_same_pixels_in_such_memory(
+    load, reader, spoilt, tmp_path
+):
+    shard = pack(tmp_path / "0.tar", spoilt)
+    split = {"shard": shard, "on_bad_sample": "substitute", "max_bad": 1}
+    first, last = (
+        next(iter(load(DecodeResize(size=8, channels_last=is_last), reader, **split)))["image"]
+        for is_last in (False, True)
+    )
+    assert first.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(first, last)
+
+
+@pytest.mark.parametrize("spoilt", [None, 2])
+def test_crops_write_into_the_memory_of_the_batch(load, tmp_path, spoilt):
+    """Also where a sample is bad: what was in that memory is in no batch."""
+    shard = pack(tmp_path / "0.tar", spoilt)
+    source = load(DecodeResize(size=64), shard=shard, on_bad_sample="substitute", max_bad=1).source
+    expected = next(source.batches(Place(), Cursor())).batch
+    arena = Arena()
+    arena.use(np.full(2**18, 77, np.uint8))
+    made = next(source.batches(Place(), Cursor(), arena)).batch
+    start = arena.start_of(made["image"].reshape(-1))
+    assert start is not None
+    assert (start == 0) is (spoilt is None)  # the first rows were given up
+    assert np.array_equal(made["image"], expected["image"])
+
+
+def test_generators_of_torch_are_given_back():
+    before = torch.get_rng_state()
+    with preserved_globals():
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)

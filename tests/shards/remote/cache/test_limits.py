@@ -1,0 +1,99 @@
+"""Which pieces stay, and how many bytes they may take."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.remote.cache.limits import (
+    GIB,
+    CachedPiece,
+    CacheNeed,
+    default_limit,
+    has_room,
+    kept_fraction,
+    limit_of_pieces,
+    pieces_to_drop,
+)
+
+PIECES = st.lists(
+    st.builds(
+        CachedPiece, st.uuids().map(str), st.integers(1, 9), st.integers(0, 9), st.floats(0, 1)
+    ),
+    max_size=20,
+)
+SIZES = st.integers(0, 10**6)
+NEEDS = st.lists(
+    st.builds(CacheNeed, st.sampled_from("ab"), SIZES, SIZES, SIZES, SIZES), max_size=4
+)
+
+
+@given(NEEDS)
+def test_a_fraction_is_one(needs):
+    fraction, limit = kept_fraction(needs), limit_of_pieces(needs)
+    assert 0 <= fraction <= 1
+    reads = sum(max(n.reads_bytes for n in needs if n.data == d) for d in {n.data for n in needs})
+    assert fraction == 1.0 or fraction * reads <= limit
+
+
+def test_more_runs_keep_less():
+    train = CacheNeed("train", 1000, reads_bytes=2000, working_set_bytes=100)
+    val = CacheNeed("val", 1000, reads_bytes=500, working_set_bytes=100)
+    assert kept_fraction([train, val]) < kept_fraction([train]) < 0.5
+
+
+def test_two_jobs_of_one_data_set_share_what_stays():
+    job = CacheNeed("train", 1000, reads_bytes=900, working_set_bytes=50)
+    assert kept_fraction([job, job]) == 1.0
+
+
+def test_the_least_limit_holds_for_all():
+    needs = [CacheNeed("a", limit, 10, 1, tables_bytes=5) for limit in (500, 300)]
+    assert limit_of_pieces(needs) == 290
+
+
+@given(PIECES, st.floats(0, 1), st.integers(0, 60))
+def test_what_is_dropped_is_enough_and_no_more(pieces, fraction, lacking):
+    dropped = pieces_to_drop(pieces, fraction, lacking)
+    sizes = [piece.size for piece in dropped]
+    assert sum(sizes) >= min(lacking, sum(piece.size for piece in pieces))
+    assert not dropped or sum(sizes[:-1]) < lacking
+    left = [piece for piece in pieces if piece not in dropped]
+    keys = [(piece.share < fraction, piece.changed_ns) for piece in dropped]
+    assert all(key <= (piece.share < fraction, piece.changed_ns) for piece in left for key in keys)
+
+
+def test_a_fixed_half_is_hit_by_half():
+    """Four epochs in random orders, room for half of 1,000 pieces beside a working set of 40."""
+    generator = np.random.default_rng(0)
+    shares = generator.random(1000)
+    need = CacheNeed("a", 540, reads_bytes=1000, working_set_bytes=40)
+    fraction, there, hits, clock = kept_fraction([need]), {}, [], 0
+    for _ in range(4):
+        hits.append(0)
+        for piece in generator.permutation(1000).tolist():
+            hits[-1] += piece in there
+            if piece not in there:
+                if len(there) == need.limit_bytes:
+                    cached = [CachedPiece(str(p), 1, t, shares[p]) for p, t in there.items()]
+                    for dropped in pieces_to_drop(cached, fraction, 17):
+                        del there[int(dropped.path)]
+                clock += 1
+                there[piece] = clock
+    assert min(hits[1:]) >= 430  # a sixteenth of the room is not promised
+
+
+def test_the_default_leaves_room_on_the_disk():
+    assert default_limit(400 * GIB, 0) == 300 * GIB
+    assert default_limit(100 * GIB, 0) == 50 * GIB
+    assert default_limit(49 * GIB, 0) == 0
+    assert default_limit(300 * GIB, 100 * GIB) == default_limit(400 * GIB, 0)
+
+
+def test_a_limit_below_the_working_set_is_refused_with_numbers():
+    need = CacheNeed("a", 3 * GIB, 100 * GIB, 3 * GIB + 1, tables_bytes=GIB // 2)
+    with pytest.raises(ConfigError, match=r"cache_gib=3 .* have 3 GiB, .* 0\.5 GiB; set .* 3\.51"):
+        has_room(need, is_set=True)
+    assert not has_room(need, is_set=False)
+    assert has_room(need._replace(limit_bytes=4 * GIB), is_set=True)

@@ -1,0 +1,310 @@
+"""The cache of pieces, as one process or two see it: what is kept, dropped, refused and counted."""
+
+import errno
+import os
+import pickle
+import threading
+
+import pytest
+from cached_bytes import FILE, SIZE, bytes_of, disk_bytes, load, make_cache, make_need, piece_number
+
+from lightning_shards.errors import DamagedShardError, FileAccessError
+from lightning_shards.shards.remote.cache import piece_cache, piece_room
+
+PIECE = piece_number(3)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The user's cache folder."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cache(folder):
+    """A cache with room for ten pieces."""
+    cache = make_cache(folder, make_need(10))
+    yield cache
+    cache.close()
+
+
+def no_fetch():
+    raise AssertionError("it was to be in the cache")
+
+
+def test_what_was_loaded_is_there_for_all_processes(cache, folder):
+    assert cache.open(PIECE) is None
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    other = pickle.loads(pickle.dumps(cache))
+    for reader in (cache, other, make_cache(folder, make_need(10), "another")):
+        opened = reader.load(PIECE, no_fetch)
+        assert opened.read(PIECE.begin + 5, PIECE.begin + 9) == bytes_of(PIECE)[5:9]
+        assert opened.file is not None
+        reader.close()
+    assert cache.counts.fetched == 1
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_all_kinds_of_bytes_can_be_fetched(cache, kind):
+    assert cache.load(PIECE, lambda: kind(bytes_of(PIECE))).read(*PIECE[2:]) == bytes_of(PIECE)
+
+
+def test_folders_and_files_are_private(cache, folder):
+    load(cache, PIECE)
+    made = [folder, *folder.rglob("*")]
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_dir()} == {"0o700"}
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_file()} <= {
+        "0o600",
+        "0o644",  # what a run needs
+    }
+
+
+@pytest.mark.parametrize("where", ["cache", "cache/pieces", "cache/pieces/parts"])
+def test_a_folder_that_others_may_write_is_refused(cache, folder, where, tmp_path):
+    load(cache, PIECE)
+    cache.close()
+    (tmp_path / where).chmod(0o777)
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        cache.open(PIECE)
+
+
+def test_a_folder_of_another_user_is_refused(cache, folder, monkeypatch):
+    load(cache, PIECE)
+    cache.close()
+    os.chown(folder / "pieces", 1234, 1234)
+    with pytest.raises(FileAccessError, match="belongs to another user"):
+        cache.open(PIECE)
+
+
+def test_a_link_in_place_of_the_folder_is_refused(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir(mode=0o700)
+    (folder / "pieces").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileAccessError, match="is a link"):
+        make_cache(folder, make_need(10)).open(PIECE)
+
+
+def test_names_hold_no_credential(folder):
+    cache = make_cache(folder, make_need(10))
+    piece = PIECE._replace(url="https://me:hunter2@host/0.tar?sig=hunter2")
+    load(cache, piece)
+    names = "".join(map(str, folder.rglob("*")))
+    assert not any(secret in names for secret in ("hunter2", "host", "sig"))
+    assert b"hunter2" not in b"".join(
+        path.read_bytes()[:200] for path in folder.rglob("*") if path.is_file() and FILE
+    ).replace(bytes_of(piece)[:200], b"")
+
+
+def test_another_version_is_another_piece(cache):
+    changed = piece_number(3, '"w"')
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    assert load(cache, changed) == bytes_of(changed) != bytes_of(PIECE)
+
+
+def test_a_torn_piece_is_fetched_again(cache, folder):
+    load(cache, PIECE)
+    path = folder / "pieces" / PIECE.folder / PIECE.name
+    path.write_bytes(bytes(FILE))
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    assert cache.counts.fetched == 2
+
+
+def test_the_limit_is_kept_and_open_pieces_stay_readable(cache, folder):
+    opened = []
+    for number in range(60):
+        piece = piece_number(number)
+        opened.append((piece, cache.load(piece, lambda piece=piece: bytes_of(piece))))
+        assert disk_bytes(folder) <= 10 * FILE
+    assert cache.counts.evicted >= 50
+    assert cache.counts.bypassed == 0
+    assert all(loaded.read(*piece[2:]) == bytes_of(piece) for piece, loaded in opened)
+
+
+def test_pieces_with_small_numbers_stay(folder):
+    cache = make_cache(folder, make_need(40, reads_bytes=100 * FILE, working_set_bytes=3 * FILE))
+    pieces = [piece_number(number) for number in range(100)]
+    for _ in range(2):
+        before = cache.counts.fetched
+        for piece in pieces:
+            load(cache, piece)
+    # a third stays, about; of what was used last none would be there when its turn comes
+    assert 60 <= cache.counts.fetched - before <= 75
+
+
+def test_the_oldest_of_the_others_go_first(folder):
+    cache = make_cache(folder, make_need(10, working_set_bytes=10 * FILE))  # none stay
+    for number in range(25):
+        load(cache, piece_number(number))
+    there = [number for number in range(25) if cache.open(piece_number(number))]
+    assert there == list(range(25 - len(there), 25))
+
+
+def test_runs_share_the_limit_and_a_run_that_ends_gives_it_back(folder):
+    train, val = (make_cache(folder, make_need(n), run) for n, run in ((10, "train"), (4, "val")))
+    load(val, piece_number(0))
+    for number in range(20):
+        load(train, piece_number(number))
+        assert disk_bytes(folder) <= (5 if number < 5 else 4) * FILE
+    val.close()
+    for number in range(20, 60):
+        load(train, piece_number(number))
+    assert 4 * FILE < disk_bytes(folder) <= 10 * FILE
+
+
+def test_without_room_pieces_are_served_from_memory(folder):
+    cache = make_cache(folder, make_need(0))
+    loaded = cache.load(PIECE, lambda: bytes_of(PIECE))
+    assert (loaded.file, loaded.read(*PIECE[2:])) == (None, bytes_of(PIECE))
+    assert loaded.read(PIECE.begin + 5, PIECE.begin + 9) == bytes_of(PIECE)[5:9]
+    assert cache.counts.bypassed == 1
+    assert disk_bytes(folder) == 0
+
+
+def test_room_on_the_disk_is_left_free(folder):
+    cache = make_cache(folder, make_need(10, left_free_bytes=2**62))
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    assert cache.counts.bypassed == 1
+
+
+def full_disk(monkeypatch, folder, room):
+    """A disk with room for so many bytes of pieces."""
+
+    def write_piece(file, data):
+        if disk_bytes(folder) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(file, data)
+
+    written = piece_cache.write_piece
+    monkeypatch.setattr(piece_cache, "write_piece", write_piece)
+
+
+def test_a_full_disk_evicts(cache, folder, monkeypatch):
+    full_disk(monkeypatch, folder, 5 * FILE)
+    for number in range(20):
+        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
+    assert cache.counts.bypassed == 0
+    assert cache.counts.evicted >= 15
+
+
+def test_a_disk_without_any_room_is_one_warning(cache, folder, monkeypatch, caplog):
+    full_disk(monkeypatch, folder, -1)
+    for number in range(5):
+        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
+    assert cache.counts.bypassed == 5
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "No space left on device; what is not kept there is fetched again" in caplog.text
+    assert [*folder.glob("pieces/parts/*")] == []
+
+
+def test_a_folder_that_is_taken_away_is_one_warning(cache, folder, caplog):
+    load(cache, PIECE)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    for number in range(3):
+        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
+    assert len(caplog.records) == 1
+
+
+def test_a_file_in_place_of_the_folder_is_one_warning(folder, caplog):
+    folder.write_text("not a folder")
+    cache = make_cache(folder, make_need(3))
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    assert cache.open(PIECE) is None
+    assert len(caplog.records) == 1
+
+
+def test_another_number_of_bytes_is_refused(cache, folder):
+    with pytest.raises(
+        DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"
+    ):
+        cache.load(PIECE, lambda: bytes_of(PIECE)[1:])
+    assert disk_bytes(folder) == 0
+    assert load(cache, PIECE) == bytes_of(PIECE)
+
+
+def test_an_error_of_fetching_is_passed_on_and_leaves_nothing(cache, folder):
+    def fetch():
+        raise ConnectionError("reset")
+
+    with pytest.raises(ConnectionError, match="reset"):
+        cache.load(PIECE, fetch)
+    assert load(cache, PIECE) == bytes_of(PIECE)
+
+
+def test_one_thread_fetches_and_the_others_are_told(cache):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly():
+        entered.set()
+        assert go_on.wait(30)
+        return bytes_of(PIECE)
+
+    thread = threading.Thread(target=cache.load, args=(PIECE, slowly))
+    thread.start()
+    assert entered.wait(30)
+    assert cache.load(PIECE, no_fetch) is None
+    assert cache.load(PIECE, no_fetch, wait_s=0.02) is None
+    go_on.set()
+    assert cache.load(PIECE, no_fetch, wait_s=30).read(*PIECE[2:]) == bytes_of(PIECE)
+    thread.join()
+
+
+def test_threads_that_start_together_enter_once(folder):
+    cache, start = make_cache(folder, make_need(50)), threading.Barrier(8)
+
+    def load_all():
+        start.wait()
+        for number in range(20):
+            piece = piece_number(number)
+            loaded = cache.load(piece, lambda piece=piece: bytes_of(piece), wait_s=30)
+            assert loaded.read(*piece[2:]) == bytes_of(piece)
+
+    threads = [threading.Thread(target=load_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.counts.fetched == 20
+    assert disk_bytes(folder) == 20 * FILE
+    cache.close()
+    assert [*folder.glob("pieces/runs/*")] == []
+
+
+def test_files_are_closed(cache, folder):
+    load(cache, PIECE)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for number in range(30):
+        load(cache, piece_number(number))
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    cache.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # noqa: PTH208
+
+
+def test_a_lost_counter_is_counted_anew(cache, folder):
+    for number in range(8):
+        load(cache, piece_number(number))
+    (folder / "pieces" / "lock").write_bytes(b"")
+    for number in range(8, 20):
+        load(cache, piece_number(number))
+        assert disk_bytes(folder) <= 10 * FILE
+
+
+def test_a_process_that_is_stopped_with_the_counter_holds_nobody_up(cache, folder, monkeypatch):
+    monkeypatch.setattr(piece_room, "_WAIT_S", 0.01)
+    load(cache, PIECE)
+    held = cache._here()._folder.locks.take(piece_room.COUNTER_LOCK)
+    assert load(cache, piece_number(4)) == bytes_of(piece_number(4))
+    assert cache.counts.bypassed == 1
+    os.close(held)
+
+
+def test_a_piece_of_no_bytes(cache):
+    assert load(cache, piece_number(0, size=0)) == b""
+
+
+def test_reads_beyond_a_piece_are_a_mistake(cache):
+    loaded = cache.load(PIECE, lambda: bytes_of(PIECE))
+    for start, stop in ((PIECE.begin - 1, PIECE.end), (PIECE.begin, PIECE.end + 1)):
+        with pytest.raises(AssertionError):
+            loaded.read(start, stop)
+    assert PIECE.size == SIZE

@@ -1,0 +1,181 @@
+"""A file of a piece gives its bytes, or is no piece."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.shards.remote.cache import piece_files
+from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged, open_piece
+
+DATA = bytes(range(256)) * 12
+SIZE = len(DATA)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The file of a piece that begins at offset 100."""
+    path = tmp_path / "piece"
+    with path.open("wb", buffering=0) as file:
+        piece_files.write_piece(file.fileno(), memoryview(DATA))
+    return path
+
+
+def opened(path, size=SIZE):
+    return open_piece(str(path), 100, 100 + size)
+
+
+def test_the_bytes_are_those_that_were_written(path):
+    piece = opened(path)
+    assert piece.read(100, 100 + len(DATA)) == DATA
+    assert piece.read(357, 360) == DATA[257:260]
+    assert piece.read(100 + len(DATA), 100 + len(DATA)) == b""
+    piece.close()
+    assert path.stat().st_size == len(DATA) + TRAILER_BYTES
+    assert not is_damaged(str(path), len(DATA))
+
+
+def test_an_empty_piece_is_a_piece(tmp_path):
+    path = tmp_path / "piece"
+    with path.open("wb", buffering=0) as file:
+        piece_files.write_piece(file.fileno(), memoryview(b""))
+    assert opened(path, 0).read(100, 100) == b""
+
+
+def test_a_piece_outlives_its_file(path):
+    piece = opened(path)
+    path.unlink()
+    assert piece.read(100, 103) == DATA[:3]
+
+
+def test_pieces_close_their_files(path):
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(9):
+        opened(path)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def torn(path, spoil):
+    data = bytearray(path.read_bytes())
+    spoil(data)
+    path.write_bytes(data)
+
+
+def cut(data):
+    del data[-1:]
+
+
+def add(data):
+    data += b"x"
+
+
+def zero(data):
+    data[:] = bytes(len(data))
+
+
+def zero_page(data):
+    data[: len(data) // 2] = bytes(len(data) // 2)
+
+
+def flip(number):
+    def flipped(data):
+        data[number] ^= 1
+
+    return flipped
+
+
+FLIPPED = (0, 1500, -65, -64, -56, -52, -44)
+SPOILS = [
+    cut,
+    add,
+    zero,
+    zero_page,
+    *map(flip, (0, 1500, -65, -64, -56, -52, -44)),
+    bytearray.clear,
+]
+NAMES = ["cut", "add", "zero", "page", "clear", *(f"flip{number}" for number in FLIPPED)]
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+def test_a_torn_piece_is_none_and_is_removed(path, spoil):
+    torn(path, spoil)
+    assert opened(path) is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+def test_a_torn_piece_is_found_by_is_damaged(path, spoil):
+    torn(path, spoil)
+    assert is_damaged(str(path), len(DATA))
+
+
+def test_a_piece_of_another_length_is_none(path):
+    assert opened(path, len(DATA) - 1) is None
+
+
+def test_no_file_is_no_piece(tmp_path):
+    assert opened(tmp_path / "absent") is None
+
+
+def test_a_link_is_not_followed(path, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic link"):
+        opened(tmp_path / "link")
+
+
+def test_a_folder_and_a_fifo_are_no_pieces(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(IsADirectoryError):  # it cannot be unlinked
+        opened(tmp_path / "folder")
+    assert opened(tmp_path / "fifo") is None
+
+
+def test_the_bytes_are_checked_once_until_the_machine_starts_anew(path, monkeypatch):
+    checked = []
+
+    def counted(data, value=0):
+        checked.append(len(data))
+        return crc32(data, value)
+
+    crc32 = piece_files.crc32
+    monkeypatch.setattr(piece_files, "crc32", counted)
+    for _ in range(3):
+        opened(path)
+    assert not checked  # it was written since the machine started
+    restarted(monkeypatch, path.with_name("boot"))
+    for _ in range(3):
+        assert opened(path).read(100, 103) == DATA[:3]
+    assert sum(checked) == len(DATA)  # by the first one of all processes
+
+
+def test_a_piece_that_a_power_cut_tore_is_none(path, monkeypatch):
+    times = path.stat()
+    torn(path, zero_page)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # the time reached the disk
+    restarted(monkeypatch, path.with_name("boot"))
+    assert opened(path) is None
+
+
+def test_without_the_identity_of_the_start_each_opening_checks(path, monkeypatch):
+    restarted(monkeypatch, Path("/nonexistent"))
+    times = path.stat()
+    torn(path, flip(5))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert opened(path) is None
+
+
+def restarted(monkeypatch, boot):
+    if boot.parent.exists():
+        boot.write_text("another start\n")
+    monkeypatch.setattr(piece_files, "_BOOT", boot)
+    monkeypatch.setattr(piece_files._seal_of_this_start, "__wrapped__", None, raising=False)
+    fresh = piece_files.lru_cache(maxsize=1)(seal_anew)
+    monkeypatch.setattr(piece_files, "_seal_of_this_start", fresh)
+
+
+def seal_anew():
+    try:
+        return len(piece_files._BOOT.read_bytes()) * 10**9
+    except OSError:
+        return None

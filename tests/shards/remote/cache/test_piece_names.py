@@ -1,0 +1,59 @@
+"""Names of pieces tell objects, versions and ranges apart, and hold no credential."""
+
+import pytest
+
+from lightning_shards.shards.remote.cache.piece_names import (
+    Piece,
+    number_of,
+    share_of,
+    without_credentials,
+)
+
+URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-Amz-Date=2026"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Piece(URL.replace("train", "val"), '"a"', 0, 10),
+        Piece(URL.replace("versionId=3", "versionId=4"), '"a"', 0, 10),
+        Piece(URL, '"b"', 0, 10),
+        Piece(URL, '"a"', 1, 10),
+        Piece(URL, '"a"', 0, 11),
+    ],
+)
+def test_what_may_be_other_bytes_has_another_name(other):
+    piece = Piece(URL, '"a"', 0, 10)
+    assert (piece.folder, piece.name) != (other.folder, other.name)
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "https://host/train/0.tar?versionId=3",
+        "https://you@host/train/0.tar?versionId=3&x-amz-signature=another",
+        "https://host/train/0.tar?versionId=3&sv=1&sr=b&sig=another&se=2027",
+        "https://host/train/0.tar?Expires=9&Signature=another&versionId=3&Key-Pair-Id=K",
+    ],
+)
+def test_other_credentials_are_the_same_piece(signed):
+    assert Piece(signed, '"a"', 0, 10).folder == Piece(URL, '"a"', 0, 10).folder
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a?size=3&sort=up&shard=4"])
+def test_other_parts_of_a_url_stay(url):
+    assert without_credentials(url) == url
+
+
+def test_names_are_those_of_files():
+    piece = Piece(URL, '"../../a/\\b"', 5, 15)
+    assert piece.size == 10
+    assert piece.folder.isalnum()
+    assert piece.name == "5-15"
+
+
+def test_shares_are_uniform():
+    shares = [share_of("folder", f"{number}-9") for number in range(2000)]
+    assert 0 <= min(shares) < max(shares) < 1
+    assert 900 < sum(share < 0.5 for share in shares) < 1100
+    assert len({number_of("folder", f"{number}-9") for number in range(2000)}) == 2000

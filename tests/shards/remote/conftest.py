@@ -1,0 +1,154 @@
+"""Servers that live for the session: our own, with its faults, and those of other makers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from fault_server import FaultServer, fault_server
+from real_servers import START, RealServer
+
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from tests.shards.remote.contract import DATA, Store
+from tests.shards.remote.published import COUNTS, publish, server_put
+
+SIGNED = "?X-Amz-Signature=s3cr3t-query"
+QUICK = RetryPolicy().scaled(0.01)
+
+
+@pytest.fixture(scope="session")
+def started_server() -> Iterator[FaultServer]:
+    with fault_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started_server: FaultServer) -> Iterator[FaultServer]:
+    """Our server without objects and faults."""
+    started_server.reset()
+    yield started_server
+    started_server.reset()
+
+
+def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
+    """How the faces of our server are reached."""
+    return {
+        "s3": {"endpoint": server.url, "region": "us-east-1", "anonymous": True},
+        "gs": {"endpoint": server.url, "anonymous": True},
+        "az": {"endpoint": f"{server.url}/account", "account": "account", "anonymous": True},
+        "ais": {"endpoint": server.url},
+        "hf": {"endpoint": server.url, "anonymous": True},
+    }
+
+
+def url_of(server: FaultServer, face: str, name: str) -> str:
+    """The URL of an object of our server."""
+    if face == "http":
+        return f"{server.url}/data/{quote(name)}{SIGNED}"
+    return f"hf://datasets/me/{face}/{name}" if face == "hf" else f"{face}://data/{name}"
+
+
+@pytest.fixture
+def make_transport(server: FaultServer, tmp_path: Path) -> Iterator[Callable[..., RemoteTransport]]:
+    """Makes a transport for our server, closed at the end."""
+    made: list[RemoteTransport] = []
+
+    def make(policy: RetryPolicy = QUICK, **others: Any) -> RemoteTransport:
+        given = TransportSettings(options_of(server), 64, policy, str(tmp_path))
+        made.append(RemoteTransport(given, **others))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture(scope="session")
+def face_stores(
+    started_server: FaultServer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Store]:
+    """Makes the store of a face, whose objects stay until the server is reset."""
+    folder = tmp_path_factory.mktemp("remote")
+    settings = TransportSettings(options_of(started_server), 64, QUICK, str(folder))
+
+    def make(face: str) -> Store:
+        def put(name: str, data: bytes) -> None:
+            started_server.objects[f"data/{name}"] = data
+
+        put("some/data.tar", DATA)
+        transport = RemoteTransport(settings)
+        return Store(face, transport, lambda name: url_of(started_server, face, name), put)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RealServer]]:
+    """Gives a server of another maker by its name, which is started when it is first asked for."""
+    started: dict[str, RealServer] = {}
+    with ExitStack() as stack:
+
+        def start(name: str) -> RealServer:
+            if name not in started:
+                folder = tmp_path_factory.mktemp(name)
+                started[name] = stack.enter_context(START[name](folder))
+            return started[name]
+
+        yield start
+
+
+@pytest.fixture
+def real_store(
+    real_server: Callable[[str], RealServer], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Store]]:
+    """Makes the store of such a server; what it wants to be signed is."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Store:
+            server = real_server(name)
+            for variable, value in server.environment.items():
+                monkeypatch.setenv(variable, value)
+            transport = RemoteTransport(TransportSettings(server.options))
+            stack.callback(transport.close)
+
+            def put(name: str, data: bytes) -> None:
+                transport.write(server.url_of(name), data)
+
+            store = Store(name, transport, server.url_of, server.put or put)
+            store.put("some/data.tar", DATA)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def local(pack_shards: Callable[..., list[str]]) -> list[str]:
+    """Three small shards on this machine."""
+    return pack_shards(COUNTS)
+
+
+@pytest.fixture
+def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> str:
+    """The URLs of the shards on our server, with counts and tables; named by one pattern."""
+    publish(local, server_put(server), tmp_path)
+    return f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
+    """fsspec's file system of local files, which has times and no ETags."""
+    transport = RemoteTransport()
+
+    def url_of_file(name: str) -> str:
+        return f"local://{tmp_path}/{name}"
+
+    def put(name: str, data: bytes) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        transport.write(url_of_file(name), data)
+
+    put("some/data.tar", DATA)
+    yield Store("local", transport, url_of_file, put)
+    transport.close()

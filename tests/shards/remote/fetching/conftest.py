@@ -1,0 +1,27 @@
+"""Fetchers of objects in memory, which end with their test."""
+
+import pytest
+from held_fetcher import DATA, LARGE
+from held_transport import HeldTransport, cache_in
+
+from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+
+
+@pytest.fixture
+def transport():
+    return HeldTransport({"u": DATA, "large": LARGE})
+
+
+@pytest.fixture
+def make_fetcher(transport, tmp_path):
+    made = []
+
+    def make(cache="own", threads=4, **others):
+        cache = cache_in(tmp_path / "cache") if cache == "own" else cache
+        made.append(Fetcher(transport, cache, threads=threads, **others))
+        made[-1].read([])  # what is announced is fetched from the first batch on
+        return made[-1]
+
+    yield make
+    for fetcher in made:
+        fetcher.close()

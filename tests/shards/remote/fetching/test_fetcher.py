@@ -1,0 +1,297 @@
+"""What is fetched ahead, what exactly, in which order, and what batches get."""
+
+import random
+import threading
+import time
+from functools import partial
+
+from held_fetcher import DATA, LARGE, PIECES, WITHIN_S, bytes_read, is_fetched
+from held_transport import MIB, HeldTransport, cache_in, reads_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import wait_for
+
+from lightning_shards.errors import StorageError
+from lightning_shards.shards.remote.cache import piece_cache
+from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+
+
+def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
+    spans = [(5, 90), (300, 300), (400, 500), (63_990, 64_000)]
+    fetcher = make_fetcher(cache=None)
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
+    assert transport.asked == [("u", 5, 64_000)]  # the gaps cost less than requests
+    assert fetcher.counts.read_bytes == 195
+    assert fetcher.counts.exact_bytes == 63_995
+    assert fetcher.counts.cached_bytes == 0
+
+
+def test_bytes_that_are_far_apart_are_asked_for_at_once(make_fetcher, transport):
+    spans = [(begin, begin + 100) for begin in range(0, 20 * MIB, 4 * MIB)]
+    together = threading.Barrier(5)
+    read = transport.read
+    transport.read = lambda *args: (together.wait(WITHIN_S), read(*args))[1]
+    assert bytes_read(make_fetcher(), reads_of("large", spans)) == [
+        LARGE[begin:end] for begin, end in spans
+    ]
+
+
+def test_a_large_member_is_fetched_in_parts(make_fetcher, transport):
+    fetcher = make_fetcher(threads=2)
+    assert bytes_read(fetcher, reads_of("large", [(7, 20 * MIB)])) == [LARGE[7:]]
+    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB
+    assert transport.bytes_asked == 20 * MIB - 7
+    assert transport.most_under_way <= 3
+
+
+def test_counts_tell_where_an_object_ends(make_fetcher):
+    reads = reads_of("u", [(63_000, 64_500), (70_000, 70_010)])
+    assert make_fetcher(cache=None).read([reads]) == [[1000, 0]]
+    assert bytes(reads.into[:1000]) == DATA[63_000:]
+
+
+def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES)
+    assert is_fetched(fetcher, len(PIECES))
+    spans = [(0, 10), (7990, 8010), (100, 64_000)]  # a range may lie in several pieces
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
+    assert sorted(transport.asked) == [("u", piece.begin, piece.end) for piece in PIECES]
+    assert fetcher.counts.cached_bytes == fetcher.counts.read_bytes
+    assert fetcher.counts.exact_requests == 0
+
+
+def test_the_first_batch_has_the_network_for_itself(transport, tmp_path):
+    fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
+    fetcher.announce(PIECES[:2])
+    fetcher.announce(PIECES[2:])
+    bytes_read(fetcher, reads_of("u", [(0, 10)]))
+    assert is_fetched(fetcher, 6)
+    assert transport.asked[0] == ("u", 0, 10)
+    assert len(transport.asked) == 7
+    fetcher.close()
+
+
+def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport, tmp_path):
+    earlier = make_fetcher()
+    earlier.announce(PIECES)
+    assert is_fetched(earlier, 8)
+    fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
+    fetcher.announce(PIECES)
+    bytes_read(fetcher, reads_of("u", [(0, 64_000)]))
+    assert fetcher.counts.exact_requests == 0
+    fetcher.close()
+
+
+def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
+    make_fetcher, transport
+):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher.announce([*PIECES[:1], *PIECES[:3], *PIECES])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.announce(PIECES)
+    transport.gates[0].set()
+    assert is_fetched(fetcher, 8)
+    fetcher.announce(PIECES)
+    assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(transport.asked) == 8
+
+
+def test_pieces_are_fetched_in_the_order_given(make_fetcher, transport):
+    fetcher = make_fetcher(threads=1)
+    order = random.Random(3).sample(PIECES, len(PIECES))
+    fetcher.announce(order)
+    assert is_fetched(fetcher, len(PIECES))
+    assert [begin for _, begin, _ in transport.asked] == [piece.begin for piece in order]
+
+
+def test_what_was_announced_twice_costs_nothing(make_fetcher, transport, monkeypatch):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:4])
+    assert is_fetched(fetcher, 4)
+    monkeypatch.setattr(piece_cache, "open_piece", None)  # the cache is not asked again
+    fetcher.announce(PIECES[:4])
+    monkeypatch.undo()
+    fetcher.announce(PIECES)
+    assert is_fetched(fetcher, 8)
+    assert len(transport.asked) == 8
+
+
+def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher(threads=1)
+    fetcher.announce(PIECES[:4])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.announce(PIECES[4:])
+    transport.gates[0].set()
+    assert is_fetched(fetcher, 5)
+    assert [begin for _, begin, _ in transport.asked] == [0, 32_000, 40_000, 48_000, 56_000]
+    # and the older one is still known to be in the cache
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert fetcher.counts.exact_requests == 0
+
+
+def test_a_piece_above_8_mib_comes_in_parts(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.announce([Piece("large", '"v"', 11, 20 * MIB - 11)])
+    assert is_fetched(fetcher, 3)
+    spans = [(11, 20 * MIB - 11), (9 * MIB, 9 * MIB + 5)]
+    found = bytes_read(fetcher, reads_of("large", spans))
+    assert found == [LARGE[slice(*span)] for span in spans]
+    assert transport.bytes_asked == 20 * MIB - 22
+    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
+    cuts = data.draw(st.lists(st.integers(0, 2000), unique=True, max_size=8).map(sorted))
+    pieces = [Piece("u", '"v"', *cuts[i : i + 2]) for i in range(len(cuts) - 1)]
+    span = st.tuples(st.integers(0, 2100), st.integers(0, 2100)).map(lambda it: tuple(sorted(it)))
+    spans = sorted(data.draw(st.lists(span, max_size=6)))
+    transport = HeldTransport({"u": DATA[:2000]})
+    transport.failing = dict.fromkeys(
+        data.draw(st.sets(st.sampled_from(cuts))) if cuts else [], StorageError("no")
+    )
+    fetcher = Fetcher(transport, cache_in(tmp_path_factory.mktemp("cache")), threads=2)
+    fetcher.read([])
+    fetcher.announce(pieces)
+    wait_for(lambda: transport.under_way == 0, WITHIN_S)
+    transport.failing = {}
+    found = bytes_read(fetcher, reads_of("u", spans))
+    fetcher.close()
+    assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
+
+
+def test_a_batch_does_not_wait_for_a_piece_that_has_just_begun(make_fetcher, transport):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher(now=lambda: 0.0)
+    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    assert transport.begun[0].wait(WITHIN_S)
+    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
+    assert fetcher.counts.exact_requests == 1
+    assert not transport.gates[0].is_set()
+
+
+def test_a_batch_of_small_ranges_waits_for_its_piece(make_fetcher, transport):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    assert transport.begun[0].wait(WITHIN_S)
+    threading.Timer(0.05, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert fetcher.counts.exact_requests == 0
+
+
+def test_a_batch_waits_for_its_piece_where_the_network_is_what_all_wait_for(
+    make_fetcher, transport
+):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher._here()._link.count(MIB, 10.0)
+    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    assert transport.begun[0].wait(WITHIN_S)
+    threading.Timer(0.05, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
+    assert fetcher.counts.exact_requests == 0
+
+
+def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport):
+    transport.failing[0] = StorageError("no")
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    wait_for(lambda: not fetcher._here()._coming, WITHIN_S)
+    transport.failing.clear()
+    begun = time.perf_counter()
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert time.perf_counter() - begun < 0.4
+
+
+def coming_piece(make_fetcher, transport):
+    """A fetcher by whose clock a piece of 8 MiB has been under way for a second."""
+    clock = [0.0]
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher(now=lambda: clock[0])
+    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    assert transport.begun[0].wait(WITHIN_S)
+    clock[0] = 1.0
+    return fetcher
+
+
+def test_a_batch_waits_for_a_piece_that_comes_no_later_than_an_answer(make_fetcher, transport):
+    fetcher = coming_piece(make_fetcher, transport)
+    fetcher._here()._link.seconds_of = lambda _: 5.0  # which is how long is waited
+    threading.Timer(0.05, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("large", [(10, 20)])) == [LARGE[10:20]]
+    assert fetcher.counts.exact_requests == 0
+    assert fetcher.counts.cached_bytes == 10
+
+
+def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, transport):
+    fetcher = coming_piece(make_fetcher, transport)
+    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
+    assert fetcher.counts.exact_requests == 1
+    assert not transport.gates[0].is_set()
+
+
+def test_a_piece_that_cannot_be_kept_still_serves_who_waits(make_fetcher, transport, tmp_path):
+    cache = cache_in(tmp_path / "small", limit_bytes=100)
+    fetcher = coming_piece(partial(make_fetcher, cache), transport)
+    fetcher._here()._link.seconds_of = lambda _: 5.0
+    threading.Timer(0.05, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("large", [(10, 20)])) == [LARGE[10:20]]
+    assert fetcher.counts.exact_requests == 0
+
+
+def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetcher, tmp_path):
+    gate, others = threading.Event(), cache_in(tmp_path / "cache")
+    begun = threading.Barrier(len(PIECES) + 1)
+
+    def fetch(piece):
+        begun.wait(WITHIN_S)
+        gate.wait(WITHIN_S)
+        return DATA[piece.begin : piece.end]
+
+    holders = [
+        threading.Thread(target=others.load, args=(piece, partial(fetch, piece)))
+        for piece in PIECES
+    ]
+    for holder in holders:
+        holder.start()
+    begun.wait(WITHIN_S)
+    cache, loads = cache_in(tmp_path / "cache"), []
+    load = cache.load
+    cache.load = lambda *given, **others: loads.append(given) or load(*given, **others)
+    fetcher = make_fetcher(cache, threads=64)
+    fetcher.announce(PIECES)
+    assert wait_for(lambda: len(loads) >= 3 * len(PIECES), WITHIN_S)
+    began = len(loads)
+    time.sleep(0.3)
+    assert len(loads) - began <= 4 * len(PIECES)
+    gate.set()
+    here = fetcher._here()
+    assert wait_for(lambda: here._there == set(PIECES), WITHIN_S)
+    assert fetcher.counts.ahead_requests == 0
+    for holder in holders:
+        holder.join()
+    others.close()
+
+
+def test_pieces_under_way_take_64_mib_of_memory_at_most(make_fetcher, transport):
+    pieces = [Piece("many", '"v"', begin, begin + 8 * MIB) for begin in range(0, 80 * MIB, 8 * MIB)]
+    transport.objects["many"] = bytes(80 * MIB)
+    for piece in pieces:
+        transport.gates[piece.begin] = threading.Event()
+    fetcher = make_fetcher(threads=64, now=lambda: 0.0)  # so that the network stays a fast one
+    fetcher._here()._threads.limit_soon(64)
+    fetcher.announce(pieces)
+    assert wait_for(lambda: transport.under_way == 8, WITHIN_S)
+    time.sleep(0.05)
+    assert transport.most_under_way == 8
+    transport.gates[pieces[0].begin].set()
+    assert wait_for(transport.begun[pieces[8].begin].is_set, WITHIN_S)
+    for gate in transport.gates.values():
+        gate.set()
+    assert is_fetched(fetcher, 10)

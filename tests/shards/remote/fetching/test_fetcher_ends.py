@@ -1,0 +1,215 @@
+"""Fetchers that meet errors, full disks and old files, and how they end."""
+
+import errno
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+from held_fetcher import DATA, OWN_PID, PIECES, WITHIN_S, bytes_read, is_fetched
+from held_transport import MIB, cache_in, reads_of
+from waiting import wait_for
+
+from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
+from lightning_shards.shards.remote.cache import piece_cache
+from lightning_shards.shards.remote.cache.piece_folder import lock_of
+from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
+from lightning_shards.shards.remote.fetching import fetcher as fetcher_module
+from lightning_shards.shards.remote.fetching import open_pieces
+from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+
+
+def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, transport, tmp_path):
+    other = cache_in(tmp_path / "cache")
+    folder, number = other._here()._folder, number_of(PIECES[0].folder, PIECES[0].name)
+    lock = folder.locks.take(lock_of(number))  # as if it were fetched there
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES)
+    assert wait_for(lambda: fetcher.counts.ahead_requests == 7, WITHIN_S)
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    os.close(lock)  # the process was killed
+    assert is_fetched(fetcher, 8)
+    other.close()
+
+
+def test_an_error_of_a_piece_is_quiet_and_that_of_a_batch_is_raised(make_fetcher, transport):
+    transport.failing = {0: StorageError("first"), 100: StorageError("second")}
+    fetcher = make_fetcher(threads=1)
+    fetcher.announce(PIECES[:2])
+    assert is_fetched(fetcher, 1)  # the one behind it
+    with pytest.raises(StorageError, match="second"):
+        fetcher.read([reads_of("u", [(100, 200)])])
+    assert bytes_read(fetcher, reads_of("u", [(200, 300)])) == [DATA[200:300]]
+
+
+def test_after_an_error_nothing_is_written_to_the_memory_of_the_batch(make_fetcher, transport):
+    far, is_late, answer = 16 * MIB, threading.Event(), transport.read
+
+    def read(url, begin, end, version):
+        if begin < far:
+            assert transport.begun[far].wait(WITHIN_S)
+            raise StorageError("no")
+        transport.begun[far].set()
+        assert is_late.wait(WITHIN_S)
+        return answer(url, begin, end, version)
+
+    transport.read = read
+    reads = reads_of("large", [(0, 10), (far, far + 10)])
+    fetcher = make_fetcher()
+    with pytest.raises(StorageError, match="no"):
+        fetcher.read([reads])
+    is_late.set()
+    assert wait_for(lambda: fetcher.counts.exact_requests == 1, WITHIN_S)
+    assert bytes(reads.into) == bytes(20)
+
+
+def test_a_version_that_changes_is_an_error_of_the_batch(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    transport.version = '"w"'
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]  # what was fetched holds
+    with pytest.raises(IndexMismatchError, match='"v" was expected, "w" is there'):
+        fetcher.read([reads_of("u", [(20_000, 20_010)])])
+
+
+def test_where_nothing_can_be_kept_fetching_ahead_stops(make_fetcher, transport, tmp_path):
+    fetcher = make_fetcher(cache_in(tmp_path / "small", limit_bytes=9000), threads=1)
+    first = Piece("u", '"v"', 0, 9500)  # there is no room for it
+    fetcher.announce([first, *PIECES[2:]])
+    assert wait_for(lambda: fetcher._here()._cache.counts.bypassed == 1, WITHIN_S)
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert transport.asked == [("u", 0, 9500), ("u", 10, 20)]
+    fetcher.announce([*PIECES[2:3]])  # the next block is tried again
+    assert is_fetched(fetcher, 2)
+
+
+def test_a_full_disk_is_no_error(make_fetcher, transport, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(piece_cache, "write_piece", full)
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES)
+    assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert wait_for(lambda: "No space left" in caplog.text, WITHIN_S)
+
+
+def test_without_a_cache_nothing_is_fetched_ahead(make_fetcher, transport):
+    fetcher = make_fetcher(cache=None)
+    fetcher.announce(PIECES)
+    assert bytes_read(fetcher, reads_of("u", [(0, 10)])) == [DATA[:10]]
+    assert transport.asked == [("u", 0, 10)]
+
+
+def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, tmp_path, caplog):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    assert is_fetched(fetcher, 1)
+    bytes_read(fetcher, reads_of("u", [(0, 10)]))  # now it is open
+    (file,) = (tmp_path / "cache" / "pieces").glob("*/0-8000")
+    os.truncate(file, 4000)
+    assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
+    assert "cannot be read" in caplog.text
+
+
+def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
+    (tmp_path / "cache" / "pieces").mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache" / "pieces").chmod(0o777)
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        fetcher.read([reads_of("u", [(0, 10)])])
+
+
+def open_files():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_few_pieces_are_open_at_a_time(make_fetcher, monkeypatch):
+    monkeypatch.setattr(open_pieces, "_MOST_OPEN", 2)
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES)
+    assert is_fetched(fetcher, 8)
+    before = open_files()
+    for _ in range(2):
+        assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert open_files() <= before + 2
+
+
+def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
+    make_fetcher, transport, tmp_path
+):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    bytes_read(fetcher, reads_of("u", [(0, 10)]))
+    for file in (tmp_path / "cache" / "pieces").glob("*/*-*000"):
+        file.unlink()
+    spans = [(20, 30), (8020, 8030)]
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
+    assert transport.asked[2:] == [("u", 8020, 8030)]
+
+
+def test_a_pickled_fetcher_is_what_it_was_made_of(tmp_path):
+    cache = cache_in(tmp_path / "cache")
+    fetcher = pickle.loads(pickle.dumps(Fetcher(None, cache, threads=3)))
+    assert (fetcher._transport, fetcher._threads, fetcher._made) == (None, 3, {})
+
+
+def test_each_process_has_threads_of_its_own(make_fetcher, transport, monkeypatch):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    monkeypatch.setattr(fetcher_module.os, "getpid", lambda: -1)  # as in a fork
+    assert bytes_read(fetcher, reads_of("u", [(0, 10), (63_000, 63_010)])) == [
+        DATA[:10],
+        DATA[63_000:63_010],
+    ]
+    assert fetcher.counts.ahead_requests == 0
+    assert fetcher._here()._threads is not fetcher._made[OWN_PID]._threads
+    fetcher.close()
+
+
+def test_closing_ends_what_hangs_and_a_later_read_begins_anew(make_fetcher, transport):
+    transport.gates = {0: threading.Event(), 100: threading.Event()}
+    fetcher = make_fetcher(threads=2)
+    fetcher.announce(PIECES[:1])
+    errors = []
+
+    def read():
+        try:
+            fetcher.read([reads_of("u", [(100, 110)])])
+        except StorageError as error:
+            errors.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert transport.begun[0].wait(WITHIN_S)
+    assert transport.begun[100].wait(WITHIN_S)
+    fetcher.close()
+    reader.join(WITHIN_S)
+    assert errors == ["the connections were closed"]
+    assert not any(thread.name == "fetch" for thread in threading.enumerate())
+    transport.gates.clear()
+    assert bytes_read(fetcher, reads_of("u", [(100, 110)])) == [DATA[100:110]]
+
+
+def test_threads_end_with_a_fetcher_that_is_dropped(transport, tmp_path):
+    fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=2)
+    fetcher.read([])
+    fetcher.announce(PIECES)
+    assert is_fetched(fetcher, 8)
+    del fetcher
+    gone = lambda: not any(thread.name == "fetch" for thread in threading.enumerate())  # noqa: E731
+    assert wait_for(gone, WITHIN_S)
+
+
+def test_memory_is_bounded_by_the_threads(make_fetcher, transport):
+    fetcher = make_fetcher(threads=2)
+    fetcher.announce([Piece("large", '"v"', 0, 20 * MIB)])
+    bytes_read(fetcher, reads_of("large", [(0, 20 * MIB)]))
+    assert wait_for(lambda: transport.under_way == 0, WITHIN_S)
+    assert transport.most_under_way <= 3
+    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB

@@ -1,0 +1,218 @@
+"""`lightning-shards cache`: what a run finds after a fill, and what the tool refuses."""
+
+import json
+
+import pytest
+import yaml
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards import build
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import reader_choice
+from lightning_shards.tools import cache, plan
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.published import batches, module
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+@pytest.fixture
+def config(published_shards, tmp_path):
+    """A configuration of the shards on our server."""
+
+    def write(loader=None, trainer=None, **train):
+        data = {
+            "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 2} | train,
+            "fields": {"image": "png", "label": "cls"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump({"trainer": trainer or {}, "data": data}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(capsys):
+    """The exit status and the output of the tool."""
+
+    def call(*arguments, main=cache.main):
+        status = 0
+        try:
+            main(list(map(str, arguments)))
+        except SystemExit as stop:
+            status = stop.code
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    return call
+
+
+@pytest.fixture
+def run_document(run):
+    return lambda *arguments, **others: json.loads(run(*arguments, "--json", **others)[1])
+
+
+def shards_asked(server):
+    asked = [each for each in server.asked if each.path.partition("?")[0].endswith(".tar")]
+    return [each for each in asked if each.headers["range"] != "bytes=0-0"]
+
+
+def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
+    config, run, run_document, published_shards, local, server, tmp_path
+):
+    filled = run_document("fill", "--config", config(shuffle_run=0))
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert filled["pieces"] > 0
+    assert 0.5 * sum(sizes) < filled["size_bytes"] == filled["fetched_bytes"] < sum(sizes)
+    assert not filled["is_full"]
+    server.asked.clear()
+    remote = batches(module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0))
+    assert remote == batches(module(local, tmp_path, shuffle_run=0))
+    assert not shards_asked(server)
+    again = run_document("fill", "--config", config(shuffle_run=0))
+    assert again == filled | {"fetched_bytes": 0}
+    status, told = run("fill", "--config", config(shuffle_run=0))
+    assert status == 0
+    assert "of the first epoch, 0 bytes fetched now" in told
+
+
+def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
+    server.faults = [None] * 12 + [Fault("status", 404)] * 99
+    status, told = run("fill", "--config", config())
+    assert status == 2
+    assert "s3cr3t" not in told
+    server.faults = []
+    whole = run_document("fill", "--config", config())
+    assert 0 < whole["fetched_bytes"] < whole["size_bytes"]
+
+
+def test_two_nodes_fill_what_the_ranks_of_the_first_read(config, run_document):
+    alone = run_document("fill", "--config", config())["size_bytes"]
+    run_document("clear", "--config", config())
+    shared = run_document("fill", "--config", config(trainer={"devices": 1, "num_nodes": 2}))
+    assert 0 < shared["size_bytes"] <= alone
+
+
+def test_large_samples_are_filled_one_by_one(config, run_document, monkeypatch):
+    whole = run_document("fill", "--config", config())
+    run_document("clear", "--config", config())
+    monkeypatch.setattr("lightning_shards.shards.remote.byte_ranges.LARGE_SAMPLE", 1)
+    assert run_document("fill", "--config", config())["pieces"] == 16 > whole["pieces"]
+
+
+def test_a_small_cache_is_filled_up_to_its_limit(config, run_document, published_shards, tmp_path):
+    loader = {"cache_gib": 1}
+    need = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    need = need.source("train").storages["http"].cache.need
+    limit = need.working_set_bytes + need.tables_bytes + 2000
+    settings = {"loader": {"cache_gib": limit / 2**30}, "shuffle_block": 4}
+    filled = run_document("fill", "--config", config(**settings))
+    assert 0 < filled["size_bytes"] <= limit
+    (folder,) = run_document("list", "--config", config(**settings))["folders"]
+    assert folder["bytes"] <= limit
+    assert folder["runs"] == []
+
+
+def test_damage_is_found_and_the_exit_status_says_so(config, run, tmp_path):
+    run("fill", "--config", config())
+    folder = tmp_path / "cache"
+    status, told = run("verify", "--cache-dir", folder)
+    assert (status, told.endswith("0 damaged\n")) == (0, True)
+    piece = next(path for path in (folder / "pieces").glob("*/*-*") if path.name[0].isdigit())
+    piece.write_bytes(piece.read_bytes()[::-1])
+    status, told = run("verify", "--cache-dir", folder)
+    assert status == 1
+    assert f"wrong: {piece} was damaged, and is removed" in told
+    assert told.endswith("1 damaged\n")
+    assert run("verify", "--cache-dir", folder)[0] == 0
+
+
+def test_an_open_cache_is_listed_and_not_cleared(config, run, published_shards, tmp_path):
+    data = module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0)
+    stream = data.source("train").batches(Place(), Cursor())
+    next(stream)
+    folder = tmp_path / "cache"
+    assert wait_for(lambda: len(list((folder / "pieces").glob("*/*-*"))) > 1, 10)
+    status, told = run("list", "--cache-dir", folder)
+    assert status == 0
+    assert "open: a run that reads" in told
+    assert "100% stay for later epochs" in told
+    status, told = run("clear", "--cache-dir", folder)
+    assert status == 2
+    assert "is open" in told
+    assert run("clear", "--cache-dir", folder, "--force")[0] == 0
+    assert next(stream) is not None
+    stream.close()
+    assert "no run has it open" in run("list", "--config", config())[1]
+    assert run("clear", "--config", config())[1].startswith("freed ")
+
+
+def test_an_empty_cache_is_no_error(run, tmp_path):
+    folder = tmp_path / "nothing"
+    assert run("list", "--cache-dir", folder) == (0, f"{folder} keeps nothing of remote shards\n")
+    assert run("verify", "--cache-dir", folder) == (0, "0 bytes in 0 pieces, 0 damaged\n")
+    assert run("clear", "--cache-dir", folder) == (0, "freed 0 bytes in 0 pieces\n")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fill"], "needs --config"),
+        (["fill", "--config", "no.yaml"], "no.yaml"),
+        (["fill", "--config", "CONFIG", "--split", "test"], "no split 'test'"),
+        (["fill", "--config", "CONFIG", "--split", "nonsense"], "no split 'nonsense'"),
+        (["fill", "--config", "CONFIG", "--ranks-per-node", "-1"], "must be at least 1, got -1"),
+        (["fill", "--config", "CONFIG", "--cache-dir", "."], "give it or --cache-dir"),
+        (["verify", "--force"], "--force is for `cache clear`"),
+        (["list", "--split", "val"], "--split is for `cache fill`"),
+        (["empty"], "invalid choice"),
+        ([], "required: action"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(config, run, arguments, said):
+    written = config()
+    status, told = run(*(written if word == "CONFIG" else word for word in arguments))
+    assert status == 2
+    assert said in told
+
+
+def test_what_is_not_kept_is_not_filled(config, run, local):
+    for settings, said in (
+        ({"sampling": "sequential"}, "reads shards in the order of the files"),
+        ({"reader": "stream"}, "these shards are streamed"),
+        ({"urls": local}, "these shards are not remote"),
+        ({"loader": {"cache_dir": "/dev/shm/lightning-shards-fill"}}, "is in memory"),
+    ):
+        status, told = run("fill", "--config", config(**settings))
+        assert status == 2
+        assert said in told
+
+
+def test_the_plan_of_remote_shards_says_what_is_fetched(config, run, run_document, server):
+    document = run_document("--config", config(), "--rate", "8", main=plan.main)
+    (row,) = document["epochs"]
+    total = sum(len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3))
+    assert document["network"]["pieces"] >= 8
+    assert document["network"]["cache_gib"] == 1
+    assert 0 < row["bytes_to_fetch"] <= 1.2 * total
+    assert row["requests_per_s"] == row["requests"] / 2  # of 16 samples
+    assert row["kept_fraction"] == 1
+    assert row["bytes_of_later_epochs"] == 0
+    status, told = run("--config", config(), main=plan.main)
+    assert status == 0
+    assert "a node: requests/s" in told
+    assert "note: rates are for 1,000 samples/s a rank (--rate)" in told
+    assert "cache_gib=1 keeps 100%" in told

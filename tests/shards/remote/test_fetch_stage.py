@@ -1,0 +1,103 @@
+"""What a loader counts of the network: requests, bytes, and the time that batches waited."""
+
+import pickle
+
+import pytest
+from fault_server import Fault
+
+from lightning_shards import build
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import reader_choice
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.stage_clock import STAGES
+from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.workers.messages import MessageMaker
+from lightning_shards.workers.shared_buffers import ReceivedBuffers
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.published import module
+
+pytestmark = pytest.mark.network
+
+ROOMY = {"cache_gib": 1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+def times_of(data, epochs=1):
+    with data.loader("train") as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+        return loader.times
+
+
+@pytest.mark.parametrize(("pool", "num_workers"), [("inline", 0), ("threads", 2)], ids=str)
+@pytest.mark.parametrize("loader", [{}, ROOMY], ids=["exactly", "cached"])
+def test_each_request_and_byte_of_an_epoch_is_counted(
+    published_shards, server, tmp_path, pool, num_workers, loader
+):
+    data = module(
+        published_shards, tmp_path, num_workers=num_workers, loader=loader | {"pool": pool}
+    )
+    source = data.source("train")
+    server.asked.clear()
+    times = times_of(data)
+    fetched = times.fetched
+    assert 0 < fetched.requests <= len(server.asked)  # batches that were not handed out have some
+    assert fetched.repeated == 0
+    assert fetched.fetched_bytes > 0
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert 0 < fetched.read_bytes <= sum(sizes)
+    assert 0 < times.stages["fetch"] <= times.produce_s
+    assert times.stages["fetch"] == pytest.approx(fetched.wait_s, abs=1e-3)
+    assert all(seconds >= 0 for seconds in times.stages.values())
+    assert source.storages is not None
+
+
+def test_a_request_that_failed_is_counted_as_repeated(published_shards, server, tmp_path):
+    data = module(published_shards, tmp_path)
+    data.source("train")
+    server.faults = [Fault("status", 503), Fault("status", 503)]
+    assert times_of(data).fetched.repeated == 2
+
+
+def test_streams_are_counted_as_well(published_shards, server, tmp_path):
+    data = module(published_shards, tmp_path, reader="stream")
+    data.source("train")
+    server.asked.clear()
+    server.faults = [Fault("status", 503)]
+    times = times_of(data)
+    fetched = times.fetched
+    assert (fetched.requests, fetched.repeated) == (len(server.asked), 1)
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert fetched.read_bytes == fetched.fetched_bytes == sum(sizes)
+    assert 0 < times.stages["fetch"] == pytest.approx(fetched.wait_s)
+    assert times.stages["fetch"] <= times.produce_s
+    assert "fetch" in times.measured_stages()
+
+
+def test_what_is_in_the_cache_is_read_and_not_fetched(published_shards, tmp_path):
+    whole = {"loader": ROOMY, "shuffle_run": 0}  # shards: the pieces of any epoch
+    times_of(module(published_shards, tmp_path, **whole), epochs=8)
+    again = times_of(module(published_shards, tmp_path, **whole), epochs=2)
+    assert again.fetched.read_bytes > 4 * again.fetched.fetched_bytes
+
+
+def test_local_batches_have_neither_stage_nor_totals(local, tmp_path):
+    batch = next(module(local, tmp_path).source("train").batches(Place(), Cursor()))
+    assert batch.fetched is None
+    assert len(batch.stages) == len(STAGES) - 1
+
+
+def test_totals_travel_in_messages_and_local_ones_cost_one_byte():
+    totals = FetchTotals(1, 2, 3, 4, 5.0, 6.0)
+    sent = MessageMaker(1).message([LoadedBatch({"a": [1]}, fetched=totals)])
+    (received,) = sent.pickled().unpickled(ReceivedBuffers()).unpack(None)
+    assert received.fetched == totals
+    local = LoadedBatch({"a": [1]})
+    assert len(pickle.dumps(local)) == len(pickle.dumps(local._replace(fetched=0))) - 1

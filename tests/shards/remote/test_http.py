@@ -1,0 +1,289 @@
+"""Ranges over http: servers without ranges, pages for people, redirects, proxies, closing."""
+
+import socket
+import threading
+import time
+from base64 import b64encode
+
+import pytest
+from fault_server import COMMIT, PAGE, Fault
+
+from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.shards.remote import http, http_client
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from tests.shards.remote.conftest import url_of
+from tests.shards.remote.contract import DATA
+
+pytestmark = pytest.mark.network
+
+RANGES = [(0, 9), (5, 99), (99_000, 200_000), (0, 200_000), (100_003, 100_009), (7, 7)]
+
+
+@pytest.fixture
+def transport(make_transport):
+    return make_transport()
+
+
+@pytest.fixture
+def url(server):
+    server.objects["data/a.tar"] = DATA
+    return url_of(server, "http", "a.tar")
+
+
+@pytest.mark.parametrize(("begin", "end"), RANGES)
+@pytest.mark.parametrize("face", ["http", "ais", "hf"])
+def test_a_range_is_cut_out_of_a_whole_object(face, begin, end, transport, url, server):
+    server.always = Fault("whole")
+    body = transport.read(url_of(server, face, "a.tar"), begin, end)
+    assert (body.data, body.size, body.version) == (
+        DATA[begin:end],
+        len(DATA),
+        server.etag("data/a.tar"),
+    )
+
+
+def test_a_whole_object_above_the_limit_is_refused_and_not_read(transport, url, server):
+    server.always = Fault("whole", None, (("Content-Length", str(http.LARGEST_WHOLE + 1)),))
+    with pytest.raises(StorageError, match=r"all of its 67,108,865 bytes.*try 1 of 10.*ranges"):
+        transport.read(url, 5, 9)
+
+
+def test_a_whole_object_of_unknown_length_is_refused(transport, url, server):
+    server.always = Fault("whole", None, (("Content-Length", ""),))
+    with pytest.raises(StorageError, match="unknown length"):
+        transport.read(url, 5, 9)
+
+
+def test_a_whole_object_that_breaks_off_is_no_short_range(transport, url, server):
+    longer = (("Content-Length", str(len(DATA) + 5)),)
+    server.always = Fault("whole", None, longer)
+    with pytest.raises(StorageError, match="stalled"):
+        transport.read(url, 0, 200_000)
+
+
+def test_a_body_that_broke_off_goes_on_from_a_whole_object(transport, url, server):
+    server.faults = [Fault("cut", 40_000), Fault("whole")]
+    assert transport.read(url, 0, 90_000).data == DATA[:90_000]
+
+
+@pytest.mark.parametrize(
+    ("page", "headers"),
+    [
+        (PAGE, ()),
+        (b"\n <HTML lang=en>", ()),
+        (b"Please log in", (("Content-Type", "text/html; charset=utf-8"),)),
+    ],
+)
+def test_a_page_for_people_is_no_shard(page, headers, transport, url, server):
+    server.always = Fault("page", page, headers)
+    with pytest.raises(StorageError, match="page for people") as caught:
+        transport.read(url, 0, 9)
+    assert repr(page.decode().strip()[:9])[1:-1] in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [None, '"1"'])
+@pytest.mark.parametrize("begin", [0, 40_000])
+def test_a_page_is_known_before_its_size_and_version_are_believed(
+    begin, version, transport, url, server
+):
+    server.always = Fault("page")
+    with pytest.raises(StorageError, match="page for people"):
+        transport.read(url, begin, begin + 9, version)
+
+
+def test_a_server_may_answer_with_less_than_was_asked_for(transport, url, server):
+    server.always = Fault("short", 4_000)
+    assert transport.read(url, 10, 80_000).data == DATA[10:80_000]
+    assert transport.counts[:2] == (20, 0)
+
+
+def test_more_bytes_than_the_range_are_dropped_and_asked_for_again(transport, url, server):
+    shorter = (("Content-Range", f"bytes 10-89/{len(DATA)}"),)
+    server.faults = [Fault("headers", None, shorter)]
+    assert transport.read(url, 10, 100).data == DATA[10:100]
+    assert transport.counts.repeated == 1
+
+
+@pytest.mark.parametrize(
+    "content_range", ["", "bytes */9", "bytes 5-4/9", "bytes 5-9/9", "items 0-8/9", "bytes 0-8/*"]
+)
+def test_an_answer_that_does_not_say_what_it_is_is_refused(content_range, transport, url, server):
+    server.faults = [Fault("headers", None, (("Content-Range", content_range),))]
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    assert transport.counts.repeated == 1
+
+
+def test_connections_are_kept(transport, url, server):
+    server.connections = 0
+    for begin in range(0, 90_000, 3_000):
+        transport.read(url, begin, begin + 3_000)
+    transport.read(url, 200_000, 200_001)
+    assert server.connections == 1
+
+
+def test_hosts_beyond_those_whose_connections_are_kept_are_read(
+    monkeypatch, transport, url, server
+):
+    monkeypatch.setattr(http_client, "_NUM_HOSTS", 1)
+    for host in (server.url, server.other_url, server.url):
+        assert transport.read(f"{host}/data/a.tar", 0, 9).data == DATA[:9]
+    assert transport.counts.repeated == 0
+
+
+def test_queries_and_passwords_reach_the_server_and_its_host_alone(transport, url, server):
+    secret = url.replace("://", "://me:p%40ss@")
+    server.faults = [Fault("redirect", "/data/a.tar?other=1"), None]
+    assert transport.read(secret, 0, 9).data == DATA[:9]
+    first, second = server.asked
+    assert first.path == "/data/a.tar?X-Amz-Signature=s3cr3t-query"
+    assert second.path == "/data/a.tar?other=1"
+    expected = f"Basic {b64encode(b'me:p@ss').decode()}"
+    assert first.headers["authorization"] == second.headers["authorization"] == expected
+
+
+def test_no_credentials_go_to_another_host_nor_back(transport, url, server):
+    secret = url.replace("://", "://me:s3cr3t@")
+    there = f"http://you:other@127.0.0.1:{server.other_port}/data/a.tar"
+    server.faults = [Fault("redirect", there), Fault("redirect", f"{server.url}/data/a.tar"), None]
+    assert transport.read(secret, 0, 9).data == DATA[:9]
+    assert ["authorization" in each.headers for each in server.asked] == [True, False, False]
+    assert all("s3cr3t" not in str(each) for each in server.asked[1:])
+
+
+def test_five_redirects_are_followed_and_six_are_not(transport, url, server):
+    server.faults = [Fault("redirect", "/data/a.tar")] * 5
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    server.faults = [Fault("redirect", "/data/a.tar")] * 6
+    with pytest.raises(StorageError, match=r"redirects more than 5 times \(try 1 of"):
+        transport.read(url, 0, 9)
+
+
+def test_a_loop_ends(transport, server):
+    with pytest.raises(StorageError, match="redirects more than 5 times"):
+        transport.read(f"{server.url}/loop", 0, 9)
+    assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/x",
+        "gopher://127.0.0.1/x",
+        "http://[::1/x",
+        "http://host:port/",
+        "javascript:alert(1)",
+        "data:text/plain,x",
+    ],
+)
+def test_redirects_lead_to_http_alone(location, transport, url, server):
+    server.always = Fault("redirect", location)
+    with pytest.raises(StorageError, match="redirects to what is no http") as caught:
+        transport.read(url, 0, 9)
+    assert location not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1/a", "https://host:port/a", "http:///a"])
+def test_a_url_that_cannot_be_read_is_an_error(url, transport):
+    with pytest.raises(StorageError, match="the URL cannot be read"):
+        transport.read(url, 0, 9)
+
+
+def test_a_server_that_is_not_there_is_an_error_after_all_tries(make_transport):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        slept = []
+        transport = make_transport(RetryPolicy(), sleep=slept.append)
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/a"
+        with pytest.raises(StorageError, match=r"no connection can be made \(try 10 of 10\)"):
+            transport.read(url, 0, 9)
+    assert len(slept) == 9
+
+
+def test_retry_after_is_waited_for(make_transport, url, server):
+    slept = []
+    transport = make_transport(RetryPolicy(), sleep=slept.append)
+    for seconds in ("7", "99", "soon", "-5", "9" * 99):
+        server.faults.append(Fault("status", 503, (("Retry-After", seconds),)))
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    assert slept[:2] == [7, 60]
+    assert max(slept[2:4]) < 15
+    assert slept[4] == 60
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_halves_the_connections_of_the_process(status, make_transport, url, server):
+    transport = make_transport(RetryPolicy(), sleep=lambda _: None)
+    server.faults = [Fault("status", status)]
+    transport.read(url, 0, 9)
+    assert transport._of_this_process().connections.limit == 32
+
+
+@pytest.mark.parametrize(
+    ("fault", "policy"),
+    [
+        (Fault("stall", 3), RetryPolicy()),
+        (Fault("stall", 0), RetryPolicy()),
+        (Fault("silent", 5), RetryPolicy()),
+        (Fault("status", 500), RetryPolicy(first_pause_s=15)),
+    ],
+    ids=["stalls", "stalls at once", "is silent", "is broken"],
+)
+def test_closing_wakes_who_waits_for_a_server_or_pauses(fault, policy, make_transport, url, server):
+    transport = make_transport(policy)
+    server.always = fault
+    errors = []
+
+    def read():
+        try:
+            transport.read(url, 0, 9)
+        except StorageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while not server.asked:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    transport.close()
+    thread.join(1)
+    assert not thread.is_alive()
+    assert "the connections were closed" in str(errors[0])
+
+
+def test_the_systems_proxy_is_asked(monkeypatch, transport, server):
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:pass@"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server.objects["http://elsewhere.invalid/a.tar"] = DATA
+    assert transport.read("http://elsewhere.invalid/a.tar?q=1", 0, 9).data == DATA[:9]
+    assert server.asked[0].path == "http://elsewhere.invalid/a.tar?q=1"
+    assert server.asked[0].headers["proxy-authorization"] == "Basic bWU6cGFzcw=="
+    server.objects["data/a.tar"] = DATA
+    assert transport.read(url_of(server, "http", "a.tar"), 0, 9).data == DATA[:9]
+
+
+@pytest.mark.parametrize("face", ["http", "s3", "az", "ais"])
+def test_an_object_is_written(face, transport, server):
+    server.faults = [Fault("status", 503)]
+    transport.write(url_of(server, face, "a.json"), b"new")
+    assert server.objects["data/a.json"] == b"new"
+
+
+def test_the_hub_is_not_written(transport, server):
+    with pytest.raises(ConfigError, match="written by commits"):
+        transport.write(url_of(server, "hf", "a.json"), b"new")
+
+
+def test_a_gateway_is_needed_for_ais():
+    with pytest.raises(ConfigError, match="AIS_ENDPOINT"):
+        RemoteTransport(TransportSettings()).read("ais://data/a.tar", 0, 9)
+
+
+def test_the_gateway_redirects_to_who_has_the_object(transport, server):
+    server.objects["data/b/a.tar"] = DATA
+    assert transport.read("ais://data/b/a.tar", 0, 9).data == DATA[:9]
+    assert [each.port for each in server.asked] == [server.port, server.other_port]
+    assert server.asked[0].path == "/v1/objects/data/b/a.tar?provider=ais"
+    assert COMMIT not in server.asked[0].path

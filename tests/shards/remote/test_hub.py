@@ -1,0 +1,187 @@
+"""The hub is asked once for a shard, and what it answers is kept as the secret that it is."""
+
+import stat
+
+import pytest
+from fault_server import COMMIT, Fault
+
+from lightning_shards.errors import ConfigError, FileAccessError, StorageError
+from lightning_shards.shards.remote.hub import HubBackend
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from tests.shards.remote.contract import DATA
+
+pytestmark = pytest.mark.network
+
+URL = "hf://datasets/me/data/a.tar"
+
+
+@pytest.fixture
+def hub(server):
+    server.objects["data/a.tar"] = server.objects["data/b/c d.tar"] = DATA
+    return server
+
+
+@pytest.fixture
+def transport(make_transport):
+    return make_transport()
+
+
+def asked_of_hub(server):
+    return [each.path for each in server.asked if each.port == server.port]
+
+
+def test_the_hub_is_asked_once_for_all_ranges_of_a_shard(hub, transport):
+    for begin in range(0, 90_000, 9_000):
+        assert transport.read(URL, begin, begin + 99).data == DATA[begin : begin + 99]
+    assert asked_of_hub(hub) == ["/datasets/me/data/resolve/main/a.tar"]
+    assert len(hub.asked) == 11
+
+
+def test_the_hub_is_asked_once_where_the_first_range_begins_behind_the_end(hub, transport):
+    assert transport.read(URL, 200_000, 200_001).data == b""
+    assert len(asked_of_hub(hub)) == 1
+
+
+def test_another_process_of_this_machine_does_not_ask_the_hub(hub, make_transport):
+    first = make_transport()
+    first.read(URL, 0, 9)
+    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
+    assert len(asked_of_hub(hub)) == 1
+
+
+def test_a_revision_is_pinned_to_its_commit_by_the_first_answer(hub, transport):
+    transport.read("hf://datasets/me/data@refs%2Fpr%2F1/a.tar", 0, 9)
+    transport.read("hf://datasets/me/data@refs%2Fpr%2F1/b/c d.tar", 0, 9)
+    transport.read("hf://datasets/me/data@v2/a.tar", 0, 9)
+    assert asked_of_hub(hub) == [
+        "/datasets/me/data/resolve/refs%2Fpr%2F1/a.tar",
+        f"/datasets/me/data/resolve/{COMMIT}/b/c%20d.tar",
+        "/datasets/me/data/resolve/v2/a.tar",
+    ]
+
+
+def test_a_location_of_another_commit_is_not_used(hub, make_transport, tmp_path):
+    make_transport().read(URL, 0, 9)
+    (file,) = (tmp_path / "locations").iterdir()
+    kept = file.read_bytes()
+    other = make_transport()
+    other.read("hf://datasets/me/data/b/c d.tar", 0, 9)
+    file.write_bytes(kept.replace(COMMIT.encode(), b"f" * 40))
+    other.read(URL, 0, 9)
+    assert len(asked_of_hub(hub)) == 3
+
+
+def test_a_location_that_expired_is_asked_for_anew(hub, transport, make_transport):
+    transport.read(URL, 0, 9)
+    hub.signed_until -= 1
+    assert transport.read(URL, 5, 9).data == DATA[5:9]
+    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
+    assert len(asked_of_hub(hub)) == 2
+
+
+@pytest.mark.parametrize(("signed_s", "used_s"), [(9_000, 3_540), (600, 540)])
+def test_a_location_is_used_for_an_hour_or_until_shortly_before_it_expires(
+    signed_s, used_s, hub, tmp_path
+):
+    time = [1_000_000.0]
+    hub.signed_until = int(time[0]) + signed_s
+    options = {"endpoint": hub.url, "anonymous": True}
+    backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path), now=lambda: time[0])
+
+    def hub_requests():
+        with backend.get(URL, 0, 9, None) as answer:
+            assert b"".join(answer.chunks) == DATA[:9]
+        return len(asked_of_hub(hub))
+
+    assert hub_requests() == 1
+    time[0] += used_s - 1
+    assert hub_requests() == 1
+    time[0] += 2
+    assert hub_requests() == 2
+    backend.close()
+
+
+def test_a_location_lies_in_a_file_of_this_user_alone(hub, transport, tmp_path):
+    transport.read(URL, 0, 9)
+    (file,) = (tmp_path / "locations").iterdir()
+    assert b"s3cr3t-query" in file.read_bytes()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert "s3cr3t" not in file.name
+
+
+def test_a_folder_that_others_may_write_is_refused(hub, transport, tmp_path):
+    (tmp_path / "locations").mkdir()
+    (tmp_path / "locations").chmod(0o777)
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        transport.read(URL, 0, 9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"url": "file:///etc/passwd", "until": 9e9, "commit": ""}',
+        '{"url": "http://127.0.0.1:9/x", "until": "soon", "commit": ""}',
+        '{"url": "http://127.0.0.1:9/x", "until": 1, "commit": ""}',
+        "\udcff",
+    ],
+)
+def test_a_file_that_holds_no_location_is_passed_over(text, hub, make_transport, tmp_path):
+    make_transport().read(URL, 0, 9)
+    (file,) = (tmp_path / "locations").iterdir()
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    assert make_transport().read(URL, 0, 9).data == DATA[:9]
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(hub, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hf_s3cr3t\n")
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(tmp_path / "cache"))
+    transport = RemoteTransport(settings)
+    transport.read(URL, 0, 9)
+    transport.close()
+    assert [each.headers.get("authorization") for each in hub.asked] == ["Bearer hf_s3cr3t", None]
+
+
+def test_the_hubs_own_library_is_asked_for_the_token_if_it_is_there(hub, monkeypatch, tmp_path):
+    (tmp_path / "huggingface_hub.py").write_text("def get_token(): return 'hf_other'")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(tmp_path / "cache"))
+    transport = RemoteTransport(settings)
+    transport.read(URL, 0, 9)
+    transport.close()
+    assert hub.asked[0].headers["authorization"] == "Bearer hf_other"
+
+
+def test_no_token_is_sent_if_so_set(hub, transport):
+    transport.read(URL, 0, 9)
+    assert all("authorization" not in each.headers for each in hub.asked)
+
+
+def test_who_is_refused_learns_where_the_token_was_looked_for(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = TransportSettings(
+        {"hf": {"endpoint": hub.url}}, 4, RetryPolicy().scaled(0.01), str(tmp_path)
+    )
+    hub.always = Fault("status", 401)
+    with pytest.raises(FileAccessError, match=r"huggingface_hub was asked.*HF_TOKEN.*/token"):
+        RemoteTransport(settings).read(URL, 0, 9)
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/me/a.tar", "hf://a.tar", "hf://"])
+def test_a_url_without_its_parts_is_an_error(url, transport):
+    with pytest.raises(StorageError, match="write hf://datasets/OWNER/NAME@REVISION/PATH"):
+        transport.read(url, 0, 9)
+
+
+def test_unknown_options_are_refused():
+    transport = RemoteTransport(TransportSettings({"hf": {"revision": "hf_s3cr3t"}}))
+    with pytest.raises(ConfigError, match="have no 'revision'; there are endpoint") as caught:
+        transport.read(URL, 0, 9)
+    assert "s3cr3t" not in str(caught.value)

@@ -1,0 +1,336 @@
+"""Streams of objects: their bytes in order, a bounded number of ranges ahead, and an early end."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from fault_server import Fault
+from held_transport import HeldTransport
+
+from lightning_shards.errors import IndexMismatchError, ShardNotFoundError, StorageError
+from lightning_shards.shards.remote.backend import RangeAnswer, RequestFailure
+from lightning_shards.shards.remote.forward_body import ForwardBody
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.storage.range_streams import StreamAhead
+from lightning_shards.shards.storage.remote import RemoteStorage
+from lightning_shards.system.cancellation import Cancellable
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.contract import DATA
+from tests.shards.remote.test_remote_storage import fetchers, wait_until_gone
+
+pytestmark = pytest.mark.network
+
+SMALL = StreamAhead(ranges=3, range_bytes=4_000, first_bytes=1_000)
+
+
+@pytest.fixture
+def url(server):
+    server.objects["data/0.tar"] = DATA
+    return f"{server.url}/data/0.tar?X-Amz-Signature=s3cr3t-query"
+
+
+@pytest.fixture
+def make_storage():
+    """Makes a storage of small ranges, closed at the end."""
+    made = []
+
+    def make(policy=QUICK, ahead=SMALL, connections=5):
+        policy = policy or RetryPolicy()
+        transport = RemoteTransport(TransportSettings(policy=policy))
+        made.append(RemoteStorage(transport, connections, ahead=ahead))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        storage.close_all()
+
+
+@pytest.fixture
+def storage(make_storage):
+    return make_storage()
+
+
+def ranges_asked(server):
+    texts = [asked.headers["range"].removeprefix("bytes=") for asked in server.asked]
+    return sorted(tuple(map(int, text.split("-"))) for text in texts)
+
+
+def test_a_stream_is_the_object_in_order(storage, url):
+    with storage.open_stream(url) as stream:
+        assert stream.read(10) + stream.read() == DATA
+
+
+def test_each_byte_is_fetched_once_in_ranges_that_grow(server, storage, url):
+    with storage.open_stream(url) as stream:
+        stream.read()
+    asked = ranges_asked(server)
+    assert [start for start, _ in asked] == [0, *(last + 1 for _, last in asked[:-1])]
+    sizes = [last + 1 - start for start, last in asked]
+    assert sizes[:4] == [1_000, 2_000, 4_000, 4_000]
+    assert max(sizes) == 4_000
+    assert {each.headers.get("if-match") for each in server.asked[1:]} == {
+        server.etag("data/0.tar")
+    }
+
+
+@pytest.mark.parametrize(("connections", "most"), [(9, 3), (2, 2), (1, 1)])
+def test_no_more_is_fetched_ahead_than_may_be(server, make_storage, url, connections, most):
+    """What was read is 1,000 bytes; the rest waits to be read."""
+    with make_storage(connections=connections).open_stream(url) as stream:
+        stream.raw.read(500)
+        time.sleep(0.1)
+        assert len(server.asked) == 1 + most
+
+
+def test_connections_are_kept_from_stream_to_stream(server, storage, url):
+    server.connections = 0
+    for _ in range(5):
+        with storage.open_stream(url) as stream:
+            stream.read()
+    assert server.connections <= 4
+
+
+class HeldCopies(HeldTransport):
+    """Its copies hold the same ranges back, and are closed by themselves."""
+
+    def __copy__(self):
+        made = HeldCopies(self.objects)
+        made.gates, made.begun = self.gates, self.begun
+        return made
+
+
+def test_leaving_one_stream_ends_no_request_of_another():
+    transport = HeldCopies({"s3://b/0.tar": DATA})
+    gate = transport.gates[1_000] = threading.Event()
+    storage = RemoteStorage(transport, 9, ahead=SMALL)
+    first, second = (storage.open_stream("s3://b/0.tar") for _ in range(2))
+    assert transport.begun[1_000].wait(10)
+    second.close()
+    time.sleep(0.05)  # in which a request that is ended would notice
+    gate.set()
+    with first:
+        assert first.read() == DATA
+    storage.close_all()
+
+
+def test_an_absent_object_is_told_when_it_is_opened(storage, url):
+    with pytest.raises(ShardNotFoundError, match="404 Not Found"):
+        storage.open_stream(url.replace("0.tar", "1.tar"))
+    with storage.open_stream(url) as stream:
+        assert stream.read(5) == DATA[:5]
+
+
+def test_an_object_that_is_replaced_meanwhile_is_refused(server, storage, url):
+    with storage.open_stream(url) as stream:
+        stream.raw.read(1)
+        time.sleep(0.05)  # three ranges are there, too
+        server.objects["data/0.tar"] = DATA[::-1]
+        storage.close(url)  # as another reader of the same shard does
+        with pytest.raises(IndexMismatchError, match="another version") as caught:
+            stream.read()
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_what_cannot_be_had_is_an_error_at_its_place(server, storage, url):
+    server.faults = [None, None, *[Fault("status", 500)] * 60]
+    with storage.open_stream(url) as stream:
+        assert stream.read(1_000) == DATA[:1_000]
+        with pytest.raises(StorageError, match=r"500 Internal Server Error \(try 10 of 10\)"):
+            stream.read()
+
+
+@pytest.mark.parametrize("kind", ["stall", "silent"])
+@pytest.mark.parametrize("fault_at", [0, 2])
+def test_a_stream_that_is_left_in_a_stall_ends_its_threads(
+    server, make_storage, url, kind, fault_at
+):
+    before, storage = fetchers(), make_storage(policy=None)  # which would wait for 30 s
+    server.faults, server.always = [None] * (1 + fault_at), Fault(kind, 10)
+    stream = storage.open_stream(url)
+    stream.raw.read(500)
+    while len(server.asked) < 4:
+        time.sleep(0.005)
+    started = fetchers() - before
+    assert started
+    began = time.monotonic()
+    stream.close()
+    wait_until_gone(started)
+    assert time.monotonic() - began < 1
+    server.reset()
+    server.objects["data/0.tar"] = DATA
+    with storage.open_stream(url) as stream:
+        assert stream.read() == DATA
+
+
+def test_a_thread_that_waits_for_a_stalled_stream_is_woken_when_the_storage_is_closed(
+    server, make_storage, url
+):
+    before, storage, errors = fetchers(), make_storage(policy=None), []
+    server.faults, server.always = [None], Fault("stall", 10)
+    stream = storage.open_stream(url)
+
+    def read():
+        try:
+            stream.read()
+        except StorageError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while len(server.asked) < 4:
+        time.sleep(0.005)
+    storage.close_all()
+    wait_until_gone([*(fetchers() - before), reader])
+    assert len(errors) == 1
+
+
+class EnoughError(Exception):
+    """What a check raises."""
+
+
+def enough():
+    raise EnoughError
+
+
+@pytest.mark.parametrize("first", ["opened", "of ranges", "whole"])
+def test_a_stalled_stream_is_called_off(server, make_storage, url, first):
+    """While it is opened, while a range is waited for, and where the server knows no ranges."""
+    before, storage = fetchers(), make_storage(policy=None)
+    server.faults = {"opened": [], "of ranges": [None], "whole": [Fault("whole")]}[first]
+    server.always = Fault("stall", 10)
+
+    def read():
+        with storage.open_stream(url) as stream:
+            stream.read()
+
+    began = time.monotonic()
+    with pytest.raises(EnoughError), Cancellable(enough):
+        read()
+    wait_until_gone(fetchers() - before)
+    assert time.monotonic() - began < 2
+    server.reset()
+    server.objects["data/0.tar"] = DATA
+    with storage.open_stream(url) as stream:
+        assert stream.read() == DATA
+
+
+@pytest.mark.parametrize("fault", [None, Fault("whole")], ids=["ranges", "whole"])
+def test_what_streams_ask_for_is_counted(server, storage, url, fault):
+    """Also that of a stream that was left, whose connections are closed."""
+    server.always = fault
+    for size in (3_000, -1):
+        with storage.open_stream(url) as stream:
+            stream.read(size)
+    totals = storage.fetch_totals()
+    assert len(server.asked) - 4 <= totals.requests <= len(server.asked)
+    assert totals.repeated == 0
+    assert len(DATA) < totals.read_bytes <= totals.fetched_bytes
+    assert 0 < totals.member_wait_s == totals.wait_s
+
+
+class Given:
+    """A backend that gives these chunks for each object of nine bytes."""
+
+    def __init__(self, *chunks):
+        self.chunks = chunks
+
+    @contextmanager
+    def get(self, url, begin, end, version):
+        yield RangeAnswer(0, 9, 9, version, self.chunks)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "what"),
+    [
+        ((b"12345", b"678"), "1 bytes too early"),
+        ((b"12345", b"67890"), "more bytes than the object"),
+    ],
+)
+def test_an_answer_of_another_length_than_it_says_is_a_failure(chunks, what):
+    body = ForwardBody("http://h/0.tar", '"v"', 9)
+    with pytest.raises(RequestFailure, match=what):
+        list(body.chunks(Given(*chunks), QUICK, time.perf_counter))
+    assert b"".join(body.chunks(Given(b"123456789"), QUICK, time.perf_counter))[-1:] == b"9"
+
+
+class TestWithoutRanges:
+    """A server that sends the whole object, whatever is asked for."""
+
+    @pytest.fixture(autouse=True)
+    def without_ranges(self, server, url):
+        server.always = Fault("whole")
+
+    def test_it_is_one_request_after_the_first(self, server, storage, url):
+        with storage.open_stream(url) as stream:
+            assert stream.read(10) + stream.read() == DATA
+        assert len(server.asked) == 2
+
+    def test_a_small_object_is_one_request(self, server, make_storage, url):
+        with make_storage(ahead=StreamAhead()).open_stream(url) as stream:
+            assert stream.read() == DATA
+        assert len(server.asked) == 1
+
+    @pytest.mark.parametrize("has_etags", [True, False])
+    def test_a_break_is_followed_by_what_is_missing(self, server, storage, url, has_etags):
+        """The whole object comes again; without an ETag its beginning is compared."""
+        server.has_etags = has_etags
+        server.faults = [Fault("whole"), Fault("cut", 5_000), Fault("cut_reset", 60_000)]
+        server.faults += [Fault("status", 503), Fault("stall", 7)]
+        with storage.open_stream(url) as stream:
+            assert stream.read() == DATA
+        assert len(server.asked) == 6
+
+    @pytest.mark.parametrize("has_etags", [True, False])
+    @pytest.mark.parametrize("checks_if_match", [True, False])
+    def test_an_object_that_is_another_after_a_break_is_refused(
+        self, server, storage, url, has_etags, checks_if_match
+    ):
+        """By its ETag or by its beginning; its date and its size are the same."""
+        server.has_etags, server.checks_if_match = has_etags, checks_if_match
+        server.faults = [Fault("whole"), Fault("cut", 5_000), Fault("replace")]
+        with storage.open_stream(url) as stream:
+            assert stream.read(3_000) == DATA[:3_000]
+            with pytest.raises(IndexMismatchError, match="another version"):
+                stream.read()
+
+    def test_another_size_is_another_version(self, server, storage, url):
+        server.has_etags = False
+        with storage.open_stream(url) as stream:
+            server.objects["data/0.tar"] = DATA + b"1"
+            with pytest.raises(IndexMismatchError, match=f"{len(DATA) + 1} bytes"):
+                stream.read()
+
+    def test_a_slow_reader_is_no_slow_server(self, server, make_storage, url):
+        storage = make_storage(policy=QUICK.scaled(0.1))  # 30 ms without a byte are too many
+        with storage.open_stream(url) as stream:
+            for _ in range(3):
+                assert stream.raw.read(1)
+                time.sleep(0.05)
+        assert len(server.asked) == 2
+
+    def test_leaving_it_in_a_stall_waits_for_nothing(self, server, make_storage, url):
+        server.faults, server.always = [Fault("whole")], Fault("stall", 3_000)
+        stream = make_storage(policy=None).open_stream(url)
+        stream.raw.read(1_000)
+        began = time.monotonic()
+        stream.close()
+        assert time.monotonic() - began < 1
+
+    def test_a_whole_object_above_the_limit_of_cut_ranges_is_streamed(
+        self, storage, url, monkeypatch
+    ):
+        monkeypatch.setattr("lightning_shards.shards.remote.http.LARGEST_WHOLE", 10_000)
+        with storage.open_stream(url) as stream:
+            assert stream.read() == DATA
+        with pytest.raises(StorageError, match="and not with a range"):
+            storage.read(url, 5, 9)
+
+    def test_bytes_that_cannot_be_had_are_an_error_after_all_tries(self, server, storage, url):
+        server.faults, server.always = [Fault("whole")], Fault("cut", 5_000)
+        with storage.open_stream(url) as stream, pytest.raises(StorageError) as caught:
+            stream.read()
+        assert "cannot be read from byte 5,000 on: the " in str(caught.value)
+        assert "(try 10 of 10)" in str(caught.value)
+        assert "s3cr3t" not in str(caught.value)

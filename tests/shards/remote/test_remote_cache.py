@@ -1,0 +1,236 @@
+"""Training from remote shards by way of the cache: the same batches, and few requests."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards import LoaderConfig, build
+from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import reader_choice
+from lightning_shards.readers.ahead import remote_batches
+from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache import run_cache
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.published import COUNTS, batches, module
+
+pytestmark = pytest.mark.network
+
+WITHIN_S = 10
+PIECES = 3  # whole shards: short runs that come side by side are one piece
+ROOMY = {"cache_gib": 1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Gives the files of the pieces that are kept."""
+    folder = tmp_path / "cache" / "pieces"
+    return lambda: [path for path in folder.glob("*/*-*") if path.name[0].isdigit()]
+
+
+def of_shards(server):
+    """The ranges of shards that were asked for, in bytes."""
+    asked = [each for each in server.asked if each.path.partition("?")[0].endswith(".tar")]
+    ranges = [each.headers["range"].removeprefix("bytes=").split("-") for each in asked]
+    return [(int(begin), int(end)) for begin, end in ranges if (begin, end) != ("0", "0")]
+
+
+def stream_of(urls, tmp_path):
+    """The batches of one rank, with room for all in the cache."""
+    source = module(urls, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
+    return source.batches(Place(), Cursor())
+
+
+def content(batch):
+    """What is equal in batches of remote and of local shards."""
+    return {name: np.asarray(value).tobytes() for name, value in batch.items() if name != "__url__"}
+
+
+def served(source, number, place=None, cursor=None):
+    place, cursor = place or Place(), cursor or Cursor()
+    return [content(each.batch) for each in islice(source.batches(place, cursor), number)]
+
+
+def test_what_is_in_the_cache_is_not_asked_for_again(
+    published_shards, local, server, tmp_path, kept
+):
+    stream = stream_of(published_shards, tmp_path)
+    found = [content(next(stream).batch)]
+    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
+    found += [content(each.batch) for each in islice(stream, 7)]
+    server.asked.clear()
+    found += [content(each.batch) for each in islice(stream, 24)]
+    assert not of_shards(server)
+    stream.close()
+    assert found == served(module(local, tmp_path, shuffle_run=0).source("train"), 32)
+
+
+def test_a_second_run_takes_all_from_the_cache(published_shards, local, server, tmp_path, kept):
+    stream = stream_of(published_shards, tmp_path)
+    next(stream)
+    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
+    stream.close()
+    server.asked.clear()
+    remote = batches(module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0))
+    assert remote == batches(module(local, tmp_path, shuffle_run=0))
+    assert not of_shards(server)
+
+
+def test_a_shard_that_was_replaced_between_runs_is_noticed_though_all_is_cached(
+    published_shards, server, tmp_path, kept
+):
+    stream = stream_of(published_shards, tmp_path)
+    next(stream)
+    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
+    stream.close()
+    name = "data/shard-000001.tar"
+    server.objects[name] = server.objects[name][::-1]
+    again = stream_of(published_shards, tmp_path)
+    with pytest.raises(IndexMismatchError, match=r"000001.*it is version"):
+        list(islice(again, 999))
+
+
+def two_blocks(urls, tmp_path):
+    """The loader setting of a cache that holds two blocks of four samples, and no more."""
+    need = run_need(module(urls, tmp_path, loader=ROOMY, shuffle_block=4))
+    return {"cache_gib": (need.working_set_bytes + need.tables_bytes + 1) / 2**30}
+
+
+def run_need(data):
+    return data.source("train").storages["http"].cache.need
+
+
+def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give(
+    published_shards, local, server, tmp_path, kept
+):
+    loader = two_blocks(published_shards, tmp_path)
+    assert run_need(module(published_shards, tmp_path, loader=loader, shuffle_block=4))
+    remote = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
+    assert sum(path.stat().st_size for path in kept()) <= loader["cache_gib"] * 2**30
+
+
+def test_a_fifth_of_the_requests_may_fail(published_shards, local, server, tmp_path):
+    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
+    loader = two_blocks(published_shards, tmp_path)
+    remote = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
+
+
+def end_while_fetching(source, is_fetched):
+    """Reads one batch and is killed."""
+    next(source.batches(Place(), Cursor()))
+    is_fetched()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
+    published_shards, local, tmp_path, kept, ranks
+):
+    remote = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
+
+    def is_fetched():
+        wait_for(lambda: len(kept()) > 0, WITHIN_S)
+
+    killed = multiprocessing.get_context("fork").Process(
+        target=end_while_fetching, args=(remote, is_fetched)
+    )
+    killed.start()
+    killed.join(WITHIN_S)
+    assert killed.exitcode == -signal.SIGKILL
+    own = module(local, tmp_path, shuffle_block=4).source("train")
+    for rank in range(ranks):
+        given = (9, Place(rank, ranks), Cursor(0, 4))
+        assert served(remote, *given) == served(own, *given)
+
+
+@pytest.mark.parametrize("fault", [None, Fault("stall", 3)])
+def test_no_thread_is_left_when_a_stream_is_closed(published_shards, server, tmp_path, fault):
+    before = set(threading.enumerate())
+    source = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
+    stream = source.batches(Place(), Cursor())
+    next(stream)
+    server.always = fault
+    stream.close()
+
+    def left():
+        names = ("fetch", "lightning-shards-fetch", "fetch-ahead")
+        return [each for each in set(threading.enumerate()) - before if each.name in names]
+
+    assert wait_for(lambda: not left(), 1.5), left()
+
+
+def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):
+    data = module(published_shards, tmp_path, loader={"cache_gib": 1e-9})
+    with pytest.raises(ConfigError, match=r"cache_gib=.* is too little.*set cache_gib to 0.01"):
+        data.source("train")
+    module(published_shards, tmp_path, loader={"cache_gib": 1e-9}, sampling="sequential").source(
+        "train"
+    )
+
+
+def test_where_the_disk_is_full_batches_are_read_exactly(
+    published_shards, local, tmp_path, monkeypatch, caplog, kept
+):
+    monkeypatch.setattr(run_cache, "default_limit", lambda *_: 0)
+    data = module(published_shards, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert batches(data) == batches(module(local, tmp_path))
+    assert caplog.text.count("nothing is kept of remote shards") == 1
+    assert not kept()
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
+def test_cache_gib_is_a_number_above_zero(value):
+    with pytest.raises(ConfigError, match="cache_gib must be a number above 0"):
+        LoaderConfig(cache_gib=value)
+
+
+def test_fetching_ahead_goes_on_when_a_store_answers_again(
+    published_shards, server, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(remote_batches, "_PAUSE_S", 0.05)
+    source = module(published_shards, tmp_path, cache="asked").source("train")
+    tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
+    server.always, found = Fault("status", 500), []
+    asking = threading.Thread(target=lambda: found.append(tables.tables_of([0, 2])))
+    asking.start()
+    assert wait_for(lambda: "nothing is fetched ahead for" in caplog.text, WITHIN_S)
+    server.always = None
+    asking.join(WITHIN_S)
+    assert [table.num_samples for table in found[0]] == [COUNTS[0], COUNTS[2]]
+    server.always = Fault("status", 500)
+    tables.close()
+    with pytest.raises(StorageError):
+        tables.tables_of([1])  # whoever closed them waits for nothing
+
+
+def test_the_working_set_of_large_samples_is_what_all_ranks_of_a_node_prepare(
+    published_shards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lightning_shards.shards.remote.byte_ranges.LARGE_SAMPLE", 1)
+    data = module(published_shards, tmp_path, loader=ROOMY)
+    shares = []
+    for ranks in (1, 2):
+        settings, index = data._data_config(), data._index("train")
+        storages = build.make_source(settings, "train", index, ranks).storages
+        need = storages["http"].cache.need
+        shares.append(need.working_set_bytes / need.reads_bytes)
+    assert shares == pytest.approx([6 / 16, 12 / 16], rel=0.01)  # three batches of two samples

@@ -1,0 +1,352 @@
+"""Training from remote shards: the batches of local ones, or an error that says why not."""
+
+import logging
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from fault_server import Fault
+from real_servers import TRAITS
+
+from lightning_shards import LoaderConfig, ShardDataset, SplitConfig, build
+from lightning_shards.config import DataConfig
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardNotFoundError,
+    StorageError,
+)
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import reader_choice
+from lightning_shards.readers.replay import batch_keys
+from lightning_shards.shards.storage.remote import version_number
+from lightning_shards.shards.storage.schemes import shared_out
+from lightning_shards.tools import index as index_tool
+from tests.shards.remote.conftest import QUICK, SIGNED
+from tests.shards.remote.published import COUNTS, batches, module, publish, server_put
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+def test_two_ranks_get_what_local_shards_give(published_shards, local, server, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    data = module(published_shards, tmp_path)
+    assert data.source("train").describe().reader == "indexed"
+    assert "'auto' takes the indexed reader, by the member tables" in caplog.text
+    assert batches(data, epochs=2) == batches(module(local, tmp_path), epochs=2)
+    assert "s3cr3t" not in caplog.text + repr(data) + repr(data.source("train"))
+    assert "s3cr3t" not in str(data.state_dict())
+    assert not any("s3cr3t" in str(path) for path in (tmp_path / "cache").rglob("*"))
+
+
+def test_worker_processes_read_them_too(published_shards, local, tmp_path):
+    remote, own = (module(urls, tmp_path, num_workers=2) for urls in (published_shards, local))
+    assert batches(remote, world_size=1) == batches(own, world_size=1)
+
+
+def test_a_fifth_of_the_requests_may_fail(published_shards, local, server, tmp_path):
+    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 40
+    assert batches(module(published_shards, tmp_path)) == batches(module(local, tmp_path))
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_shards_in_servers_of_other_makers_are_read(name, real_store, real_server, local, tmp_path):
+    store, server = real_store(name), real_server(name)
+    publish(local, store.put, tmp_path)
+    url = server.url_of("SHARDS").replace("SHARDS", "shard-{000000..000002}.tar")
+    data = module(url, tmp_path, loader={"storage_options": dict(server.options)})
+    assert batches(data) == batches(module(local, tmp_path))
+    assert data.source("train").describe().reader == "indexed"
+    assert "s3cr3t" not in repr(data.source("train")) + pickle.dumps(data.source("train")).hex()
+
+
+def test_a_second_run_asks_for_no_table_and_once_what_each_shard_is(
+    published_shards, server, tmp_path
+):
+    batches(module(published_shards, tmp_path))
+    server.asked.clear()
+    batches(module(published_shards, tmp_path))
+    paths = [asked.path.partition("?")[0] for asked in server.asked]
+    assert not [path for path in paths if path.endswith(".members")]
+    shards = [asked for asked in server.asked if asked.path.partition("?")[0].endswith(".tar")]
+    only_versions = [asked.path for asked in shards if asked.headers["range"] == "bytes=0-0"]
+    assert len(only_versions) == len(set(only_versions)) == len(COUNTS)
+
+
+def test_a_data_set_of_numbers_reads_them(published_shards, local, tmp_path):
+    settings = {"fields": {"image": "png", "label": "cls"}, "cache_dir": str(tmp_path / "cache")}
+    remote, own = ShardDataset(published_shards, **settings), ShardDataset(local, **settings)
+    remote, own = (data.__getitems__([3, 15, 7]) for data in (remote, own))
+    assert [sample["__key__"] for sample in remote] == [sample["__key__"] for sample in own]
+    assert all(
+        (a["image"] == b["image"]).all() and a["label"] == b["label"]
+        for a, b in zip(remote, own, strict=True)
+    )
+
+
+def test_replay_names_their_samples(published_shards, local, tmp_path):
+    served = [
+        batch_keys(module(urls, tmp_path).source("train"), Place(1, 2), 3, range(2), num_workers=1)
+        for urls in (published_shards, local)
+    ]
+    assert served[0] == served[1]
+
+
+def find(urls, tmp_path, split="train", **given):
+    data = DataConfig(
+        train=SplitConfig(urls, sampling="shuffled"),
+        val=SplitConfig(urls, sampling="resampled", dataset_size=9),
+        fields={"label": "cls"},
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+    return build.find_shards(data, split, **given)
+
+
+def test_other_ranks_of_a_node_take_what_the_first_one_found(published_shards, server, tmp_path):
+    first = find(published_shards, tmp_path)
+    assert first.has_tables
+    server.asked.clear()
+    other = find(published_shards, tmp_path, is_prepared=True)
+    assert (other, other.has_tables) == (first, True)
+    assert not server.asked
+    find(published_shards, tmp_path, "val")
+    assert find(published_shards, tmp_path, is_prepared=True).has_tables
+    server.objects["data/sizes.json"] = b"{}"
+    assert find(published_shards, tmp_path).counts is None  # a run asks anew
+    assert find(published_shards, tmp_path, is_prepared=True).counts is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"counts": [1, 2], "total": 0}', b"[" * 9999])
+def test_what_the_first_rank_kept_is_not_needed(published_shards, server, tmp_path, content):
+    find(published_shards, tmp_path)
+    (kept,) = (tmp_path / "cache" / "indexes").iterdir()
+    kept.write_bytes(content)
+    assert find(published_shards, tmp_path, is_prepared=True).counts.tolist() == COUNTS
+
+
+# --- which reader
+
+
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        ({"sampling": "sequential"}, "indexed"),
+        ({"sampling": "resampled"}, "stream"),
+        ({"sampling": "resampled", "reader": "indexed"}, "indexed"),
+        ({"reader": "stream"}, "stream"),
+        ({"stages": [iter]}, "stream"),
+    ],
+)
+def test_auto_takes_the_indexed_reader_where_it_can(published_shards, tmp_path, settings, reader):
+    data = module(published_shards, tmp_path, **settings)
+    assert data.source("train").describe().reader == reader
+    data.source("train").first_sample(Place())
+
+
+def test_shards_without_tables_are_streamed(published_shards, local, server, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    for name in [name for name in server.objects if name.endswith(".members")]:
+        del server.objects[name]
+    data = module(published_shards, tmp_path, sampling="sequential")
+    assert data.source("train").describe().reader == "stream"
+    assert "takes the stream reader, because there are no member tables" in caplog.text
+    assert batches(data, 1) == batches(module(local, tmp_path, sampling="sequential"), 1)
+
+
+def test_without_tables_the_indexed_reader_names_the_command(published_shards, server, tmp_path):
+    del server.objects["data/shard-000000.tar.members"]
+    with pytest.raises(ConfigError) as caught:
+        module(published_shards, tmp_path, reader="indexed").source("train")
+    command = (
+        f"`lightning-shards index '{published_shards.partition('?')[0]}' --format wids,members"
+    )
+    assert f"make it once by {command} --output DIR`, and put" in str(caught.value)
+    assert "this takes about 1 s at 100 MB/s for 3 shards" in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_table_that_is_missing_later_is_an_error(published_shards, server, tmp_path):
+    del server.objects["data/shard-000001.tar.members"]
+    with pytest.raises(ConfigError, match=r"shard-000001.tar.members, which is not there"):
+        batches(module(published_shards, tmp_path))
+
+
+def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
+        reader_choice.require_forkable(["http://h/0.tar", "s3://b/0.tar"])
+    reader_choice.require_forkable(["http://h/0.tar", "hf://d/0.tar"])
+
+
+# --- bad input
+
+
+def test_an_object_that_is_replaced_during_a_run_ends_it(published_shards, server, tmp_path):
+    source = module(published_shards, tmp_path).source("train")
+    stream = source.batches(Place(), Cursor())
+    next(stream)
+    old = {name: server.etag(name) for name in server.objects}
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    with pytest.raises(IndexMismatchError) as caught:
+        list(islice(stream, 50))
+    versions = [
+        [f"{version_number(etag):x}" for etag in (old[name], server.etag(name))] for name in old
+    ]
+    assert any(all(each in str(caught.value) for each in both) for both in versions)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 9}])
+def test_an_object_that_is_replaced_between_runs_is_refused_with_both_versions(
+    published_shards, server, tmp_path, settings
+):
+    batches(module(published_shards, tmp_path))
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    with pytest.raises(IndexMismatchError, match=r"it is version \w+, and .* of version \w+"):
+        batches(module(published_shards, tmp_path, **settings))
+
+
+def test_shards_that_were_made_anew_are_read_once_a_run_has_noticed_it(
+    published_shards, server, tmp_path, pack_shards
+):
+    batches(module(published_shards, tmp_path))
+    again = pack_shards(COUNTS[::-1])[::-1]
+    renamed = [Path(path).rename(tmp_path / f"shard-{n:06d}.tar") for n, path in enumerate(again)]
+    publish(renamed, server_put(server), tmp_path)
+    with pytest.raises(IndexMismatchError, match="it is version"):
+        batches(module(published_shards, tmp_path), world_size=1)
+    found = batches(module(published_shards, tmp_path))
+    assert found == batches(module(list(map(str, renamed)), tmp_path))
+
+
+def test_shards_that_were_made_anew_with_other_counts_are_read_at_once(
+    published_shards, server, tmp_path, pack_shards
+):
+    batches(module(published_shards, tmp_path))
+    again = pack_shards([count + 1 for count in COUNTS])
+    publish(again, server_put(server), tmp_path / "again", counts=[6, 4, 9])
+    assert batches(module(published_shards, tmp_path)) == batches(module(again, tmp_path))
+
+
+def test_a_table_without_crc32s_that_was_not_made_anew_stays_refused(
+    local, server, published_shards, tmp_path
+):
+    publish(local, server_put(server), tmp_path / "plain", with_crc32=False)
+    batches(module(published_shards, tmp_path))
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    for _ in range(5):
+        with pytest.raises(IndexMismatchError, match="it is version"):
+            batches(module(published_shards, tmp_path))
+
+
+def test_a_table_of_another_size_is_refused(published_shards, server, tmp_path):
+    server.objects["data/shard-000001.tar"] += bytes(512)
+    with pytest.raises(IndexMismatchError, match=r"make the table again by .*index"):
+        batches(module(published_shards, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"), [(-9, b""), (0, b"no table"), (None, b"x")], ids=["short", "other", "long"]
+)
+def test_a_damaged_table_is_refused(published_shards, server, tmp_path, stop, end):
+    name = "data/shard-000001.tar.members"
+    server.objects[name] = server.objects[name][:stop] + end
+    with pytest.raises(FileAccessError, match=r"000001.tar.members cannot be used: it is"):
+        batches(module(published_shards, tmp_path))
+
+
+def test_an_unknown_object_is_named(published_shards, server, tmp_path):
+    del server.objects["data/shard-000001.tar"]
+    with pytest.raises(ShardNotFoundError, match=r"shard-000001\.tar") as caught:
+        batches(module(published_shards, tmp_path))
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_an_unknown_bucket_is_not_found(real_store, real_server, tmp_path):
+    real_store("moto")  # with its credentials
+    options = dict(real_server("moto").options)
+    data = module("s3://nowhere/0.tar", tmp_path, loader={"storage_options": options})
+    with pytest.raises(ShardNotFoundError, match=r"nowhere.*the bucket"):
+        data.source("train")
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 9}])
+def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
+    published_shards, server, tmp_path, settings
+):
+    data = module(published_shards, tmp_path, **settings)
+    source = data.source("train")
+    next(source.batches(Place(), Cursor()))
+    server.always = Fault("status", 500)
+    with pytest.raises(StorageError, match="500 Internal Server Error"):
+        next(source.batches(Place(), Cursor()))
+
+
+def test_the_tool_makes_what_the_reader_needs(server, local, tmp_path):
+    """Of local shards beside them, of remote ones in a folder: the same bytes."""
+    given = ["--format", "wids,members", "--cache-dir", str(tmp_path / "making"), "--processes"]
+    folder, put = Path(local[0]).parent, server_put(server)
+    for path in map(Path, local):
+        put(path.name, path.read_bytes())
+    urls = f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
+    index_tool.main([urls, "--output", str(tmp_path / "made"), *given, "2"])
+    index_tool.main([str(folder / "*.tar"), *given, "1"])
+    made = {path.name: path.read_bytes() for path in (tmp_path / "made").rglob("*.*")}
+    assert sorted(made) == sorted(["wids.json", *(f"{Path(path).name}.members" for path in local)])
+    assert made == {name: (folder / name).read_bytes() for name in made}
+    for name, data in made.items():
+        put(name, data)
+    data = module(urls, tmp_path, reader="indexed")
+    assert batches(data) == batches(module(local, tmp_path))
+
+
+def test_a_server_without_ranges_gives_small_shards(published_shards, server, local, tmp_path):
+    server.always = Fault("whole")
+    assert batches(module(published_shards, tmp_path)) == batches(module(local, tmp_path))
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"s3": {"secret_access_key": "s3cr3t"}}, "looks like a secret.*AWS_ACCESS_KEY_ID"),
+        ({"az": {"endpoint": "https://user:s3cr3t@host"}}, "looks like a secret"),
+        ({"s3": {"regoin": "x"}}, "have no 'regoin'"),
+        ({"s3": {"anonymous": "yes"}}, "must be a bool"),
+        ({"s3": "us-east-1"}, "must be a mapping"),
+        ({"s5": {}}, "its keys are schemes: http"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        LoaderConfig(storage_options=options)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path):
+    made = module(published_shards, tmp_path, num_workers=3, loader={"connections": 10})
+    maker = made.source("train").storages["http"]
+    assert maker.settings.connections == 3
+    for_one = shared_out({"http": maker}, 2)["http"]
+    assert (for_one.settings.connections, for_one.cache) == (1, maker.cache)
+    assert shared_out(None, 2) is None
+    with pytest.raises(ConfigError, match="connections must be"):
+        LoaderConfig(connections=0)
+
+
+def test_sources_of_equal_settings_are_equal(published_shards, tmp_path):
+    data = module(published_shards, tmp_path)
+    assert data.source("train") == data.source("train")

@@ -1,0 +1,162 @@
+"""What a transport is made of, which schemes it reads, and what its stores may be told."""
+
+import os
+import pickle
+import sys
+
+import pytest
+
+from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
+from lightning_shards.shards.remote import cloud
+from lightning_shards.shards.remote.cloud import CloudBackend
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+
+QUICK = RetryPolicy().scaled(0.001)
+
+
+@pytest.mark.parametrize("url", ["/a.tar", "file:///a.tar", "pipe:cat a.tar", "scp://host/a.tar"])
+def test_what_is_no_remote_object_is_refused(url):
+    with pytest.raises(ConfigError, match="not fetched by ranges"):
+        RemoteTransport().read(url, 0, 9)
+
+
+def test_a_scheme_that_nobody_knows_is_a_storage_error():
+    with pytest.raises(StorageError, match=r"nowhere://b/a.tar cannot be read: fsspec raised Val"):
+        RemoteTransport().read("nowhere://b/a.tar", 0, 9)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 5), (5, 4)])
+def test_what_is_no_range_is_refused(begin, end):
+    with pytest.raises(ValueError, match="are no range"):
+        RemoteTransport().read("https://h/a", begin, end)
+
+
+def test_nothing_is_opened_before_the_first_read():
+    transport = RemoteTransport(TransportSettings({"s3": {"endpoint": "http://h"}}))
+    assert transport._opened == {}
+    assert pickle.loads(pickle.dumps(transport))._settings.options == {
+        "s3": {"endpoint": "http://h"}
+    }
+
+
+def test_the_repr_holds_no_options():
+    transport = RemoteTransport(TransportSettings({"s3": {"endpoint": "http://s3cr3t"}}, 8))
+    assert "connections=8" in repr(transport)
+    assert "s3cr3t" not in repr(transport)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "message"),
+    [
+        ("s3", {"endpiont": "http://h"}, "have no 'endpiont'; there are endpoint, region"),
+        ("s3", {"secret_access_key": "s3cr3t"}, "looks like a secret.*AWS_SECRET_ACCESS_KEY"),
+        ("s3", {"region": "AKIAS3CR3TS3CR3TS3CR"}, "'region' looks like a secret"),
+        ("s3", {"endpoint": "http://me:s3cr3t@h"}, "'endpoint' looks like a secret"),
+        ("az", {"endpoint": "http://h?sv=1&sig=s3cr3t"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("gs", {"service_account_key": "s3cr3t"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("hf", {"token": "s3cr3t"}, "looks like a secret.*HF_TOKEN"),
+        ("sftp", {"password": "s3cr3t"}, r"looks like a secret.*~/\.ssh"),
+        ("ftp", {"host": "h", "tls": {"key": "s3cr3t"}}, "'key' looks like a secret"),
+        ("s3", {"anonymous": "yes"}, "anonymous must be a bool, got a str"),
+        ("gs", {"region": "x"}, "have no 'region'"),
+        ("az", {"endpoint": 5}, "endpoint must be a str"),
+        ("https", {"verify": False}, "have no 'verify'; there are none"),
+        ("ais", {"endpoint": "host"}, "AIS_ENDPOINT"),
+    ],
+)
+def test_options_that_a_store_does_not_know_are_refused(scheme, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        RemoteTransport(TransportSettings({scheme: options})).read(f"{scheme}://b/a.tar", 0, 9)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://", "s3:///key", "s3://key:s3cr3t@b/a.tar"])
+def test_a_url_of_a_bucket_needs_a_key_and_no_credentials(url):
+    with pytest.raises(StorageError, match="write s3://BUCKET/KEY, without keys") as caught:
+        RemoteTransport().read(url, 0, 9)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_without_obstore_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setattr(cloud, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[remote\]'"):
+        RemoteTransport().read("s3://b/a.tar", 0, 9)
+
+
+def test_a_profile_needs_boto3(monkeypatch):
+    monkeypatch.setattr(cloud, "find_spec", lambda name: None if name == "boto3" else name)
+    with pytest.raises(ConfigError, match="profile='mine' needs boto3"):
+        RemoteTransport(TransportSettings({"s3": {"profile": "mine"}})).read("s3://b/a", 0, 9)
+
+
+@pytest.mark.filterwarnings("ignore:Boto3 will no longer support Python:DeprecationWarning")
+def test_a_profile_that_is_not_there_is_an_error(monkeypatch, tmp_path):
+    pytest.importorskip("boto3", reason="boto3, which reads profiles, comes with moto")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(ConfigError, match="boto3 raised ProfileNotFound for profile='mine'"):
+        RemoteTransport(TransportSettings({"s3": {"profile": "mine"}})).read("s3://b/a", 0, 9)
+
+
+def test_a_package_that_fsspec_lacks_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    with pytest.raises(ConfigError, match=r"sftp:// shards need .*not installed"):
+        RemoteTransport().read("sftp://host/a.tar", 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (FileNotFoundError("s3cr3t"), ShardNotFoundError, "there is no such file"),
+        (PermissionError("s3cr3t"), FileAccessError, "this user may not read it"),
+        (ConnectionResetError("s3cr3t"), StorageError, r"ConnectionResetError \(try 10 of 10\)"),
+        (EOFError("s3cr3t"), StorageError, r"EOFError \(try 10 of 10\)"),
+        (RuntimeError("s3cr3t"), StorageError, r"RuntimeError \(try 1 of 10\)"),
+    ],
+)
+def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypatch):
+    def refuse(*_args, **_options):
+        raise raised
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.info", refuse)
+    transport = RemoteTransport(TransportSettings(policy=QUICK), sleep=lambda _: None)
+    with pytest.raises(error, match=message) as caught:
+        transport.read("memory://b/a.tar", 0, 9)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "what"),
+    [
+        ("PUT http://169.254.169.254/latest/api/token: kind: Connect,", "denied", "no credentials"),
+        ("GET http://metadata.google.internal/x kind: Timeout", "denied", "no credentials"),
+        ("status code: 400 Bad Request: <Code>ExpiredToken</Code>", "denied", "have expired"),
+        ("status code: 503 Slow Down", "busy", "503 Service Unavailable"),
+        ("status code: 299 s3cr3t", "final", "299"),
+        ("status code: 302 Found", "final", "302 Found"),
+        ("InvalidRangeRequest { source: StartTooLarge { requested: 9,", "beyond", "begins behind"),
+        ('ParseContentRange {\n    value: "bytes 0--1/0",', "beyond", "begins behind"),
+        ('ParseContentRange {\n    value: "bytes 0--1/9",', "again", "another range"),
+        ("RetryError kind: Timeout", "again", "stalled"),
+        ("RetryError kind: Connect,", "again", "no connection"),
+        ("inner: BareRedirect", "final", "redirects to no address"),
+        ("something s3cr3t", "final", "obstore raised GenericError"),
+    ],
+)
+def test_errors_of_obstore_are_known_by_their_text_and_none_of_it_is_shown(text, kind, what):
+    from obstore.exceptions import GenericError
+
+    failure = CloudBackend("s3", {}, RetryPolicy())._failure_of(GenericError(text))
+    assert failure.kind == kind
+    assert what in failure.what
+    assert "s3cr3t" not in failure.what + failure.remedy
+
+
+def test_obstore_gets_two_threads_unless_the_user_set_another_number(monkeypatch):
+    monkeypatch.delenv("TOKIO_WORKER_THREADS", raising=False)
+    backend = CloudBackend("s3", {"endpoint": "http://h", "anonymous": True}, RetryPolicy())
+    backend._store("b")
+    assert os.environ["TOKIO_WORKER_THREADS"] == "2"
+    monkeypatch.setenv("TOKIO_WORKER_THREADS", "7")
+    backend._store("c")
+    assert os.environ["TOKIO_WORKER_THREADS"] == "7"

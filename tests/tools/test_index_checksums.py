@@ -1,0 +1,72 @@
+"""Checksums in an index that is made again, with and without reading every byte."""
+
+import json
+import os
+import shutil
+import tarfile
+
+import pytest
+
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.tools import index
+from tests.tools.conftest import write_samples
+
+COUNTS = [4, 0, 3]
+
+
+@pytest.fixture
+def run(run_here):
+    return run_here(index.main)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_samples(tmp_path / "data", COUNTS)
+
+
+def _md5s(folder):
+    listed = json.loads((folder / "wids.json").read_text())["shardlist"]
+    return [entry.get("md5sum") for entry in listed]
+
+
+def _rot(path):
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[1].offset_data
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_index_without_checksums_keeps_those_that_are_true(run, folder, tmp_path):
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    os.utime(folder / "train-000000.tar", ns=(5, 5))
+    assert run(folder / "*.tar")[0] == 0
+    assert (folder / "wids.json").read_bytes() == before
+    table = TableStore(CacheFolder(tmp_path / "cache")).table_of(folder / "train-000000.tar")
+    assert table.crc32 is not None
+
+
+def test_an_index_without_checksums_drops_the_md5_of_other_bytes(run, folder, tmp_path, caplog):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    before = _md5s(folder)
+    shutil.rmtree(tmp_path / "cache")  # with the crc32s, which would tell
+    _rot(shard)
+    assert run(folder / "*.tar")[0] == 0
+    assert _md5s(folder) == [None, *before[1:]]
+    assert f"the MD5 of {shard} in {folder / 'wids.json'} is out of date" in caplog.text
+
+
+def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    _rot(shard)
+    status, document = run(folder / "*.tar")
+    assert status == 1
+    assert "run `lightning-shards index --checksums` on it" in document["findings"][0]["message"]
+    assert (folder / "wids.json").read_bytes() == before
+    assert run(folder / "*.tar", "--checksums")[0] == 0
+    assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None

@@ -1,0 +1,175 @@
+"""The fork server: one for all streams of a process, and what its workers find."""
+
+import multiprocessing
+import os
+import sys
+from itertools import count
+from multiprocessing import util
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from lightning_shards.errors import WorkerError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import SourceDescription
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.seeds import worker_seed
+from lightning_shards.workers.fork_server import fork_server
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.worker_imports import prepare_workers
+
+pytestmark = pytest.mark.ddp
+
+
+def semaphores():
+    """The memory of named semaphores in this process; a group that is killed leaves the names."""
+    maps = Path("/proc/self/maps").read_text().split("\n")
+    return {line.split(maxsplit=5)[-1] for line in maps if "/sem." in line}
+
+
+class Tells:
+    """A source whose batches say what a worker finds."""
+
+    def __init__(self, shared=None):
+        self.shared = shared
+
+    def describe(self):
+        return SourceDescription("telling", "sequential")
+
+    def batches(self, place, cursor, arena=None):
+        for number in count(place.worker, place.num_workers):
+            if self.shared is not None:
+                with self.shared.get_lock():
+                    self.shared.value += 1
+            info = get_worker_info()
+            told = {
+                "worker": [info.id, info.num_workers, info.seed, type(info.dataset) is Tells],
+                "threads": torch.get_num_threads(),
+                "drawn": float(np.random.random()),  # noqa: NPY002
+                "main": getattr(sys.modules["__main__"], "__file__", None),
+                "parent": multiprocessing.parent_process().pid,
+                "semaphores": semaphores(),
+            }
+            yield LoadedBatch({"told": [told], "number": torch.tensor(number)})
+
+
+def told_by(stream, num_batches=2):
+    return [next(stream).batch["told"][0] for _ in range(num_batches)]
+
+
+@pytest.fixture
+def server_pid():
+    """Gives the process id of the fork server, which ends with the test."""
+    yield lambda: fork_server._pid
+    fork_server.end_unused()
+
+
+def drawn_by_torchs_worker(worker):
+    seed = worker_seed(0)
+    words = torch.utils.data._utils.worker._generate_state(seed, worker)
+    return float(np.random.RandomState(np.array(words, dtype=np.uint32)).random_sample())
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid):
+    is_forked = start_method == "fork"
+    main = getattr(sys.modules["__main__"], "__file__", None) if is_forked else None
+    inherited = semaphores() if is_forked else set()
+    told = told_by(start(ProcessPool(2, start_method=start_method), Tells()))
+    for worker in (0, 1):
+        assert told[worker] == {
+            "worker": [worker, 2, worker_seed(worker), True],
+            "threads": 1,
+            "drawn": drawn_by_torchs_worker(worker),
+            "main": main,
+            "parent": os.getpid(),
+            "semaphores": inherited,
+        }
+    assert get_worker_info() is None
+
+
+def test_a_value_of_multiprocessing_travels(start, server_pid):
+    shared = multiprocessing.get_context("spawn").Value("i", 0)
+    stream = start(ProcessPool(1, prefetch_factor=1), Tells(shared))
+    told_by(stream, 3)
+    stream.close()
+    assert shared.value in (3, 4)
+
+
+def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
+    streams = [start(ProcessPool(1), Tells()) for _ in range(2)]
+    server = psutil.Process(server_pid())
+    for stream in streams:
+        told_by(stream, 1)
+        assert {worker.pid for worker in stream._workers} <= {
+            child.pid for child in server.children()
+        }
+    streams[0].close()
+    fork_server.end_unused()
+    assert server.is_running()
+    told_by(streams[1], 5)
+    streams[1].close()
+    fork_server.end_unused()
+    assert not server.is_running()
+
+
+def test_a_server_that_was_killed_is_started_again(start, server_pid):
+    start(ProcessPool(1), Tells()).close()
+    server = psutil.Process(server_pid())
+    server.kill()
+    server.wait(10)
+    told_by(start(ProcessPool(1), Tells()))
+    assert server_pid() != server.pid
+
+
+def test_no_server_of_names_is_started(start, server_pid):
+    before = {child.pid for child in psutil.Process().children()}
+    stream = start(ProcessPool(1), Tells())
+    told_by(stream)
+    started = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert started <= {server_pid(), stream._workers[0].pid}
+
+
+def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the_users(
+    start, server_pid
+):
+    fork_server.end_unused()
+    prepare_workers([Tells()])
+    prepared = server_pid()
+    assert fork_server._imported >= {"numpy", "torch", "lightning_shards.workers.worker"}
+    assert not {__name__, "__main__"} & fork_server._imported
+    told_by(start(ProcessPool(1), Tells()), 1)
+    assert server_pid() == prepared
+
+
+def test_what_cannot_be_sent_is_no_error_before_the_loader_is_made(server_pid):
+    prepare_workers([Tells(lambda: None)])
+    assert server_pid()
+
+
+def test_what_prevents_the_server_is_no_error_before_workers_start(monkeypatch, server_pid):
+    def refuse(*_, **__):
+        raise BlockingIOError("too many processes")
+
+    fork_server.end_unused()
+    monkeypatch.setattr(util, "spawnv_passfds", refuse)
+    prepare_workers([Tells()])
+    with pytest.raises(WorkerError, match=r"cannot be started \(BlockingIOError: too many proc"):
+        ProcessPool(1).start(Tells(), Place(), Cursor())
+
+
+def test_an_error_of_cuda_comes_before_any_worker_starts(monkeypatch, server_pid):
+    def refuse():
+        raise RuntimeError("CUDA error: no more memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", refuse)
+    before = fork_server._holders, set(psutil.Process().children())
+    with pytest.raises(RuntimeError, match="no more memory"):
+        ProcessPool(1, start_method="fork", pin_memory=True).start(Tells(), Place(), Cursor())
+    assert (fork_server._holders, set(psutil.Process().children())) == before

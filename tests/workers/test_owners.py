@@ -1,0 +1,143 @@
+"""Worker processes, and the programs that they run, end with the process that owns them."""
+
+import queue
+import socketserver
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from waiting import is_alive, wait_for
+
+pytestmark = pytest.mark.ddp
+
+OWNER = """
+import sys
+from lightning_shards.samples.fields import Field
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.stream import StreamSource
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.plan.place import Place
+from lightning_shards.workers.processes import ProcessPool
+
+def main():
+    url, start_method, num_workers = sys.argv[1:]
+    source = StreamSource(
+        index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), sampling="resampled",
+        seed=0, fields=(Field("label", ("cls",)),), transforms={},
+    )
+    pool = ProcessPool(int(num_workers), start_method=start_method)
+    stream = pool.start(source, Place(), Cursor())
+    next(stream)
+    print("has a batch", flush=True)
+    input()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def start_owner(tmp_path, request):
+    """Starts a script that owns workers; the script does not outlive the test."""
+
+    def start(url, start_method, num_workers):
+        script = tmp_path / "owner.py"
+        script.write_text(OWNER)
+        owner = subprocess.Popen(
+            [sys.executable, script, url, start_method, str(num_workers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        request.addfinalizer(lambda: end(owner))
+        return owner
+
+    def end(owner):
+        owner.kill()
+        owner.stdin.close()
+        owner.stdout.close()
+        owner.wait()
+
+    return start
+
+
+@pytest.fixture
+def stalled_server():
+    """Answers with the beginning of a body and no more; a queue counts those who wait for it."""
+    waiting = queue.Queue()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + bytes(99))
+            waiting.put(self.client_address)
+            self.request.recv(1)  # until the client is gone
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/000.tar", waiting
+        server.shutdown()
+        thread.join()
+
+
+def kill(owner):
+    owner.kill()
+
+
+def raise_error(owner):
+    """What waits for a line gets an EOFError, which nobody catches."""
+    owner.stdin.close()
+
+
+def descendants_left(owner, end):
+    """The processes below the owner, and those of them alive five seconds after its end."""
+    descendants = psutil.Process(owner.pid).children(recursive=True)
+    names = sorted(process.name() for process in descendants)
+    end(owner)
+    owner.wait(timeout=30)
+    _, left = psutil.wait_procs(descendants, timeout=5)
+    alive = [process for process in left if is_alive(process)]
+    for process in alive:
+        process.kill()
+    return names, alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start_method", "num_workers", "end"),
+    [("spawn", 1, kill), ("forkserver", 2, raise_error)],
+)
+def test_no_worker_outlives_its_owner(start_method, num_workers, end, start_owner, pack_shards):
+    owner = start_owner(pack_shards([9])[0], start_method, num_workers)
+    assert owner.stdout.readline() == b"has a batch\n"
+    names, alive = descendants_left(owner, end)
+    assert len(names) >= num_workers
+    assert alive == []
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_no_download_outlives_the_owner(start_owner, stalled_server):
+    url, waiting = stalled_server
+    owner = start_owner(url, "forkserver", 2)
+    assert wait_for(lambda: waiting.qsize() == 2 or owner.poll() is not None, within_s=60)
+    names, alive = descendants_left(owner, kill)
+    assert len(names) >= 2
+    assert alive == []
+
+
+@pytest.mark.slow
+def test_no_program_of_a_pipe_outlives_the_owner(start_owner):
+    owner = start_owner("pipe:sleep 1000", "fork", 2)
+
+    def names_now():
+        return [child.name() for child in psutil.Process(owner.pid).children(recursive=True)]
+
+    assert wait_for(lambda: names_now().count("sleep") == 2, within_s=60)
+    names, alive = descendants_left(owner, kill)
+    assert names.count("sleep") == 2
+    assert alive == []

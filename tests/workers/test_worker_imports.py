@@ -1,0 +1,123 @@
+"""What worker processes import: the main script only if something in it travels."""
+
+import multiprocessing
+import pickle
+import sys
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.workers.fork_server import fork_server
+from lightning_shards.workers.worker_imports import WorkerImports, pickled, prepare_workers
+
+
+class Adds:
+    """A transform with something in it."""
+
+    def __init__(self, what=None):
+        self.what = what
+
+    def __call__(self, label):
+        return label
+
+
+@pytest.fixture
+def make_module(monkeypatch):
+    """Makes modules that hold a transform and what else they are given."""
+
+    def make(name, **things):
+        module = ModuleType(name)
+        kind = type("Transform", (Adds,), {"__module__": name, "__qualname__": "Transform"})
+        vars(module).update(things, Transform=kind)
+        monkeypatch.setitem(sys.modules, name, module)
+        return kind
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
+def test_the_main_script_is_imported_where_something_of_it_travels(
+    name, make_module, pack_shards, make_source
+):
+    kind = make_module(name)
+    urls = pack_shards([4])
+    for what in (kind(), partial(kind()), Adds(kind), Adds([{"deep": kind}])):
+        imports = WorkerImports(make_source(urls, transforms={"label": what}))
+        assert imports.from_main == "Transform"
+    assert WorkerImports(make_source(urls, transforms={"label": Adds()})).from_main is None
+
+
+def test_a_text_that_names_the_main_script_is_not_the_main_script():
+    assert "__main__" not in pickled(Adds("__main__")).modules
+
+
+def test_installed_modules_of_the_users_are_imported_once_and_his_own_in_each_worker(
+    make_module, pack_shards, make_source
+):
+    kind = make_module("of_the_user", arrays=np, Processes=pytest.MonkeyPatch)
+    modules = WorkerImports(make_source(pack_shards([4]), transforms={"label": kind()})).modules
+    assert "of_the_user" not in modules
+    assert {"numpy", "_pytest.monkeypatch", "lightning_shards.readers.stream"} <= set(modules)
+
+
+def test_things_that_only_processes_may_have_travel(pack_shards, make_source):
+    value = multiprocessing.get_context("spawn").Value("i", 7)
+    source = make_source(pack_shards([4]), transforms={"label": Adds(value)})
+    assert "multiprocessing.sharedctypes" in pickled(source).modules
+
+
+def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make_source):
+    value = multiprocessing.get_context("spawn").Value("i", 7)
+    transforms = {"label": Adds(value), "key": Adds(lambda: None)}
+    source = make_source(
+        pack_shards([4]), transforms=transforms, fields={"label": "cls", "key": "txt"}
+    )
+    with pytest.raises(ConfigError, match=r"^the transform of .key. is Adds, which cannot be sent"):
+        WorkerImports(source)
+
+
+class Counted(Adds):
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __reduce__(self):
+        type(self).times += 1
+        return Adds, (7,)
+
+
+def test_a_source_is_pickled_once_for_all_workers(monkeypatch, pack_shards, make_source):
+    monkeypatch.setattr(Counted, "times", 0)
+    sent = WorkerImports(make_source(pack_shards([4]), transforms={"label": Counted()})).sent
+    found = [pickle.loads(pickle.dumps(sent)).transforms["label"] for _ in range(3)]
+    assert [type(each) for each in found] == [Adds] * 3
+    assert Counted.times == 1
+
+
+@pytest.mark.parametrize(
+    "make_thing",
+    [lambda: multiprocessing.get_context("spawn").Value("i", 7), lambda: torch.ones(3)],
+    ids=["value", "tensor"],
+)
+def test_a_source_with_handles_is_pickled_for_each_worker(make_thing, pack_shards, make_source):
+    source = make_source(pack_shards([4]), transforms={"label": Adds(make_thing())})
+    assert WorkerImports(source).sent is source
+
+
+class Refuses(Adds):
+    """Has a word of its own for what cannot be pickled."""
+
+    def __reduce__(self):
+        raise ValueError("not me")
+
+
+def test_whatever_a_transform_raises_when_it_is_pickled_names_it(pack_shards, make_source):
+    source = make_source(pack_shards([4]), transforms={"label": Refuses()})
+    with pytest.raises(ConfigError, match=r"label. is Refuses, which cannot be .*Error: not me"):
+        WorkerImports(source)
+    prepare_workers([source])  # that is an error of the loader
+    fork_server.end_unused()
