@@ -71,7 +71,7 @@ def list_options(name: str) -> Iterator[tuple[str, str, str]]:
 def _type_text(annotation: object) -> str:
     text = inspect.formatannotation(annotation).replace("typing.", "")
     text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
-    return text.replace("lightning_shards.config.", "")
+    return re.sub(r"lightning_shards\.config\.\w+\.", "", text)
 
 
 def _default_text(default: object) -> str:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lightning_shards.callbacks.set_epoch import SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
-    from lightning_shards.config import LoaderConfig, SplitConfig
+    from lightning_shards.config.loading import LoaderConfig
+    from lightning_shards.config.splits import SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.dataprep.writing.writer import ShardWriter
     from lightning_shards.errors import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.collate import LoadedBatch
-    from lightning_shards.samples.crops import (
+    from lightning_shards.samples.decoding.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
         DecodeResize,
@@ -61,9 +62,9 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
     "DataThroughputMonitor": "callbacks.throughput",
-    "DecodeCenterCrop": "samples.crops",
-    "DecodeRandomResizedCrop": "samples.crops",
-    "DecodeResize": "samples.crops",
+    "DecodeCenterCrop": "samples.decoding.crops",
+    "DecodeRandomResizedCrop": "samples.decoding.crops",
+    "DecodeResize": "samples.decoding.crops",
     "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
@@ -72,7 +73,7 @@ _HOMES = {
     "FileAccessError": "errors",
     "IndexMismatchError": "errors",
     "LoadedBatch": "samples.collate",
-    "LoaderConfig": "config",
+    "LoaderConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
     "Place": "plan.place",
@@ -97,7 +98,7 @@ _HOMES = {
     "ShardWriter": "dataprep.writing.writer",
     "Source": "readers.source",
     "SourceDescription": "readers.source",
-    "SplitConfig": "config",
+    "SplitConfig": "config.splits",
     "StateError": "errors",
     "Storage": "shards.storage.protocol",
     "StorageError": "errors",

@@ -7,7 +7,9 @@ first needed, so that `plan` and `trace` need neither.
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.splits import Split, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place

@@ -22,8 +22,9 @@ from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config import Split, SplitConfig, with_urls
-from lightning_shards.config_files import omegaconf_message, placed_message
+from lightning_shards.config.files import omegaconf_message, placed_message
+from lightning_shards.config.parsing import cause_of, did_you_mean, known_keys, plain_message
+from lightning_shards.config.splits import Split, SplitConfig, with_urls
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
     DamagedShardError,
@@ -33,7 +34,6 @@ from lightning_shards.errors import (
     SampleError,
     ShardError,
 )
-from lightning_shards.parsing import cause_of, did_you_mean, known_keys, plain_message
 from lightning_shards.predictions.formats import PredictionFormat
 
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)

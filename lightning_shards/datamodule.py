@@ -6,7 +6,7 @@ Where to go on: `build` (the source of batches), `readers.batch_reader` (their b
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from types import MethodType
 from typing import Any, Literal, Self, cast
@@ -18,10 +18,12 @@ from omegaconf import DictConfig
 
 from lightning_shards.build import describe, find_shards, make_loader, make_source
 from lightning_shards.collectives import agree
-from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig, require_at_least
-from lightning_shards.config_files import module_from_config
-from lightning_shards.errors import ConfigError
+from lightning_shards.config.files import module_from_config
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.splits import Split, SplitConfig
 from lightning_shards.loader import ShardLoader
+from lightning_shards.module_settings import ModuleSettings
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
@@ -44,8 +46,10 @@ _ANSWERED = (
 )
 """Warnings of Lightning that do not apply here."""
 
+_SETTINGS = frozenset(setting.name for setting in fields(DataConfig))
 
-class ShardDataModule(pl.LightningDataModule):
+
+class ShardDataModule(ModuleSettings):
     """Loads WebDataset tar shards for all ranks in lockstep.
 
     A split is a SplitConfig, a dict of its settings, or only its shards: a pattern or a list.
@@ -93,33 +97,9 @@ class ShardDataModule(pl.LightningDataModule):
         loader: LoaderConfig = LoaderConfig(),  # noqa: B008 frozen, and jsonargparse reads it
         allow_unsafe: list[str] | None = None,
     ) -> None:
-        super().__init__()
-        settings = DataConfig(
-            *(train, val, test, predict),
-            fields=fields,
-            decode=decode,
-            classes=classes,
-            transforms=transforms,
-            device_transforms=device_transforms,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            batch_format=batch_format,
-            loader=loader,
-            allow_unsafe=allow_unsafe,
-        )
-        self._begin_with(settings)
-
-    def _begin_with(self, data: DataConfig) -> None:
-        """Take settings, any of which may be changed later, and begin without any loader."""
-        self.splits = data.splits
-        self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
-        self.transforms = data.transforms or {}
-        self.device_transforms = data.device_transforms or {}
-        self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
-        self.batch_format: Literal["dict", "tuple"] = data.batch_format
-        self.loader_config = data.loader
-        self.allow_unsafe = frozenset(data.allow_unsafe or ())
+        given = locals().items()
+        data = DataConfig(**{name: value for name, value in given if name in _SETTINGS})
+        super().__init__(data)
         self._loaders: dict[Split, ShardLoader] = {}
         self._settings: dict[Split, tuple[object, ...]] = {}
         self._indexes: dict[Split, ShardIndex] = {}
@@ -146,23 +126,6 @@ class ShardDataModule(pl.LightningDataModule):
             FileNotFoundError: There is no such file.
         """
         return module_from_config(cls, config)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples per rank and step; change it on all ranks, before the next call for a loader."""
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        require_at_least("batch_size", batch_size, 1)
-        name = STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][0]
-        split = self.splits[name]
-        if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries
-            raise ConfigError(
-                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
-                f"own, {split.batch_size}; leave that out of its SplitConfig"
-            )
-        self._batch_size = batch_size
 
     def __repr__(self) -> str:
         """The splits and what is known of them; nothing is counted or opened for it."""
@@ -353,27 +316,6 @@ class ShardDataModule(pl.LightningDataModule):
             index = find_shards(self._data_config(), split, is_prepared=is_prepared)
             self._indexes[split] = index
         return self._indexes[split]
-
-    def _config(self, split: Split) -> SplitConfig:
-        """The settings of a split, with the defaults filled in."""
-        return self._data_config().split(split)
-
-    def _data_config(self) -> DataConfig:
-        """The settings of this module as they are now: any of them may have been changed."""
-        return DataConfig(
-            **self.splits,
-            fields=self.fields,
-            decode=self.decode,
-            classes=self._classes,
-            transforms=self.transforms,
-            device_transforms=self.device_transforms,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            seed=self.seed,
-            batch_format=self.batch_format,
-            loader=self.loader_config,
-            allow_unsafe=sorted(self.allow_unsafe),
-        )
 
     def _check_saved(self, loader: ShardLoader) -> None:
         """Compare a checkpoint with the train loader of this run."""

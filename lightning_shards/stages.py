@@ -5,7 +5,7 @@ from typing import Final
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
 
-from lightning_shards.config import Split
+from lightning_shards.config.splits import Split
 
 STAGE_SPLITS: Final[dict[str, tuple[Split, ...]]] = {
     "fit": ("train", "val"),

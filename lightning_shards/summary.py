@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 import torch
 
-from lightning_shards.config import LoaderConfig, Split, SplitConfig
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.splits import Split, SplitConfig
 from lightning_shards.errors import ShardError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor

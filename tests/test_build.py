@@ -6,7 +6,7 @@ import pytest
 
 from lightning_shards import ShardDataModule, SplitConfig, build
 from lightning_shards.build import describe, make_pool
-from lightning_shards.config import LoaderConfig
+from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool

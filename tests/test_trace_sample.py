@@ -17,6 +17,6 @@ def test_a_sample_comes_to_its_batch_in_few_moves(tmp_path, monkeypatch):
     assert len(moves) <= MOST_MOVES, moves
     assert len(calls) <= MOST_CALLS, calls
     assert max(Counter(module for _, module in moves).values()) <= MOST_CALLERS
-    assert {"loader", "readers.read_ahead", "shards.storage.local", "samples.crops"} <= {
+    assert {"loader", "readers.read_ahead", "shards.storage.local", "samples.decoding.crops"} <= {
         module for _, module in moves
     }

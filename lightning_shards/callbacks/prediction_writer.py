@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.collectives import agree, gather
-from lightning_shards.config import require_choice
+from lightning_shards.config.checks import require_choice
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.predictions.formats import PREDICTION_FORMATS, PredictionFormat

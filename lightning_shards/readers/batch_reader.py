@@ -33,7 +33,6 @@ from lightning_shards.readers.read_ahead import (
     inverse,
 )
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     BatchFormat,
     Column,
@@ -44,6 +43,7 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
+from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.fields import Decoder, Field, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock

@@ -16,14 +16,14 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.samples import images
-from lightning_shards.samples.arrays import (
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.decoding import images
+from lightning_shards.samples.decoding.arrays import (
     NUMBER_DECODERS,
     decode_npy,
     decode_safetensors,
     require_safetensors,
 )
-from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.loaded_torch import as_tensor, load_torch
 from lightning_shards.samples.transforms import Transform, takes_arrays
 from lightning_shards.shards.classes import ClassNames

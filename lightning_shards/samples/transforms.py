@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import PixelLayout, Sample
-from lightning_shards.samples.crops import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
+from lightning_shards.samples.decoding.crops import (
+    DecodeCenterCrop,
+    DecodeRandomResizedCrop,
+    DecodeResize,
+)
 from lightning_shards.samples.loaded_torch import torch_if_loaded
 from lightning_shards.samples.own_generators import (
     RepeatedTransform,
@@ -194,7 +198,7 @@ def _may_draw_from_globals(transform: Transform) -> bool:
 
 
 def takes_bytes(transform: Transform | None) -> bool:
-    """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
+    """Whether a transform decodes by itself, as the crops of `samples.decoding.crops` do."""
     return getattr(transform, "takes_bytes", False) is True
 
 

@@ -13,14 +13,15 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningCLI
 
 from lightning_shards.cli import ShardArgumentParser, ShardCLI
-from lightning_shards.config import LoaderConfig, SplitConfig
-from lightning_shards.config_files import read_setting
+from lightning_shards.config.files import read_setting
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.parsing import plain_message
+from lightning_shards.config.splits import SplitConfig
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.parsing import plain_message
 from lightning_shards.profiling.measuring import Fit
 from lightning_shards.readers.shard_samples import read_shard
-from lightning_shards.samples.crops import DecodeRandomResizedCrop
+from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
 from lightning_shards.shards.urls import expand_urls
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 from lightning_shards.build import find_shards, make_source
-from lightning_shards.config import DataConfig, LoaderConfig, Split, SplitConfig
-from lightning_shards.config_files import data_from_config, read_setting
+from lightning_shards.config.files import data_from_config, read_setting
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.splits import Split, SplitConfig
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.index import ShardIndex
 

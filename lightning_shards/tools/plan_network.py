@@ -18,7 +18,7 @@ from lightning_shards.shards.storage.schemes import MakeRemoteStorage
 from lightning_shards.tools.console import human
 
 if TYPE_CHECKING:
-    from lightning_shards.config import SplitConfig
+    from lightning_shards.config.splits import SplitConfig
     from lightning_shards.plan.epoch import EpochPlan
     from lightning_shards.readers.source import SourceDescription
 

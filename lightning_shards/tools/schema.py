@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     ).parse_args(arguments)
-    from lightning_shards.config import Split
+    from lightning_shards.config.parsing import json_schema
+    from lightning_shards.config.splits import Split
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.parsing import json_schema
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")
     # Allows the sections of a LightningCLI that are not known here, such as model and trainer.

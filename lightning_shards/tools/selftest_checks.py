@@ -19,7 +19,8 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_only
 
 import lightning_shards
-from lightning_shards.config import LoaderConfig, SplitConfig
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.splits import SplitConfig
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.errors import ConfigError

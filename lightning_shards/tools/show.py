@@ -136,7 +136,7 @@ def _with_thumbnails(
     samples: Sequence["ShownSample"], size: int
 ) -> list[tuple["ShownSample", "Thumbnail | None"]]:
     from lightning_shards.dataprep.inspection.thumbnails import make_thumbnail
-    from lightning_shards.samples.images import require_backend
+    from lightning_shards.samples.decoding.images import require_backend
 
     if any(sample.image is not None for sample in samples):
         require_backend("pillow")

@@ -174,7 +174,7 @@ def _as_table(served: Steps, steps: range, classes: "ClassesOfRows") -> str:
 
 def _configured_data(config: Path) -> "ConfiguredData":
     """The data that LightningCLI would make of the section `data`."""
-    from lightning_shards.config_files import read_setting
+    from lightning_shards.config.files import read_setting
     from lightning_shards.tools.configured_data import open_data
 
     if read_setting(config, "data") is None:
@@ -184,7 +184,7 @@ def _configured_data(config: Path) -> "ConfiguredData":
 
 def _world_size(config: Path) -> int:
     """Devices times nodes of the trainer; 1, with a note, if these are not numbers."""
-    from lightning_shards.config_files import read_setting
+    from lightning_shards.config.files import read_setting
 
     devices = read_setting(config, "trainer.devices")
     nodes = read_setting(config, "trainer.num_nodes", 1)

@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def image_decoder(suffix: str) -> Decode | None:
     """The decoder of images of a suffix; None if the suffix is not of images."""
+    from lightning_shards.samples.decoding.images import decode_pil
     from lightning_shards.samples.fields import decoder_of
-    from lightning_shards.samples.images import decode_pil
 
     return decode_pil if decoder_of(suffix) == "rgb" else None
 
@@ -60,7 +60,7 @@ def image_decoder(suffix: str) -> Decode | None:
 def _verify(options: Namespace) -> int:
     urls = shards_of(options)
     if options.decode == "images":
-        from lightning_shards.samples.images import require_backend
+        from lightning_shards.samples.decoding.images import require_backend
 
         require_backend("pillow")
     folder: Path | None = options.repair

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
-from lightning_shards.samples import images
+from lightning_shards.samples.decoding import images
 from lightning_shards.samples.fields import Field, decoder_of, make_fields
 from lightning_shards.samples.transforms import takes_rng
 

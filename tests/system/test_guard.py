@@ -170,7 +170,9 @@ import time
 
 def main():
     from lightning_shards.build import find_shards, make_source
-    from lightning_shards.config import DataConfig, LoaderConfig, SplitConfig
+    from lightning_shards.config.loading import LoaderConfig
+    from lightning_shards.config.splits import SplitConfig
+    from lightning_shards.config.module import DataConfig
     from lightning_shards.plan.cursor import Cursor
     from lightning_shards.plan.place import Place
     from lightning_shards.workers.processes import ProcessPool

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from lightning_shards import ShardDataModule
-from lightning_shards.config import DataConfig
+from lightning_shards.config.module import DataConfig
 
 PROGRAM = """
 import contextlib, io, json, sys

@@ -1,6 +1,6 @@
 """Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
-Besides `samples.images`, which decodes images, only this module knows Pillow: it encodes them.
+Besides `samples.decoding.images` only this module knows Pillow: it encodes images.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.images import decode_pil, require_backend
+from lightning_shards.samples.decoding.images import decode_pil, require_backend
 
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _MAX_QUALITY = 100

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_shards.config import LoaderConfig, SplitConfig
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.splits import SplitConfig
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build import find_shards
-from lightning_shards.config import DataConfig
+from lightning_shards.config.module import DataConfig
 from lightning_shards.dataprep.indexes.idx_files import dali_index
 from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError
 from lightning_shards.tools.shard_options import classes_of

@@ -10,7 +10,7 @@ from fault_server import Fault
 from real_servers import TRAITS
 
 from lightning_shards import LoaderConfig, ShardDataset, SplitConfig, build
-from lightning_shards.config import DataConfig
+from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,

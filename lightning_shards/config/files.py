@@ -11,9 +11,10 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_shards.config import DataConfig, Split, SplitConfig, with_urls
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.parsing import build, nearest_attribute
+from lightning_shards.config.splits import Split, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.parsing import build, nearest_attribute
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.images import (
+from lightning_shards.samples.decoding.images import (
     Backend,
     Box,
     NotForTurboError,
@@ -38,7 +38,7 @@ class _Crop:
 
     Attributes:
         size: Height and width of the result, in pixels.
-        backend: `pillow`, or the faster `turbo`, whose pixels differ (see `samples.images`).
+        backend: `pillow`, or the faster `turbo`, whose pixels differ (see `images`).
         gray: Whether one channel is wanted instead of three.
         orient: Whether images are turned as their EXIF orientation says.
         fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.

@@ -12,8 +12,12 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples import images
-from lightning_shards.samples.crops import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
+from lightning_shards.samples.decoding import images
+from lightning_shards.samples.decoding.crops import (
+    DecodeCenterCrop,
+    DecodeRandomResizedCrop,
+    DecodeResize,
+)
 
 BACKENDS = ["pillow", "turbo"]
 WIDTH, HEIGHT = 320, 240

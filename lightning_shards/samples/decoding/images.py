@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.jpeg import JpegFrame, read_frame, with_height
+from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_height
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples import images
+from lightning_shards.samples.decoding import images
 from lightning_shards.samples.fields import make_fields
 
 HEIGHT, WIDTH = 4, 6

@@ -7,7 +7,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.samples import images
+from lightning_shards.samples.decoding import images
 from lightning_shards.shards.private_files import CacheFolder
 
 FIELDS = {"image": "png", "label": "cls"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jsonargparse import Namespace
 
+from lightning_shards.config.parsing import build, cause_of, load_callable, plain_message
 from lightning_shards.errors import ConfigError, UnsafeError
-from lightning_shards.parsing import build, cause_of, load_callable, plain_message
 
 
 class Times:

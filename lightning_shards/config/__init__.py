@@ -1,0 +1,1 @@
+"""The configuration: what YAML, omegaconf and the command line fill, checked; it stops here."""

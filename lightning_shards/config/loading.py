@@ -1,0 +1,103 @@
+"""How batches are made: the settings that change no batch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from lightning_shards.config.checks import require_at_least, require_choice
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.scheme_table import RANGED_SCHEMES
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches are made; no setting here changes which batches they are.
+
+    Args:
+        pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
+            ``inline``, the trainer's own thread; ``num_workers=0`` is always inline. Threads copy
+            nothing and start at once; a training loop of much Python wants processes. Only one
+            thread makes small batches without images and transforms from local shards.
+        threads_per_worker: Threads in each worker process. Threads need transforms that draw from
+            the ``rng`` they are given.
+        prefetch_factor: Batches that each worker keeps ready; of small ones, messages of several.
+        prefetch_bytes: Most bytes that the workers of a rank keep ready: fewer batches than
+            ``prefetch_factor`` where they are large, but at least one batch or message (4 MiB) of
+            each worker.
+        multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
+            threads can deadlock.
+        pin_memory: Whether batches are copied into page-locked memory. Default: when the
+            accelerator is CUDA.
+        worker_timeout_s: Seconds that the trainer waits for a batch, the first one and the start
+            of the workers included. Then worker processes are ended, and the error says which one
+            stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
+            where they are. 0: never.
+        cache_dir: Where counts and member tables are kept. Default: ~/.cache/lightning_shards.
+        storage_options: How the stores of remote shards are reached, by scheme: ``endpoint``,
+            ``region``, ``anonymous``, ``profile`` and others. No secrets: these stay where the
+            tools of each provider keep them.
+        connections: Requests for remote shards that a node has under way at most, over all of its
+            ranks and workers.
+        cache_gib: GiB that the pieces of remote shards may take in ``cache_dir``, of all runs on a
+            node together. Default: three quarters of the free disk, 50 GiB always left.
+    """
+
+    pool: Literal["processes", "threads", "inline"] = "processes"
+    threads_per_worker: int = 1
+    prefetch_factor: int = 2
+    prefetch_bytes: int = 2**30
+    multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver"
+    pin_memory: bool | None = None
+    worker_timeout_s: float = 300.0
+    cache_dir: str | None = None
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    connections: int = 64
+    cache_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
+        """
+        require_choice("pool", self.pool, ("processes", "threads", "inline"))
+        require_at_least("threads_per_worker", self.threads_per_worker, 1)
+        if self.threads_per_worker > 1 and self.pool != "processes":
+            raise ConfigError(
+                f"threads_per_worker={self.threads_per_worker} goes with pool='processes', not "
+                f"{self.pool!r}; leave it at 1 and set num_workers"
+            )
+        require_at_least("prefetch_factor", self.prefetch_factor, 1)
+        require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
+        timeout_s = self.worker_timeout_s
+        if type(timeout_s) not in {int, float} or not 0 <= timeout_s < math.inf:
+            raise ConfigError(
+                f"worker_timeout_s must be a number of seconds, 0 for no limit, got {timeout_s!r}"
+            )
+        require_choice(
+            "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
+        )
+        require_at_least("connections", self.connections, 1)
+        cache_gib = self.cache_gib
+        is_number = type(cache_gib) in {int, float, type(None)}
+        if not is_number or not 0 < (1 if cache_gib is None else cache_gib) < math.inf:
+            raise ConfigError(f"cache_gib must be a number above 0, or left out, got {cache_gib!r}")
+        for scheme, options in self.storage_options.items():
+            if scheme not in RANGED_SCHEMES:
+                raise ConfigError(
+                    f"storage_options has {scheme!r}; its keys are schemes: "
+                    f"{', '.join(RANGED_SCHEMES)}"
+                )
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"storage_options of {scheme} must be a mapping of options, as in "
+                    f"{{'endpoint': ...}}, got a {type(options).__name__}"
+                )
+            require_store_options(scheme, cast("Mapping[str, Any]", options))
+
+    def needs_server(self, num_workers: int) -> bool:
+        """Whether so many workers are processes that come from a fork server."""
+        is_forked = self.multiprocessing_context == "forkserver"
+        return num_workers > 0 and self.pool == "processes" and is_forked

@@ -1,0 +1,115 @@
+"""The settings of all splits together, as a data module and the tools take them."""
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal
+
+from lightning_shards.config.checks import require_at_least, require_choice
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.parsing import load_callables
+from lightning_shards.config.splits import Split, SplitConfig, split_configs
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.class_labels import with_given_classes
+from lightning_shards.samples.fields import UNSAFE_DECODERS, Field, make_fields
+from lightning_shards.samples.transforms import takes_bytes
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The settings of all splits, checked: the arguments of `ShardDataModule`, which explains them.
+
+    What Lightning does with a split is all that it lacks, so that tools need no Lightning.
+    """
+
+    train: SplitConfig | None = None
+    val: SplitConfig | None = None
+    test: SplitConfig | None = None
+    predict: SplitConfig | None = None
+    _: KW_ONLY
+    fields: dict[str, str]
+    decode: dict[str, str] | None = None
+    classes: dict[str, list[str]] | None = None
+    transforms: dict[str, Any] | None = None
+    device_transforms: dict[str, Any] | None = None
+    batch_size: int = 32
+    num_workers: int = 2
+    seed: int = 0
+    batch_format: Literal["dict", "tuple"] = "dict"
+    loader: LoaderConfig = LoaderConfig()  # noqa: RUF009 frozen
+    allow_unsafe: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Load splits and callables by what names them, and refuse settings that cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
+        """
+        for name, split in split_configs(self.splits).items():
+            object.__setattr__(self, name, split)
+        for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
+            loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
+            object.__setattr__(self, name, loaded)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_at_least("num_workers", self.num_workers, 0)
+        require_at_least("seed", self.seed, 0)
+        require_choice("batch_format", self.batch_format, ("dict", "tuple"))
+        for name in self.allow_unsafe or ():
+            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
+        for name, split in self.splits.items():
+            if split is not None:
+                self.fields_of(name)
+
+    @property
+    def splits(self) -> dict[Split, SplitConfig | None]:
+        """The settings of each split as they were given; None: there is no such split."""
+        return {"train": self.train, "val": self.val, "test": self.test, "predict": self.predict}
+
+    def split(self, name: Split) -> SplitConfig:
+        """The settings of a split, where each missing one is that of all splits or a default.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        config = self.splits.get(name)
+        if config is None:
+            given = [split for split, each in self.splits.items() if each]
+            raise ConfigError(
+                f"there is no {name!r} split; this module was given {given}: add "
+                f"{name}=SplitConfig(urls=...)"
+            )
+        is_train = name == "train"
+        return replace(
+            config,
+            sampling=config.sampling or ("resampled" if is_train else "sequential"),
+            remainder=config.remainder or ("drop" if is_train else "balanced"),
+            batch_size=config.batch_size or self.batch_size,
+            fields=self.fields if config.fields is None else config.fields,
+            decode=self.decode or {} if config.decode is None else config.decode,
+            classes=self.classes or {} if config.classes is None else config.classes,
+            transforms=self.transforms if config.transforms is None else config.transforms,
+        )
+
+    def fields_of(self, split: Split) -> tuple[Field, ...]:
+        """The fields of a split, as far as they are known without its shards.
+
+        Raises:
+            ConfigError: These fields cannot be taken from any shard.
+        """
+        config = self.split(split)
+        fields, transforms = config.fields or {}, config.transforms or {}
+        decode = config.decode or {}
+        unknown = sorted(transforms.keys() - fields.keys())
+        if unknown and not config.stages:  # a stage may add fields
+            raise ConfigError(
+                f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
+                "or add one to fields"
+            )
+        decoding = [name for name in fields if takes_bytes(transforms.get(name))]
+        for name in decoding:
+            if decode.get(name, "raw") != "raw":
+                raise ConfigError(
+                    f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} "
+                    f"would do so before it; leave {name!r} out of decode"
+                )
+        decoders = decode | dict.fromkeys(decoding, "raw")
+        made = make_fields(fields, decoders, frozenset(self.allow_unsafe or ()))
+        return with_given_classes(made, config.classes or {})

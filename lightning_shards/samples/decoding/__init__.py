@@ -1,0 +1,1 @@
+"""From the bytes of members to values: images, arrays and numbers."""
