@@ -84,8 +84,8 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
     config = data.split(split)
     epochs = _schedule(split, config, index)
     fields = with_found_classes(data.fields_of(split), index.urls, index.class_files)
-    transforms, max_bad = config.transforms or {}, _max_bad(split, config, data.batch_format)
-    sampling = config.sampling
+    transforms, sample_transforms = config.transforms or {}, tuple(config.sample_transforms or ())
+    sampling, max_bad = config.sampling, _max_bad(split, config, data.batch_format)
     assert sampling is not None  # the settings are complete
     choice = ReaderChoice(split, config.reader, sampling, bool(config.stages))
     reader, loader = choice.of(index), data.loader
@@ -101,15 +101,16 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
             batch_format=data.batch_format,
             max_bad=max_bad,
             storages=_streamed_storages(data, index),
+            sample_transforms=sample_transforms,
         )
     assert index.counts is not None  # the choice sees to it
-    run, block = config.shuffle_run, config.shuffle_block
-    order = SampleOrder(index.counts, data.seed, sampling, run, block)
+    order = SampleOrder(index.counts, data.seed, sampling, config.shuffle_run, config.shuffle_block)
     return IndexedSource(
         *(index, epochs, order, data.seed, fields, transforms, CacheFolder(loader.cache_dir)),
         batch_format=data.batch_format,
         max_bad=max_bad,
         storages=_storages(data, split, index, order, ranks * epochs.batch_size),
+        sample_transforms=sample_transforms,
     )
 
 

@@ -68,6 +68,9 @@ class ShardDataModule(ModuleSettings):
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
+        sample_transforms: Callables from a dict of fields to a dict of fields (or what names them),
+            applied to each sample one after the other, before `transforms`; they may add, drop and
+            rename fields. ``rng`` as for `transforms`.
         device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
@@ -89,6 +92,7 @@ class ShardDataModule(ModuleSettings):
         decode: dict[str, str] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
+        sample_transforms: list[Any] | None = None,
         device_transforms: dict[str, Any] | None = None,
         batch_size: int = 32,
         num_workers: int = 2,
@@ -171,13 +175,14 @@ class ShardDataModule(ModuleSettings):
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
         config = self.splits[split_read_by(self.trainer)]
-        for number, name in enumerate((config and config.fields) or self.fields):
-            if name not in self.device_transforms:
-                continue
+        names = list((config and config.fields) or self.fields)
+        for name, transform in self.device_transforms.items():
             if isinstance(batch, dict):
-                batch[name] = self.device_transforms[name](batch[name])
-            else:
-                changed = self.device_transforms[name](batch[number])
+                if name in batch:
+                    batch[name] = transform(batch[name])
+            elif name in names:
+                number = names.index(name)
+                changed = transform(batch[number])
                 batch = (*batch[:number], changed, *batch[number + 1 :])
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 

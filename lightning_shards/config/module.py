@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from lightning_shards.config.checks import require_at_least, require_choice
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.parsing import load_callables
+from lightning_shards.config.parsing import load_callable_list, load_callables
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.class_labels import with_given_classes
@@ -29,6 +29,7 @@ class DataConfig:
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
     device_transforms: dict[str, Any] | None = None
     batch_size: int = 32
     num_workers: int = 2
@@ -48,6 +49,8 @@ class DataConfig:
         for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
             loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
             object.__setattr__(self, name, loaded)
+        sample_transforms = load_callable_list("sample_transforms", self.sample_transforms or [])
+        object.__setattr__(self, "sample_transforms", sample_transforms)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
         require_at_least("seed", self.seed, 0)
@@ -86,6 +89,9 @@ class DataConfig:
             decode=self.decode or {} if config.decode is None else config.decode,
             classes=self.classes or {} if config.classes is None else config.classes,
             transforms=self.transforms if config.transforms is None else config.transforms,
+            sample_transforms=self.sample_transforms or []
+            if config.sample_transforms is None
+            else config.sample_transforms,
         )
 
     def fields_of(self, split: Split) -> tuple[Field, ...]:
@@ -98,7 +104,7 @@ class DataConfig:
         fields, transforms = config.fields or {}, config.transforms or {}
         decode = config.decode or {}
         unknown = sorted(transforms.keys() - fields.keys())
-        if unknown and not config.stages:  # a stage may add fields
+        if unknown and not (config.stages or config.sample_transforms):  # these may add fields
             raise ConfigError(
                 f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
                 "or add one to fields"

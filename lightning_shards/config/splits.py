@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.config.checks import require_at_least, require_choice
-from lightning_shards.config.parsing import build, load_callable, load_callables
+from lightning_shards.config.parsing import build, load_callable_list, load_callables
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact_pattern
 
@@ -40,6 +40,8 @@ class SplitConfig:
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
+        sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
+            as in `transforms`; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -60,6 +62,7 @@ class SplitConfig:
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64
@@ -112,8 +115,10 @@ class SplitConfig:
         if self.transforms is not None:
             transforms = load_callables("the transform of", self.transforms)
             object.__setattr__(self, "transforms", transforms)
-        stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
-        object.__setattr__(self, "stages", stages)
+        if self.sample_transforms is not None:
+            loaded = load_callable_list("sample_transforms", self.sample_transforms)
+            object.__setattr__(self, "sample_transforms", loaded)
+        object.__setattr__(self, "stages", load_callable_list("stages", self.stages))
 
 
 def split_configs(given: Mapping[Split, object]) -> dict[Split, SplitConfig | None]:

@@ -46,6 +46,12 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.fields import Decoder, Field, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
+from lightning_shards.samples.sample_transforms import (
+    batch_fields,
+    fields_of,
+    require_not_taken,
+    require_same_fields,
+)
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
@@ -172,7 +178,7 @@ class BatchReader:
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
         self._weights = weights or [()] * len(spans)
-        transformed = [field for field in self._fields if field.name in transforms.names]
+        transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
@@ -193,24 +199,23 @@ class BatchReader:
             SampleError: A sample is bad.
         """
         start, stop = self._stops[number : number + 2]
-        transformed = self._transforms.names
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        plain = [field for field in self._fields if field.name not in transformed]
+        plain = [field for field in self._fields if field.name not in self._decoders]
         read = [(field, _loaded(members[field.name])) for field in plain]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: decode_column(field, data, self._arena) for field, data in read}
         self._clock.lap("decode", begin, "collate")
         keys = self._keys.part(start, stop)
-        if transformed:
-            shards: list[int] = self._ids[start:stop, 0].tolist()
-            urls = [self._shards.urls[shard] for shard in shards]
-            samples = [
-                {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
-            ]
+        if not self._transforms.is_empty:
+            samples = self._bare_samples(keys, start, stop)
             with self._transforms.keeping_globals():
-                columns |= self._transformed(samples, members, self._first_positions[number])
-            columns = {name: columns[name] for name in members}
+                made = self._transformed(samples, members, self._first_positions[number])
+            require_not_taken(samples[0], columns)
+            columns |= made
+            names = [*columns.keys() - made.keys(), *fields_of(samples[0])]
+            names = batch_fields(names, self._names, self._format)
+            columns = {name: columns[name] for name in names}
         ids = self._ids[start:stop].copy()
         batch = join_columns(keys, columns, ids, self._weights[number], self._format)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
@@ -223,15 +228,25 @@ class BatchReader:
         members = self._ahead.members(start, stop)
         return dict(zip(self._names, members, strict=True))
 
+    def _bare_samples(self, keys: list[str], start: int, stop: int) -> list[Sample]:
+        """The samples start to stop without their fields."""
+        ids = [(shard, sample) for shard, sample in self._ids[start:stop].tolist()]
+        return [
+            {"__key__": key, "__url__": self._shards.urls[sample_id[0]], "__id__": sample_id}
+            for key, sample_id in zip(keys, ids, strict=True)
+        ]
+
     def _transformed(
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
     ) -> dict[str, Column]:
-        """The fields that have a transform, made sample by sample: one image is held at a time."""
+        """The fields that transforms take or make, sample by sample: one image is held at a time.
+
+        Each of the samples is replaced by the one with these fields.
+        """
         decoders = self._decoders
         data = {name: iter(members[name]) for name in decoders}
         pixels = self._new_pixels(len(samples))
-        others = [name for name in decoders if name not in pixels]
-        columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
+        columns: dict[str, GrowingColumn] = {}
         for number, sample in enumerate(samples):
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
@@ -240,10 +255,14 @@ class BatchReader:
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
             rows = {name: column[number] for name, column in pixels.items()}
-            self._transforms.apply(sample, position + number, rows)
+            made = samples[number] = self._transforms.apply(sample, position + number, rows)
             begin = self._clock.begin("collate")
+            if number == 0:
+                others = [name for name in fields_of(made) if name not in pixels]
+                columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
+            require_same_fields(samples[0], made)
             for name, column in columns.items():
-                sample[name] = column.put(sample[name])
+                made[name] = column.put(made[name])
             self._clock.lap("collate", begin, "collate")
         with self._clock.on("collate"):
             return {**pixels, **{n: column.finished(samples, n) for n, column in columns.items()}}

@@ -41,6 +41,7 @@ from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import Field, counted, decoding_loads_torch, with_arrays
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -49,6 +50,7 @@ from lightning_shards.samples.transforms import (
     Transform,
     layouts_of,
     repeated,
+    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
@@ -75,6 +77,7 @@ class IndexedSource:
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         storages: Storages of schemes that the package does not read by itself: scheme to a
             callable, which is pickled and makes the storage in the process that reads.
+        sample_transforms: Callables for whole samples, which are applied before `transforms`.
     """
 
     index: ShardIndex
@@ -87,6 +90,7 @@ class IndexedSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    sample_transforms: tuple[SampleTransform, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -122,8 +126,8 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms),
-            loads_torch=decoding_loads_torch(self.fields, self.transforms),
+            callables=named_callables(self.transforms, self.sample_transforms),
+            loads_torch=decoding_loads_torch(self.fields, *self._steps),
             storages=self.storages,
         )
 
@@ -140,7 +144,12 @@ class IndexedSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Names of transforms that may draw from the global generators."""
-        return drawing_names(self.transforms)
+        return drawing_names(*self._steps)
+
+    @property
+    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
+        """The transforms of fields and those of samples."""
+        return self.transforms, self.sample_transforms
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
@@ -148,8 +157,13 @@ class IndexedSource:
         Raises:
             ShardError: The sample cannot be made.
         """
-        transforms = repeated(self.transforms)
-        alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
+        alone = replace(
+            self,
+            epochs=epochs_to_try(place),
+            max_bad=None,
+            transforms=repeated(self.transforms),
+            sample_transforms=repeated_of_samples(self.sample_transforms),
+        )
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(
@@ -161,7 +175,7 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
-        fields = with_arrays(self.fields, self.transforms, plain=True)
+        fields = with_arrays(self.fields, *self._steps, plain=True)
         unreadable: set[tuple[int, int]] = set()
         storages = shared_out(self.storages, len(place.ranks_of_node))
         tables = ShardTables(self.index, self.cache, storages)
@@ -180,7 +194,7 @@ class IndexedSource:
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
-                transforms = SampleTransforms(self.transforms, seeds, clock)
+                transforms = SampleTransforms(self.transforms, seeds, clock, self.sample_transforms)
                 epoch = worker_epoch.epoch
                 rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
                 batches = self._batches_of(worker_epoch, rows, reader)
@@ -259,8 +273,9 @@ class IndexedSource:
         weights = planned if self.max_bad is None else weights_of(samples, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         counted = [bad[row] for row in bad if not planned or planned[row]]
-        names = [field.name for field in self.fields]
+        configured = [field.name for field in self.fields]
         with rows.clock.on("collate"):
+            names = batch_fields_of(samples, configured, self.batch_format, self.sample_transforms)
             layouts = layouts_of(self.transforms)
             loaded = make_batch(
                 samples, names, weights, self.batch_format, counted, rows.arena, layouts
@@ -309,7 +324,8 @@ class _Rows:
         """The rows at these positions of the epoch, and the bad samples by row."""
         bad: dict[int, BadSample] = {}
         rows = self._made_between(start, stop, bad)
-        return list(counted(rows, self.fields, self.source.transforms)), bad
+        source = self.source
+        return list(counted(rows, self.fields, source.transforms, source.sample_transforms)), bad
 
     def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         ids = self.source.order.at(self.epoch, start, stop).tolist()

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.readers.user_stages import named_callables
 from lightning_shards.samples.class_labels import (
     lack_classes,
     with_found_classes,
@@ -25,6 +26,7 @@ from lightning_shards.samples.class_labels import (
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field, make_fields, with_arrays
 from lightning_shards.samples.loaded_torch import as_tensor
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.shards.index import ShardIndex
@@ -49,6 +51,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
+        sample_transforms: Callables from a dict of fields to a dict of fields, applied one after
+            the other before `transforms`.
         seed: Key of the randomness of transforms.
         allow_unsafe: Decoders that can run code and are allowed: ``pickle``, ``pth``.
         cache_dir: Folder of counts and member tables. Default: ~/.cache/lightning_shards.
@@ -67,6 +71,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         decode: Mapping[str, str] | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        sample_transforms: Sequence[SampleTransform] | None = None,
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
@@ -77,9 +82,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
         self._given_fields = with_given_classes(made, classes or {})
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
-        for name, transform in self._transforms.items():
+        self._sample_transforms = tuple(sample_transforms or ())
+        for name, transform in named_callables(self._transforms, self._sample_transforms):
             if not callable(transform):
-                raise ConfigError(f"the transform of {name!r} must be callable, got {transform!r}")
+                raise ConfigError(f"{name} must be callable, got {transform!r}")
         if seed < 0:
             raise ConfigError(f"seed must be a whole number of at least 0, got {seed}")
 
@@ -103,7 +109,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        transforms = SampleTransforms(self._transforms, SampleSeeds(self._seed, self._epoch))
+        seeds = SampleSeeds(self._seed, self._epoch)
+        transforms = SampleTransforms(
+            self._transforms, seeds, sample_transforms=self._sample_transforms
+        )
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
 
@@ -119,8 +128,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         sample: Sample = read_sample(
             self._shards, self._fields, shard, position - int(self._stops[shard])
         )
-        transforms.apply(sample, position)
-        fields = {field.name: sample[field.name] for field in self._fields}
+        sample = transforms.apply(sample, position)
+        configured = [field.name for field in self._fields]
+        names = batch_fields_of([sample], configured, "dict", self._sample_transforms)
+        fields = {name: sample[name] for name in names}
         fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
         return fields | {"__key__": sample["__key__"], "__id__": torch.tensor(sample["__id__"])}
 
@@ -138,7 +149,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _fields(self) -> tuple[Field, ...]:
         index = self._index
         fields = with_found_classes(self._given_fields, index.urls, index.class_files)
-        return with_arrays(fields, self._transforms)
+        return with_arrays(fields, self._transforms, self._sample_transforms)
 
     @cached_property
     def _stops(self) -> np.ndarray:

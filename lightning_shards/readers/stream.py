@@ -43,6 +43,7 @@ from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_name
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
 from lightning_shards.samples.fields import Field, counted, with_arrays
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -50,6 +51,7 @@ from lightning_shards.samples.transforms import (
     Transform,
     layouts_of,
     repeated,
+    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
@@ -79,6 +81,7 @@ class StreamSource:
         max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
         storages: Storages by scheme, where other ones are to read the shards than by default: a
             callable, which is pickled and makes the storage in the process that reads.
+        sample_transforms: Callables for whole samples, which are applied before `transforms`.
     """
 
     index: ShardIndex
@@ -92,6 +95,7 @@ class StreamSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    sample_transforms: tuple[SampleTransform, ...] = ()
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too; each start has draws of its own."""
@@ -110,7 +114,7 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.stages),
+            callables=named_callables(self.transforms, self.sample_transforms, self.stages),
             storages=self.storages,
         )
 
@@ -146,7 +150,7 @@ class StreamSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Transforms and stages that may draw from the generators of the whole process."""
-        return drawing_names(self.transforms, self.stages)
+        return drawing_names(self.transforms, self.sample_transforms, self.stages)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -162,6 +166,7 @@ class StreamSource:
             epochs=epochs_to_try(place),
             max_bad=None,
             transforms=repeated(self.transforms),
+            sample_transforms=repeated_of_samples(self.sample_transforms),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
@@ -183,7 +188,7 @@ class StreamSource:
     ) -> list[list[ServedSample]]:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
         require_no_stages(self.stages)
-        bare = replace(self, fields=(), transforms={}, batch_format="dict")
+        bare = replace(self, fields=(), transforms={}, sample_transforms=(), batch_format="dict")
         return read_again(bare, place, epoch, steps, num_workers)
 
     def _batches_of(
@@ -213,7 +218,8 @@ class StreamSource:
         arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        rows = list(counted(islice(samples, size), self.fields, self.transforms))
+        steps = self.transforms, self.sample_transforms
+        rows = list(counted(islice(samples, size), self.fields, *steps))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
@@ -224,10 +230,11 @@ class StreamSource:
                 "a stage made more samples than it was given, but each sample is planned once; "
                 "stages that add samples need sampling='resampled'"
             )
-        names = [field.name for field in self.fields]
+        configured = [field.name for field in self.fields]
         planned = worker_epoch.weights(step)
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
+            names = batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
             layouts = layouts_of(self.transforms)
             return make_batch(rows, names, weights, self.batch_format, (), arena, layouts)
 
@@ -285,10 +292,10 @@ class StreamSource:
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        fields = with_arrays(self.fields, self.transforms)
+        fields = with_arrays(self.fields, self.transforms, self.sample_transforms)
         stages.append(DecodeFields(fields, ledger.lose, clock))
         stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
-        transforms = SampleTransforms(self.transforms, seeds, clock)
+        transforms = SampleTransforms(self.transforms, seeds, clock, self.sample_transforms)
         stride = place.world_size * place.num_workers
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)

@@ -1,12 +1,13 @@
 """The user's own stages and transforms: plain callables, by the names that errors call them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.transforms import Transform, draw_from_globals
+from lightning_shards.samples.sample_transforms import SampleTransform
+from lightning_shards.samples.transforms import Transform, draw_from_globals, draws_from_globals
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """A webdataset-style stage: from an iterator of samples to an iterator of samples."""
@@ -40,18 +41,30 @@ class NamedStage:
 
 
 def named_callables(
-    transforms: Mapping[str, object], stages: Iterable[object] = ()
+    transforms: Mapping[str, object],
+    sample_transforms: Sequence[object],
+    stages: Iterable[object] = (),
 ) -> tuple[tuple[str, object], ...]:
     """The user's transforms and stages, each with its name in errors."""
     return (
+        *((f"sample_transforms[{number}]", each) for number, each in enumerate(sample_transforms)),
         *((f"the transform of {name!r}", transform) for name, transform in transforms.items()),
         *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
     )
 
 
-def drawing_names(transforms: Mapping[str, Transform], stages: Iterable[object] = ()) -> list[str]:
+def drawing_names(
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform],
+    stages: Iterable[object] = (),
+) -> list[str]:
     """Those that may draw from the generators of the whole process, as errors call them."""
     return [
+        *(
+            f"sample_transforms[{number}]"
+            for number, transform in enumerate(sample_transforms)
+            if draws_from_globals(transform)
+        ),
         *(f"the transform of {name!r}" for name in draw_from_globals(transforms)),
         *(
             f"stages[{number}]"

@@ -3,7 +3,7 @@
 import io
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from lightning_shards.samples.decoding.arrays import (
     require_safetensors,
 )
 from lightning_shards.samples.loaded_torch import as_tensor, load_torch
+from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
 from lightning_shards.samples.transforms import Transform, takes_arrays
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
@@ -216,37 +217,50 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 
 def with_arrays(
-    fields: Iterable[Field], transforms: Mapping[str, Transform], *, plain: bool = False
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
+    *,
+    plain: bool = False,
 ) -> tuple[Field, ...]:
     """The fields, of which some give decoded pixels as arrays, so that torch is not needed.
 
-    These are the fields whose transform has the attribute ``takes_arrays = True``. What a transform
-    is given depends on nothing else.
+    These are the fields whose transform has the attribute ``takes_arrays = True``. If there are
+    sample transforms, the first one that is given the field decides. What a transform is given
+    depends on nothing else.
 
     Args:
         fields: The fields of a split.
         transforms: The transforms of the split.
+        sample_transforms: Those of whole samples.
         plain: Whether fields without a transform give arrays, too.
     """
-    return tuple(
-        replace(field, gives_arrays=takes_arrays(transforms[field.name]))
-        if field.name in transforms
-        else replace(field, gives_arrays=plain)
-        for field in fields
-    )
+
+    def gives_arrays(name: str) -> bool:
+        first = first_taking(sample_transforms, name) or transforms.get(name)
+        return plain if first is None else takes_arrays(first)
+
+    return tuple(replace(field, gives_arrays=gives_arrays(field.name)) for field in fields)
 
 
-def decoding_loads_torch(fields: Iterable[Field], transforms: Mapping[str, Transform]) -> bool:
+def decoding_loads_torch(
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
+) -> bool:
     """Whether decoding these fields makes tensors, for which each worker needs torch."""
     return any(
         field.decoders & _TORCH_DECODERS
         or (field.decoders & _PIXEL_DECODERS and not field.gives_arrays)
-        for field in with_arrays(fields, transforms, plain=True)
+        for field in with_arrays(fields, transforms, sample_transforms, plain=True)
     )
 
 
 def counted(
-    samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
+    samples: Iterable[Sample],
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
 ) -> Iterator[Sample]:
     """The samples of one batch, with the pixels of images counted that no transform crops.
 
@@ -256,7 +270,9 @@ def counted(
     counts = {
         field.name: images.PixelCount(field.name)
         for field in fields
-        if field.decoders & IMAGE_DECODERS and field.name not in transforms
+        if field.decoders & IMAGE_DECODERS
+        and field.name not in transforms
+        and first_taking(sample_transforms, field.name) is None
     }
     for sample in samples:
         for name, count in counts.items():

@@ -5,7 +5,7 @@ A transform is a plain callable from a field's value to another. Attributes say 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -25,6 +25,7 @@ from lightning_shards.samples.own_generators import (
     outside_workers,
     seeded_objects,
 )
+from lightning_shards.samples.sample_transforms import SampleTransform, first_taking, sample_steps
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.urls import redact
@@ -76,11 +77,17 @@ _NO_ROWS: Rows = {}
 
 
 class SampleTransforms:
-    """The transforms of all fields, applied with randomness keyed by the sample's position.
+    """The transforms of samples and fields, with randomness keyed by the sample's position.
+
+    Args:
+        transforms: One callable per field that has one.
+        seeds: Key the randomness.
+        clock: Told of the time that they take.
+        sample_transforms: Callables for whole samples, which are applied first.
 
     Attributes:
-        names: The fields that have one.
         layouts: Of the pixels that crops of this package make, by field; they give arrays.
+        sample_transforms: As given.
     """
 
     def __init__(
@@ -88,8 +95,11 @@ class SampleTransforms:
         transforms: Mapping[str, Transform],
         seeds: SampleSeeds,
         clock: StageClock | None = None,
+        sample_transforms: Sequence[SampleTransform] = (),
     ) -> None:
-        self.names, self.layouts = frozenset(transforms), layouts_of(transforms)
+        self._names, self.layouts = frozenset(transforms), layouts_of(transforms)
+        self.sample_transforms = tuple(sample_transforms)
+        self._sample_steps = sample_steps(sample_transforms, takes_rng)
         crops = crops_of(transforms)
         self._steps = [
             _Step(
@@ -102,15 +112,24 @@ class SampleTransforms:
         ]
         self._seeds, self._clock = seeds, clock or StageClock()
         self._has_torch = torch_if_loaded() is not None
-        self.draws_from_globals = bool(draw_from_globals(transforms))
-        steps = transforms.values()
+        steps = [*transforms.values(), *sample_transforms]
+        self.draws_from_globals = any(map(draws_from_globals, steps))
         self._own = [generator for step in steps for generator in own_generators(step)]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no transform."""
+        return not (self._steps or self._sample_steps)
+
+    def takes(self, field: str) -> bool:
+        """Whether a transform may be given this field of the configuration."""
+        return field in self._names or first_taking(self.sample_transforms, field) is not None
+
     def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
-        """Transform the fields of one sample in place.
+        """The transformed sample; the one that was given may be changed.
 
         Args:
-            sample: The decoded fields.
+            sample: The decoded fields, with `__key__`, `__url__` and `__id__`.
             position: Keys the randomness.
             rows: The memory that crops write to, if it is given.
 
@@ -118,18 +137,18 @@ class SampleTransforms:
             SampleError: A transform failed, or its field is missing.
             TorchLoadedError: One loaded torch.
         """
-        if not self._steps:
+        if self.is_empty:
             return sample
         if self._has_torch:
             return self._applied(sample, position, rows)
         self._has_torch = torch_if_loaded() is not None  # the decoders may have loaded it
         try:
-            self._applied(sample, position, rows)
+            made = self._applied(sample, position, rows)
         except SampleError:
             self._require_no_new_torch()
             raise
         self._require_no_new_torch()
-        return sample
+        return made
 
     def _require_no_new_torch(self) -> None:
         if not self._has_torch and torch_if_loaded() is not None:
@@ -153,6 +172,9 @@ class SampleTransforms:
         if self.draws_from_globals:
             self._seeds.seed_globals(position)
         rng = self._seeds.generator(position)
+        for sample_step in self._sample_steps:
+            sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})
+        begin = self._clock.lap("transform", begin, "transform")
         for step in self._steps:
             settings: dict[str, Any] = {"rng": rng} if step.takes_rng else {}
             if step.field in rows:
@@ -173,11 +195,12 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
     These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
     and transforms with generators of their own.
     """
-    return [
-        name
-        for name, transform in transforms.items()
-        if _may_draw_from_globals(transform) or own_generators(transform)
-    ]
+    return [name for name, transform in transforms.items() if draws_from_globals(transform)]
+
+
+def draws_from_globals(transform: Transform) -> bool:
+    """Whether a transform, of a field or of samples, may draw from generators of all threads."""
+    return _may_draw_from_globals(transform) or bool(own_generators(transform))
 
 
 def own_generators(transform: Transform) -> list[Any]:
@@ -188,9 +211,19 @@ def own_generators(transform: Transform) -> list[Any]:
 def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
     """The transforms; those that may draw from global generators are run twice on a first value."""
     return {
-        name: RepeatedTransform(name, transform) if _may_draw_from_globals(transform) else transform
+        name: _repeated(f"the transform of field {name!r}", transform)
         for name, transform in transforms.items()
     }
+
+
+def repeated_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
+    """The sample transforms, as by `repeated`."""
+    steps = sample_steps(transforms, takes_rng)
+    return tuple(_repeated(step.called, step.function) for step in steps)
+
+
+def _repeated(called: str, transform: Transform) -> Transform:
+    return RepeatedTransform(called, transform) if _may_draw_from_globals(transform) else transform
 
 
 def _may_draw_from_globals(transform: Transform) -> bool:
@@ -233,7 +266,7 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
     if name not in sample:
         raise SampleError(
             f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
-            "a stage dropped or renamed it"
+            "a stage dropped or renamed it, or a sample transform did"
         )
     try:
         return step.function(sample[name], **settings)

@@ -52,6 +52,25 @@ MUTANTS = [
         "samples/test_fields.py readers/test_stream_stages.py readers/test_columns.py",
     ),
     Mutant(
+        "samples.transforms:SampleTransforms._apply",
+        'sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})',
+        'sample = sample_step.apply(sample, {"rng": self._seeds.generator(position)} '
+        "if sample_step.takes_rng else {})",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
+        "samples.sample_transforms:require_same_fields",
+        "if differing:",
+        "if False:",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
+        "samples.sample_transforms:_problem_of",
+        "if name in identity and not are_same(value, identity[name]):",
+        "if False:",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
         "samples.fields:_require_decoders",
         "unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe",
         "unsafe = frozenset()",

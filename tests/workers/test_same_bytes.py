@@ -32,6 +32,28 @@ def jitter_globally(label: int) -> torch.Tensor:
     return label + torch.rand(3) + float(np.random.random())  # noqa: NPY002
 
 
+def crop_alike(sample, rng):
+    """Two fields by one draw, of another size for each sample, and a field of its own."""
+    top = int(rng.integers(4))
+    image = sample["image"].repeat(1, 2, 1)[:, top : top + 4]
+    return sample | {"image": image, "mask": image[0, 0] + top, "length": top}
+
+
+def crop_rows(sample, rng):
+    """The same, without the label, which then travels by columns."""
+    return crop_alike(sample, rng)
+
+
+crop_rows.takes_fields = ("image",)
+
+
+def drawn_globally(sample):
+    return sample | {"drawn": float(np.random.random())}  # noqa: NPY002
+
+
+JOINT = {"joint": [crop_rows], "joint, globally": [crop_alike, drawn_globally]}
+
+
 def jitter_label(label: int, rng: np.random.Generator) -> torch.Tensor:
     return label + torch.from_numpy(rng.random(3))
 
@@ -42,7 +64,14 @@ def make_loader(tmp_path_factory, pack_into):
     folder = tmp_path_factory.mktemp("bytes")
     urls = pack_into(folder, COUNTS)
 
-    def make(num_workers=0, context="fork", sampling="shuffled", label=jitter_globally, **pool):
+    def make(
+        num_workers=0,
+        context="fork",
+        sampling="shuffled",
+        label=jitter_globally,
+        joint=None,
+        **pool,
+    ):
         module = ShardDataModule(
             train=SplitConfig(
                 urls,
@@ -55,6 +84,7 @@ def make_loader(tmp_path_factory, pack_into):
             fields={"image": "png", "label": "cls"},
             decode={"image": "gray"},
             transforms={"image": jitter, "label": label},
+            sample_transforms=joint,
             batch_size=2,
             num_workers=num_workers,
             seed=7,
@@ -140,6 +170,30 @@ def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(
         loader = make_loader(num_workers=1 + stop % 3)
         loader.load_state_dict(state)
         assert take(loader, 3) == expected["shuffled"][stop : stop + 3], stop
+        loader.load_state_dict(state)
+        take(loader, 1)
+        state = loader.state_dict()
+
+
+@pytest.mark.parametrize("joint", JOINT.values(), ids=JOINT)
+def test_joint_transforms_give_the_same_bytes_from_processes_threads_and_after_resumes(
+    make_loader, joint
+):
+    label = jitter_label if joint == [crop_rows] else jitter_globally
+    expected = take(make_loader(label=label, joint=joint), STEPS)
+    assert len({repr(batch) for batch in expected}) == STEPS
+    for context, num_workers in (("fork", 2), ("fork", 3), ("forkserver", 2), ("spawn", 1)):
+        made = take(make_loader(num_workers, context, label=label, joint=joint), STEPS)
+        assert made == expected, context
+    if label is jitter_label:
+        pools = ({"pool": "threads"}, {"threads_per_worker": 2})
+        for pool in pools:
+            assert take(make_loader(2, label=label, joint=joint, **pool), STEPS) == expected
+    state = make_loader(label=label, joint=joint).state_dict()
+    for stop in range(STEPS // EPOCHS + 1):
+        loader = make_loader(stop % 3, label=label, joint=joint)
+        loader.load_state_dict(state)
+        assert take(loader, 2) == expected[stop : stop + 2], stop
         loader.load_state_dict(state)
         take(loader, 1)
         state = loader.state_dict()
