@@ -60,7 +60,10 @@ class ShardDataModule(ModuleSettings):
         test: The shards to test on; each sample once over all ranks.
         predict: The shards to predict on; each sample once over all ranks.
         fields: Batch key to member suffixes, the first that a sample has:
-            ``{"image": "jpg;png", "label": "cls"}``.
+            ``{"image": "jpg;png", "label": "cls"}``. With a ``?`` after them, as in ``"cls?"``,
+            samples may have none, and the value is None.
+        defaults: Batch key to the value of samples that lack an optional field, instead of None;
+            it stands for the decoded value.
         decode: Batch key to decoder: raw, text, int, class, json, npy, rgb, gray, pil. Default: by
             suffix.
         classes: Batch key to the names of classes, in the order of their numbers, for the decoder
@@ -89,6 +92,7 @@ class ShardDataModule(ModuleSettings):
         predict: SplitConfig | None = None,
         *,
         fields: dict[str, str],
+        defaults: dict[str, Any] | None = None,
         decode: dict[str, str] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,

@@ -22,7 +22,7 @@ class ModuleSettings(pl.LightningDataModule):
         super().__init__()
         self.splits = data.splits
         self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
-        self.transforms = data.transforms or {}
+        self.defaults, self.transforms = data.defaults or {}, data.transforms or {}
         self.sample_transforms = data.sample_transforms or []
         self.device_transforms = data.device_transforms or {}
         self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
@@ -56,6 +56,7 @@ class ModuleSettings(pl.LightningDataModule):
         return DataConfig(
             **self.splits,
             fields=self.fields,
+            defaults=self.defaults,
             decode=self.decode,
             classes=self._classes,
             transforms=self.transforms,

@@ -26,6 +26,7 @@ class DataConfig:
     predict: SplitConfig | None = None
     _: KW_ONLY
     fields: dict[str, str]
+    defaults: dict[str, Any] | None = None
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
@@ -86,6 +87,7 @@ class DataConfig:
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,
             fields=self.fields if config.fields is None else config.fields,
+            defaults=self.defaults or {} if config.defaults is None else config.defaults,
             decode=self.decode or {} if config.decode is None else config.decode,
             classes=self.classes or {} if config.classes is None else config.classes,
             transforms=self.transforms if config.transforms is None else config.transforms,
@@ -117,5 +119,6 @@ class DataConfig:
                     f"would do so before it; leave {name!r} out of decode"
                 )
         decoders = decode | dict.fromkeys(decoding, "raw")
-        made = make_fields(fields, decoders, frozenset(self.allow_unsafe or ()))
+        unsafe = frozenset(self.allow_unsafe or ())
+        made = make_fields(fields, decoders, unsafe, config.defaults)
         return with_given_classes(made, config.classes or {})

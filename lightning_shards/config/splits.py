@@ -35,6 +35,8 @@ class SplitConfig:
             for the others.
         batch_size: Samples per rank and step; overrides the module's for this split.
         fields: Batch key to member suffixes; overrides the module's for this split.
+        defaults: Batch key to the value of samples that lack an optional field; overrides the
+            module's for this split.
         decode: Batch key to decoder; overrides the module's for this split.
         classes: Batch key to the names of classes, in the order of their numbers; overrides the
             module's for this split.
@@ -59,6 +61,7 @@ class SplitConfig:
     remainder: Literal["drop", "pad", "balanced"] | None = None
     batch_size: int | None = None
     fields: dict[str, str] | None = None
+    defaults: dict[str, Any] | None = None
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None

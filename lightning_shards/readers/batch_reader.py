@@ -11,7 +11,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
@@ -44,7 +44,7 @@ from lightning_shards.samples.collate import (
     numbers_or_list,
 )
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
-from lightning_shards.samples.fields import Decoder, Field, counted
+from lightning_shards.samples.fields import Field, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.sample_transforms import (
     batch_fields,
@@ -68,11 +68,13 @@ def can_decode(field: Field) -> bool:
     return len(field.decoders) == 1
 
 
-def _decoder_of(field: Field) -> Decoder:
+def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
     (name,) = field.decoders
     function = field.function(name)
 
-    def decode(data: bytes) -> Any:
+    def decode(data: bytes | None) -> Any:
+        if data is None:
+            return field.missing_value()
         try:
             return function(data)
         except Exception as error:
@@ -81,7 +83,9 @@ def _decoder_of(field: Field) -> Decoder:
     return decode
 
 
-def decode_column(field: Field, members: FieldMembers, arena: Arena | None = None) -> Column:
+def decode_column(
+    field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
+) -> Column:
     """One field of a batch, as `Field.decode` and `collate` make it.
 
     Raises:
@@ -89,18 +93,21 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     """
     (decoder,) = field.decoders
     decode = _COLUMNS.get(decoder) if field.classes is None else partial(_numbers, field.classes)
-    if decode is not None:
+    if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
             if column is not None:
                 return column
-    values = map(_decoder_of(field), members.to_list())
+    values = map(_decoder_of(field), members.with_gaps())
     samples = ({field.name: value, "__key__": ""} for value in values)
     return column_of(list(counted(samples, [field], {})), field.name, arena)
 
 
-def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers:
-    return members.loaded() if isinstance(members, LargeMembers) else members
+def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
+    """Those that can be read at once; of the others none is read yet."""
+    if isinstance(members, LargeMembers) and not members.has_gaps:
+        return members.loaded()
+    return members
 
 
 def _ints(members: FieldMembers) -> Ints:
@@ -184,7 +191,8 @@ class BatchReader:
         with self._clock.on("open"):
             stamps, self._keys, extents = _find(self._shards, self._fields, ids)
             stops = np.array(self._stops[1:])
-            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
+            optional = [n for n, field in enumerate(self._fields) if field.is_optional]
+            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
@@ -237,14 +245,17 @@ class BatchReader:
         ]
 
     def _transformed(
-        self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
+        self,
+        samples: list[Sample],
+        members: Mapping[str, MemberBytes | LargeMembers],
+        position: int,
     ) -> dict[str, Column]:
         """The fields that transforms take or make, sample by sample: one image is held at a time.
 
         Each of the samples is replaced by the one with these fields.
         """
         decoders = self._decoders
-        data = {name: iter(members[name]) for name in decoders}
+        data = {name: iter(members[name].with_gaps()) for name in decoders}
         pixels = self._new_pixels(len(samples))
         columns: dict[str, GrowingColumn] = {}
         for number, sample in enumerate(samples):
@@ -350,8 +361,12 @@ def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples
     table = reader.table
     members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
     sizes = np.where(members < 0, ABSENT, table.sizes[members])
+    # where nothing is to be read, the read of what is near is not cut
+    offsets = np.where(
+        members < 0, table.offsets[table.sample_starts[samples]], table.offsets[members]
+    )
     sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
-    return Extents(shards, table.offsets[members], sizes, sums.astype(np.int64))
+    return Extents(shards, offsets, sizes, sums.astype(np.int64))
 
 
 def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

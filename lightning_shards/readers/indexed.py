@@ -35,12 +35,18 @@ from lightning_shards.readers.bad_samples import (
     weights_of,
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.readers.open_shards import OpenShards, read_sample, require_optional_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import Field, counted, decoding_loads_torch, with_arrays
+from lightning_shards.samples.fields import (
+    Field,
+    counted,
+    decoding_loads_torch,
+    optional_names,
+    with_arrays,
+)
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
@@ -48,7 +54,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     TorchLoadedError,
     Transform,
-    layouts_of,
     repeated,
     repeated_of_samples,
 )
@@ -164,6 +169,9 @@ class IndexedSource:
             transforms=repeated(self.transforms),
             sample_transforms=repeated_of_samples(self.sample_transforms),
         )
+        if optional_names(self.fields) and self.index.counts is not None:
+            with OpenShards(self.index, self.cache, storages=self.storages) as shards:
+                require_optional_fields(shards, self.fields, self.index.counts)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(
@@ -194,7 +202,10 @@ class IndexedSource:
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
-                transforms = SampleTransforms(self.transforms, seeds, clock, self.sample_transforms)
+                transforms = SampleTransforms(
+                    *(self.transforms, seeds, clock, self.sample_transforms),
+                    optional=optional_names(self.fields),
+                )
                 epoch = worker_epoch.epoch
                 rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
                 batches = self._batches_of(worker_epoch, rows, reader)
@@ -276,7 +287,7 @@ class IndexedSource:
         configured = [field.name for field in self.fields]
         with rows.clock.on("collate"):
             names = batch_fields_of(samples, configured, self.batch_format, self.sample_transforms)
-            layouts = layouts_of(self.transforms)
+            layouts = rows.transforms.layouts
             loaded = make_batch(
                 samples, names, weights, self.batch_format, counted, rows.arena, layouts
             )

@@ -24,7 +24,7 @@ from lightning_shards.samples.class_labels import (
     with_given_classes,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, make_fields, with_arrays
+from lightning_shards.samples.fields import Field, make_fields, optional_names, with_arrays
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
@@ -45,12 +45,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
     Args:
         urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
             shards need counts and member tables beside them.
-        fields: Sample key to member suffixes, the first that a sample has.
+        fields: Sample key to member suffixes, the first that a sample has; with a ``?`` after them
+            samples may have none.
         decode: Sample key to decoder. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
+        defaults: Sample key to the value of samples that lack an optional field (``cls?``), instead
+            of None.
         sample_transforms: Callables from a dict of fields to a dict of fields, applied one after
             the other before `transforms`.
         seed: Key of the randomness of transforms.
@@ -72,6 +75,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         sample_transforms: Sequence[SampleTransform] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
@@ -79,7 +83,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
         self._urls, self._cache = urls, CacheFolder(cache_dir)
-        made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
+        made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()), defaults)
         self._given_fields = with_given_classes(made, classes or {})
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         self._sample_transforms = tuple(sample_transforms or ())
@@ -111,7 +115,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         positions = [self._position(number) for number in numbers]
         seeds = SampleSeeds(self._seed, self._epoch)
         transforms = SampleTransforms(
-            self._transforms, seeds, sample_transforms=self._sample_transforms
+            self._transforms,
+            seeds,
+            sample_transforms=self._sample_transforms,
+            optional=optional_names(self._fields),
         )
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]

@@ -37,12 +37,12 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
-from lightning_shards.readers.shard_samples import ReadSlices
+from lightning_shards.readers.shard_samples import ReadSlices, require_optional_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import Field, counted, with_arrays
+from lightning_shards.samples.fields import Field, counted, optional_names, with_arrays
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
@@ -171,6 +171,8 @@ class StreamSource:
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
+        with closing(Storages(self.storages)) as storages:
+            require_optional_members(self.index, self.fields, storages)
         return first_good_sample([first, *others], place)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
@@ -235,7 +237,7 @@ class StreamSource:
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
             names = batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
-            layouts = layouts_of(self.transforms)
+            layouts = layouts_of(self.transforms, optional_names(self.fields))
             return make_batch(rows, names, weights, self.batch_format, (), arena, layouts)
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
@@ -295,7 +297,10 @@ class StreamSource:
         fields = with_arrays(self.fields, self.transforms, self.sample_transforms)
         stages.append(DecodeFields(fields, ledger.lose, clock))
         stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
-        transforms = SampleTransforms(self.transforms, seeds, clock, self.sample_transforms)
+        transforms = SampleTransforms(
+            *(self.transforms, seeds, clock, self.sample_transforms),
+            optional=optional_names(self.fields),
+        )
         stride = place.world_size * place.num_workers
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)

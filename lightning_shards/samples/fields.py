@@ -25,8 +25,9 @@ from lightning_shards.samples.decoding.arrays import (
     require_safetensors,
 )
 from lightning_shards.samples.loaded_torch import as_tensor, load_torch
+from lightning_shards.samples.optional_fields import Default, given_defaults, without_mark
 from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
-from lightning_shards.samples.transforms import Transform, takes_arrays
+from lightning_shards.samples.transforms import Transform, crops_of, takes_arrays
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
@@ -99,6 +100,7 @@ class Field:
         decoder: Name of the decoder; None for the default decoder of each suffix.
         classes: The classes, with the decoder `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
+        default: Stands for its value in samples without such a member; None: they are errors.
     """
 
     name: str
@@ -106,6 +108,16 @@ class Field:
     decoder: str | None = None
     classes: ClassNames | None = None
     gives_arrays: bool = False
+    default: Default | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether samples may have no such member."""
+        return self.default is not None
+
+    def missing_value(self) -> Any:
+        """The value in a sample without such a member, of a field that is optional."""
+        return self.default.copied() if self.default else None
 
     @cached_property
     def decoders(self) -> frozenset[str]:
@@ -124,11 +136,13 @@ class Field:
         """The value of this field in a sample.
 
         Raises:
-            MissingFieldError: The sample has none of the suffixes.
+            MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
+        if suffix is None and self.is_optional:
+            return self.missing_value()
         if suffix is None:
             suffixes = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
             raise MissingFieldError(
@@ -153,17 +167,23 @@ class Field:
 
 
 def make_fields(
-    fields: Mapping[str, str], decode: Mapping[str, str], allow_unsafe: frozenset[str]
+    fields: Mapping[str, str],
+    decode: Mapping[str, str],
+    allow_unsafe: frozenset[str],
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Field, ...]:
     """The fields of a split, checked.
 
     Args:
-        fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
+        fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls?"}``, where
+            the `?` makes the field optional.
         decode: Batch key to the name of a decoder.
         allow_unsafe: Decoders that can run code and are wanted all the same.
+        defaults: Batch key to the value of samples without such a member, instead of None.
 
     Raises:
-        ConfigError: No fields, an unknown decoder, or a decoder whose library is missing.
+        ConfigError: No fields, an unknown decoder, a decoder whose library is missing, or a default
+            of a field that is not optional.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
     if not fields:
@@ -176,13 +196,18 @@ def make_fields(
             raise ConfigError(
                 f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
             )
+    optional = given_defaults(fields, defaults or {})
     made = tuple(
-        Field(name, tuple(part.strip().lower() for part in text.split(";")), decode.get(name))
+        Field(name, _suffixes(text), decode.get(name), default=optional.get(name))
         for name, text in fields.items()
     )
     for made_field in made:
         _require_decoders(made_field, allow_unsafe)
     return made
+
+
+def _suffixes(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().lower() for part in without_mark(text).split(";"))
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
@@ -236,11 +261,13 @@ def with_arrays(
         plain: Whether fields without a transform give arrays, too.
     """
 
-    def gives_arrays(name: str) -> bool:
-        first = first_taking(sample_transforms, name) or transforms.get(name)
-        return plain if first is None else takes_arrays(first)
+    def gives_arrays(field: Field) -> bool:
+        first = first_taking(sample_transforms, field.name) or transforms.get(field.name)
+        if first is None:  # a column with missing values is a list, where arrays would stay arrays
+            return plain and not field.is_optional
+        return takes_arrays(first)
 
-    return tuple(replace(field, gives_arrays=gives_arrays(field.name)) for field in fields)
+    return tuple(replace(field, gives_arrays=gives_arrays(field)) for field in fields)
 
 
 def decoding_loads_torch(
@@ -252,8 +279,14 @@ def decoding_loads_torch(
     return any(
         field.decoders & _TORCH_DECODERS
         or (field.decoders & _PIXEL_DECODERS and not field.gives_arrays)
+        or (field.is_optional and field.name in crops_of(transforms))
         for field in with_arrays(fields, transforms, sample_transforms, plain=True)
     )
+
+
+def optional_names(fields: Iterable[Field]) -> frozenset[str]:
+    """The names of the fields that samples may lack."""
+    return frozenset(field.name for field in fields if field.is_optional)
 
 
 def counted(

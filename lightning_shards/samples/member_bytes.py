@@ -42,8 +42,31 @@ class MemberBytes:
 
     @property
     def are_there(self) -> bool:
-        """Whether no member is missing; all other methods require this."""
+        """Whether no member is missing; all methods but those about gaps require this."""
         return bool((self._starts >= 0).all())
+
+    @property
+    def are_read(self) -> bool:
+        """Whether all members are there that the samples have."""
+        return bool(((self._starts >= 0) | (self._sizes < 0)).all())
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some samples have no such member."""
+        return bool((self._sizes < 0).any())
+
+    def with_gaps(self) -> list[bytes | None]:
+        """The bytes of each member, None for a sample without one.
+
+        Raises:
+            ColumnError: A member is damaged.
+        """
+        has_member = self._sizes >= 0
+        if not has_member.any():
+            return [None] * len(has_member)
+        starts, sizes = self._starts[has_member], self._sizes[has_member]
+        members = iter(MemberBytes(self._buffer, starts, sizes, self._checksums[has_member]))
+        return [next(members) if has else None for has in has_member.tolist()]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.to_list())
@@ -112,6 +135,15 @@ class ListedBytes:
 
     def __init__(self, members: list[bytes]) -> None:
         self._members = members
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some samples have no such member: of those there is no such list."""
+        return False
+
+    def with_gaps(self) -> list[bytes | None]:
+        """The bytes of each member."""
+        return list(self._members)
 
     def to_list(self) -> list[bytes]:
         """The bytes of each member."""

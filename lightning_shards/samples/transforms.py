@@ -5,7 +5,7 @@ A transform is a plain callable from a field's value to another. Attributes say 
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -36,21 +36,28 @@ Transform: TypeAlias = Callable[..., Any]
 Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
 
 
-def crops_of(transforms: Mapping[str, Transform]) -> dict[str, Crop]:
+def crops_of(transforms: Mapping[str, Transform], without: Collection[str] = ()) -> dict[str, Crop]:
     """The transforms that are crops of this package: they can write pixels into given memory.
 
-    A class of the user's that extends one is none of them, because it may change what comes out.
+    Those of the fields `without` are left out. A class of the user's that extends one is none of
+    them, because it may change what comes out.
     """
     return {
         name: cast("Crop", transform)
         for name, transform in transforms.items()
         if type(transform) in (DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize)
+        and name not in without
     }
 
 
-def layouts_of(transforms: Mapping[str, Transform]) -> dict[str, PixelLayout]:
-    """The layouts of the pixels that crops of this package make, by field."""
-    crops = crops_of(transforms).items()
+def layouts_of(
+    transforms: Mapping[str, Transform], optional: Collection[str] = ()
+) -> dict[str, PixelLayout]:
+    """The layouts of the pixels that crops of this package make, by field.
+
+    Optional fields have none: a batch in which one is missing has no array of it.
+    """
+    crops = crops_of(transforms, optional).items()
     return {name: PixelLayout(crop.shape, crop.channels_last) for name, crop in crops}
 
 
@@ -68,7 +75,19 @@ class _Step(NamedTuple):
     function: Transform
     takes_rng: bool
     stage: str
+    is_optional: bool
 
+    def skips(self, value: Any) -> bool:
+        """Whether it is not called, as the field is missing in this sample.
+
+        A default is decoded already.
+        """
+        is_decoded = self.stage == "decode" and not isinstance(value, bytes)
+        return self.is_optional and (value is None or is_decoded)
+
+
+_DROPPED = b""
+"""Stands for the value of a field that a sample has no more: to transform it is an error."""
 
 Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
 """The rows of a batch that crops write one sample to, by field."""
@@ -84,6 +103,7 @@ class SampleTransforms:
         seeds: Key the randomness.
         clock: Told of the time that they take.
         sample_transforms: Callables for whole samples, which are applied first.
+        optional: The fields that samples may lack.
 
     Attributes:
         layouts: Of the pixels that crops of this package make, by field; they give arrays.
@@ -96,17 +116,19 @@ class SampleTransforms:
         seeds: SampleSeeds,
         clock: StageClock | None = None,
         sample_transforms: Sequence[SampleTransform] = (),
+        optional: Collection[str] = (),
     ) -> None:
-        self._names, self.layouts = frozenset(transforms), layouts_of(transforms)
+        self._names, self.layouts = frozenset(transforms), layouts_of(transforms, optional)
         self.sample_transforms = tuple(sample_transforms)
         self._sample_steps = sample_steps(sample_transforms, takes_rng)
-        crops = crops_of(transforms)
+        crops = crops_of(transforms, optional)
         self._steps = [
             _Step(
                 name,
                 crops[name].pixels if name in crops else transform,
                 takes_rng(transform),
                 "decode" if takes_bytes(transform) else "transform",
+                name in optional,
             )
             for name, transform in transforms.items()
         ]
@@ -176,6 +198,8 @@ class SampleTransforms:
             sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})
         begin = self._clock.lap("transform", begin, "transform")
         for step in self._steps:
+            if step.skips(sample.get(step.field, _DROPPED)):
+                continue
             settings: dict[str, Any] = {"rng": rng} if step.takes_rng else {}
             if step.field in rows:
                 settings["out"] = rows[step.field]

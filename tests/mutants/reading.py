@@ -59,6 +59,24 @@ MUTANTS = [
         "samples/test_sample_transforms.py",
     ),
     Mutant(
+        "samples.transforms:_Step.skips",
+        "return self.is_optional and (value is None or is_decoded)",
+        "return self.is_optional and value is None",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "samples.member_bytes:MemberBytes.are_read",
+        "((self._starts >= 0) | (self._sizes < 0)).all()",
+        "(self._starts >= 0).all()",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "readers.batch_reader:_extents",
+        "np.where(members < 0, ABSENT, table.sizes[members])",
+        "table.sizes[members]",
+        "samples/test_optional_fields.py readers/test_batch_reader.py",
+    ),
+    Mutant(
         "samples.sample_transforms:require_same_fields",
         "if differing:",
         "if False:",

@@ -4,11 +4,14 @@ tests/readers/test_indexed.py compares the shares of workers without processes, 
 under each start method.
 """
 
+import io
 from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 
@@ -196,4 +199,79 @@ def test_joint_transforms_give_the_same_bytes_from_processes_threads_and_after_r
         assert take(loader, 2) == expected[stop : stop + 2], stop
         loader.load_state_dict(state)
         take(loader, 1)
+        state = loader.state_dict()
+
+
+LACKING = {0, 3, 4, 11, 20, 28, 29}
+
+
+def png(value):
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), value, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def lacking_urls(tmp_path_factory):
+    """Shards in which some samples have a text alone."""
+    folder, number, urls = tmp_path_factory.mktemp("lacking"), 0, []
+    for shard, count in enumerate(COUNTS):
+        urls.append(str(folder / f"{shard}.tar"))
+        with TarWriter(urls[-1]) as writer:
+            for _ in range(count):
+                more = {} if number in LACKING else {"png": png(number), "cls": str(number)}
+                writer.write({"__key__": f"{number:02d}", "txt": str(number), **more})
+                number += 1
+    return urls
+
+
+def with_row_bytes(batch):
+    """A batch in which tensors that stand in lists can be compared, too."""
+    return [
+        (name, [as_bytes({"row": row}) for row in value] if isinstance(value, list) else value)
+        for name, value in batch.items()
+        if isinstance(value, list)
+    ] + as_bytes({name: value for name, value in batch.items() if torch.is_tensor(value)})
+
+
+@pytest.mark.parametrize("defaults", [{}, {"label": -1}], ids=["none", "default"])
+def test_optional_members_give_the_same_bytes(lacking_urls, tmp_path, defaults):
+    def make(num_workers=0, context="fork", **pool):
+        split = SplitConfig(
+            lacking_urls, sampling="shuffled", remainder="pad", shuffle_run=2, shuffle_block=8
+        )
+        module = ShardDataModule(
+            train=split,
+            fields={"image": "png?", "label": "cls?", "text": "txt"},
+            defaults=defaults,
+            decode={"image": "gray"},
+            transforms={"image": jitter},
+            batch_size=2,
+            num_workers=num_workers,
+            loader=LoaderConfig(
+                multiprocessing_context=context, cache_dir=str(tmp_path / "cache"), **pool
+            ),
+        )
+        return module.loader("train", rank=1, world_size=2)
+
+    def taken(loader, count=STEPS):
+        epochs = chain.from_iterable(iter(loader) for _ in range(EPOCHS + 1))
+        try:
+            return [with_row_bytes(batch) for batch in islice(epochs, count)]
+        finally:
+            loader.close()
+
+    expected = taken(make())
+    assert len({repr(batch) for batch in expected}) == STEPS
+    for context, num_workers in (("fork", 3), ("forkserver", 2), ("spawn", 1)):
+        assert taken(make(num_workers, context)) == expected, context
+    for pool in ({"pool": "threads"}, {"threads_per_worker": 2}):
+        assert taken(make(2, **pool)) == expected, pool
+    state = make().state_dict()
+    for stop in range(STEPS // EPOCHS + 1):
+        loader = make(stop % 2)
+        loader.load_state_dict(state)
+        assert taken(loader, 2) == expected[stop : stop + 2], stop
+        loader.load_state_dict(state)
+        taken(loader, 1)
         state = loader.state_dict()
