@@ -176,9 +176,9 @@ def _assert_refused(sidecar, caplog, **forgery):
     _forge(sidecar)
     assert open_table(sidecar) is not None
     _forge(sidecar, **forgery)
-    start = time.perf_counter()
+    start = time.process_time()
     assert open_table(sidecar) is None
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert "is made again" in caplog.text
 
 
