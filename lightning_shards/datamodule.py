@@ -1,7 +1,8 @@
 """The data module for Lightning: four splits and their loaders, on which all ranks agree first.
 
-Where to go on: `build` (the source of batches), `readers.batch_reader` (their bytes), `plan.epoch`
-(lengths), `progress` (where a resumed fit goes on), `shards.scheme_table` (what reads a URL).
+Where to go on: `build` (the source of batches), `readers.batch_reader` (batches from members),
+`shards.storage.local` (the bytes of local ones), `plan.epoch` (lengths), `progress` (where a
+resumed fit goes on), `shards.scheme_table` (what reads a URL).
 """
 
 import warnings

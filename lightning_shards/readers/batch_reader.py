@@ -3,8 +3,9 @@
 In a shuffled block neighbours lie in different shards. Sample by sample, the lookups alone would
 cost more than all the rest of a small sample, and a dict, a dispatch and an error handler more than
 to decode it. So the members of a whole stretch of an epoch are looked up shard by shard with numpy,
-read ahead of their batches (`read_ahead`), and decoded a field of a batch at once. Fields that have
-a transform are decoded and transformed one by one, with the randomness of their sample.
+read ahead of their batches (`read_ahead`, from a `shards.storage`), and decoded a field of a batch
+at once. Fields that have a transform are decoded and transformed one by one, with the randomness of
+their sample.
 
 An error here, but for one of a transform, does not say which sample it is about: who gets it makes
 the batch by samples.
