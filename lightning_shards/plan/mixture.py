@@ -61,6 +61,14 @@ class MixtureComponent:
         is_endless = self.order.identity()["sampling"] == "resampled"
         return RUN_END if is_endless else self.order.samples
 
+    def passes(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """These samples of its sequence, pass by pass: its number, and first and last position."""
+        while begin < end:
+            number, start = divmod(begin, self.pass_samples)
+            stop = min(start + end - begin, self.pass_samples)
+            yield number, start, stop
+            begin += stop - start
+
     def describe(self) -> str:
         """All that its sequence depends on, in words for a checkpoint."""
         told = {"shards": self.fingerprint} if self.fingerprint else {}
@@ -163,7 +171,8 @@ class MixtureOrder(Order):
         number = int(components[0])
         pass_number, start = divmod(int(samples[0]), self.mix[number].pass_samples)
         ids = self.mix[number].order.following(pass_number, start, count)
-        return ids + self._first_shards[number]
+        ids[:, 0] += self._first_shards[number]
+        return ids
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """The ids of the blocks at which all components stand at these positions.
@@ -229,30 +238,34 @@ class MixtureOrder(Order):
         }
 
     @cached_property
-    def _first_shards(self) -> _Ints:
-        """What is added to the ids of each component, shape (components, 2)."""
-        before = np.cumsum([0] + [component.num_shards for component in self.mix[:-1]])
-        return np.stack((before, np.zeros_like(before)), axis=1)
+    def _first_shards(self) -> list[int]:
+        """The shards of the components before each of them."""
+        shards = [component.num_shards for component in self.mix]
+        return [sum(shards[:number]) for number in range(len(shards))]
 
     def _ids_at(self, places: _Ints) -> _Ints:
         """The ids at rising places."""
+        # own: where one component stands, ascending; by_component: where its part of ids goes.
         components, samples = self.slots.look_up(places)
-        ids = np.empty((len(places), 2), np.int64)
+        ids: list[_Ints] = []
+        by_component: list[_Ints] = []
         for number, component in enumerate(self.mix):
             own = np.flatnonzero(components == number)
             if own.size:
-                ids[own] = _ids_of(component, samples[own]) + self._first_shards[number]
-        return ids
+                ids.append(_ids_of(component, samples[own]))
+                ids[-1][:, 0] += self._first_shards[number]
+                by_component.append(own)
+        sources = np.empty(len(places), np.int64)
+        sources[np.concatenate(by_component)] = np.arange(len(places))
+        return np.concatenate(ids).take(sources, axis=0)
 
     def _blocks_of(self, number: int, begin: int, end: int) -> Iterator[_Ints]:
         """The ids of the blocks of a component in which these samples are, pass by pass."""
         component = self.mix[number]
-        while begin < end:
-            pass_number, start = divmod(begin, component.pass_samples)
-            stop = min(start + end - begin, component.pass_samples)
+        for pass_number, start, stop in component.passes(begin, end):
             blocks = component.order.footing(pass_number, start, stop)
-            yield blocks + self._first_shards[number]
-            begin += stop - start
+            blocks[:, 0] += self._first_shards[number]
+            yield blocks
 
 
 def component_seed(seed: int, name: str) -> int:
@@ -268,14 +281,10 @@ def component_seed(seed: int, name: str) -> int:
 
 def _ids_of(component: MixtureComponent, samples: _Ints) -> _Ints:
     """The ids of rising sample numbers of one component, which numbers its own shards."""
-    # begins, ends: the first and the last entry of each stretch of consecutive samples of a pass.
-    passes, positions = np.divmod(samples, component.pass_samples)
-    is_first = np.ones(len(samples), np.bool_)
-    is_first[1:] = (np.diff(samples) != 1) | (positions[1:] == 0)
-    begins = np.flatnonzero(is_first)
-    ends = np.append(begins[1:], len(samples)) - 1
-    bounds = zip(positions[begins].tolist(), (positions[ends] + 1).tolist(), strict=True)
+    begins = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist()]
     spans_of_pass: dict[int, list[tuple[int, int]]] = {}
-    for pass_number, span in zip(passes[begins].tolist(), bounds, strict=True):
-        spans_of_pass.setdefault(pass_number, []).append(span)
+    for first, last in zip(begins, [*begins[1:], 0], strict=True):
+        begin, end = int(samples[first]), int(samples[last - 1]) + 1
+        for pass_number, start, stop in component.passes(begin, end):
+            spans_of_pass.setdefault(pass_number, []).append((start, stop))
     return np.concatenate([component.order.at_spans(*each) for each in spans_of_pass.items()])

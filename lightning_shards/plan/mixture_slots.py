@@ -120,16 +120,18 @@ class MixtureSlots:
             int32 and int64, shape (places,). Samples of a component are numbered over the whole
             run: those at places that follow each other have consecutive numbers.
         """
-        units, offsets = np.divmod(places, self.schedule.unit)
-        at_once = self._rounds_dealt * self.schedule.round_units
+        unit, at_once = self.schedule.unit, self._rounds_dealt * self.schedule.round_units
+        units, offsets = (places, 0) if unit == 1 else np.divmod(places, unit)
         components, samples = np.empty(len(places), np.int32), np.empty(len(places), np.int64)
-        groups, starts = np.unique(units // at_once, return_index=True)
-        stops = [*starts[1:], len(places)]
-        for group, start, stop in zip(groups.tolist(), starts, stops, strict=True):
+        start = 0
+        while start < len(places):
+            group = int(units[start]) // at_once
+            stop = int(np.searchsorted(units, (group + 1) * at_once))
             of_components, of_units = self._dealt(group)
             slots = units[start:stop] - group * at_once
             components[start:stop], samples[start:stop] = of_components[slots], of_units[slots]
-        return components, samples * self.schedule.unit + offsets
+            start = stop
+        return components, samples * unit + offsets
 
     def before(self, place: int) -> _Ints:
         """Samples of each component before a place, int64, shape (components,)."""
@@ -189,7 +191,7 @@ class MixtureSlots:
         # Over rounds, too, the units of a component are numbered in the order of their slots.
         components, numbers = components.ravel(), np.empty(rounds * units, np.int64)
         for component, begin, end in zip(by_name, counts[0], counts[-1], strict=True):
-            numbers[components == component] = np.arange(begin, end)
+            numbers[np.flatnonzero(components == component)] = np.arange(begin, end)
         return components, numbers
 
 

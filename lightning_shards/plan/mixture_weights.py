@@ -81,21 +81,7 @@ def weigh_components(
                 f"{', '.join([*given, *passed])}; remove one or the other"
             )
         return _whole(_by_temperature(samples, temperature))
-    for name in samples:
-        if (name in given) == (name in passed):
-            both = f"weight={given[name]} and passes={passed[name]}" if name in given else "neither"
-            raise ConfigError(
-                f"component {name!r} needs either a weight or passes, got {both}; "
-                "give one of them, 0 to leave it out for now"
-            )
-    return _whole(
-        {
-            name: _exact(f"weight of {name!r}", given[name])
-            if name in given
-            else _exact(f"passes of {name!r}", passed[name]) * number
-            for name, number in samples.items()
-        }
-    )
+    return _whole({name: _weight(name, given, passed, samples[name]) for name in samples})
 
 
 def weigh_stage(names: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
@@ -183,26 +169,29 @@ def epoch_of_mixture(
             "the epoch of a mixture needs either dataset_size or epoch_of, got "
             f"dataset_size={dataset_size} and epoch_of={epoch_of!r}; give one of them"
         )
-    wanted, name = dataset_size or 0, f"dataset_size={dataset_size}"
+    wanted, told = dataset_size or 0, f"dataset_size={dataset_size}"
     if epoch_of is not None:
-        total = sum(weights.values())
-        # The samples of the whole mixture while a component is passed once.
-        by_name = {
-            name: samples[name] * total // weights[name] for name in samples if weights[name]
-        }
-        by_name |= {"shortest": min(by_name.values()), "longest": max(by_name.values())}
-        if epoch_of not in by_name:
-            raise ConfigError(
-                f"epoch_of must be one of {', '.join(by_name)}, which have a weight from the start "
-                f"on, got {epoch_of!r}; name one of them or set dataset_size"
-            )
-        wanted, name = by_name[epoch_of], f"epoch_of={epoch_of!r} with {by_name[epoch_of]} samples"
+        wanted = _samples_of_pass(samples, weights, epoch_of)
+        told = f"epoch_of={epoch_of!r}, whose pass takes {wanted}"
     if wanted < round_samples:
         raise ConfigError(
-            f"an epoch must hold at least one round of {round_samples} samples, got {name}; make "
+            f"an epoch must hold at least one round of {round_samples} samples, got {told}; make "
             "the epoch longer or the round shorter"
         )
     return wanted - wanted % round_samples
+
+
+def _samples_of_pass(samples: Mapping[str, int], weights: Mapping[str, int], name: str) -> int:
+    """Samples of the whole mixture while a component is passed once."""
+    total = sum(weights.values())
+    by_name = {each: samples[each] * total // weights[each] for each in samples if weights[each]}
+    by_name |= {"shortest": min(by_name.values()), "longest": max(by_name.values())}
+    if name not in by_name:
+        raise ConfigError(
+            f"epoch_of must be one of {', '.join(by_name)}, which have a weight from the start on, "
+            f"got {name!r}; name one of them or set dataset_size"
+        )
+    return by_name[name]
 
 
 def _check_names(samples: Mapping[str, int], names: Mapping[str, object] | list[str]) -> None:
@@ -212,6 +201,21 @@ def _check_names(samples: Mapping[str, int], names: Mapping[str, object] | list[
             f"weights must name components of the mix, got {', '.join(map(repr, unknown))}; its "
             f"components are {', '.join(samples)}"
         )
+
+
+def _weight(
+    name: str, given: Mapping[str, float], passed: Mapping[str, float], samples: int
+) -> Fraction:
+    """The weight of a component, which has one of the two."""
+    if (name in given) == (name in passed):
+        both = f"weight={given[name]} and passes={passed[name]}" if name in given else "neither"
+        raise ConfigError(
+            f"component {name!r} needs either a weight or passes, got {both}; give one of them, "
+            "0 to leave it out for now"
+        )
+    if name in given:
+        return _exact(f"weight of {name!r}", given[name])
+    return _exact(f"passes of {name!r}", passed[name]) * samples
 
 
 def _exact(what: str, value: float) -> Fraction:

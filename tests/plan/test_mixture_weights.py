@@ -183,7 +183,9 @@ def test_epochs_that_are_none_are_refused(asked, message):
 
 
 def test_an_epoch_of_a_component_shorter_than_a_round_is_refused():
-    with pytest.raises(ConfigError, match="got epoch_of='synth' with 20 samples; make the epoch"):
+    with pytest.raises(
+        ConfigError, match="got epoch_of='synth', whose pass takes 20; make the epoch"
+    ):
         epoch_of_mixture(SAMPLES, {"web": 1, "labels": 0, "synth": 1}, 64, epoch_of="synth")
 
 
