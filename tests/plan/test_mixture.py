@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 from fractions import Fraction
 from itertools import count, islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightning_shards.plan.draws import ORDER_VERSION, Purpose
 from lightning_shards.plan.mixture import MixtureOrder, component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.mixture_slots import MixtureSlots
+from lightning_shards.plan.mixture_weights import MAX_ROUND
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.schedule import EpochSchedule
@@ -288,6 +290,22 @@ def test_equal_mixtures_are_equal_and_travel_without_what_they_remember():
     assert hash(order) == hash(example_mixture())
     assert order != example_mixture(1)
     assert order != example_mixture(changes=CHANGES)
+
+
+@pytest.mark.parametrize(("round_units", "limit"), [(64, 32), (4_096, 32), (MAX_ROUND, 160)])
+def test_seeking_in_a_huge_mixture_takes_little_memory(round_units, limit):
+    weights = dict(zip("abcdefgh", (160, 32, 16, 16, 12, 8, 8, 4), strict=True))
+    counts = np.full(10**4, 10**5)
+    tracemalloc.start()
+    try:
+        components = [component(name, counts, run=64, block=16_384) for name in weights]
+        rounds = 10**9 // round_units
+        order = mixture(components, weights, round_units=round_units, rounds=rounds)
+        epoch, start = divmod(10**10, order.samples)
+        order.at(epoch, start, start + 256)
+        assert tracemalloc.get_traced_memory()[1] / 2**20 < limit
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
