@@ -10,10 +10,10 @@ from fractions import Fraction
 from math import gcd, isfinite, lcm
 from typing import Final
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, PlanError
 
 MAX_ROUND: Final = 2**20
-"""More units a round are refused: a round is dealt as a whole, 20 bytes a unit."""
+"""More units a round are refused: a round is dealt as a whole, some 40 bytes a unit."""
 
 MAX_DEFAULT_ROUND: Final = 4_096
 """A round of more units is taken only where it is asked for."""
@@ -69,6 +69,7 @@ def weigh_components(
 
     Raises:
         ConfigError: Weights that give no mixture, or names that are not those of components.
+        PlanError: A component without samples that is weighed by them.
     """
     check_component_names(list(samples))
     given = {name: value for name, value in weights.items() if value is not None}
@@ -215,7 +216,17 @@ def _weight(
         )
     if name in given:
         return _exact(f"weight of {name!r}", given[name])
-    return _exact(f"passes of {name!r}", passed[name]) * samples
+    return _exact(f"passes of {name!r}", passed[name]) * _counted(name, samples)
+
+
+def _counted(name: str, samples: int) -> int:
+    """The samples of a component that is weighed by them."""
+    if samples < 1:
+        raise PlanError(
+            f"passes and temperature weigh by samples, and component {name!r} has {samples}; check "
+            "its shards and the counts in their index, or give it a weight"
+        )
+    return samples
 
 
 def _exact(what: str, value: float) -> Fraction:
@@ -244,7 +255,7 @@ def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str,
     with localcontext() as context:
         context.prec, context.rounding = _DIGITS, ROUND_HALF_EVEN
         power = Decimal(repr(temperature))
-        powers = {name: Decimal(number) ** power for name, number in samples.items()}
+        powers = {name: Decimal(_counted(name, samples[name])) ** power for name in samples}
         scale = _PARTS / sum(powers.values(), Decimal(0))
         parts = {name: round(value * scale) for name, value in powers.items()}
     return {name: Fraction(max(part, 1)) for name, part in parts.items()}

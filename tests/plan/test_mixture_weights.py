@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.mixture_weights import (
     check_round,
     default_round,
@@ -100,6 +100,12 @@ def test_a_stage_gives_nothing_to_what_it_does_not_name():
 def test_weights_that_give_no_mixture_are_refused(weights, passes, temperature, message):
     with pytest.raises(ConfigError, match=message):
         weigh_components(SAMPLES, weights, passes, temperature)
+
+
+@pytest.mark.parametrize("by", [{"passes": {"web": 1}}, {"temperature": 0}, {"temperature": 0.5}])
+def test_a_component_without_samples_cannot_be_weighed_by_them(by):
+    with pytest.raises(PlanError, match="component 'web' has 0; check its shards"):
+        weigh_components({"web": 0}, {}, **by)
 
 
 @pytest.mark.parametrize(
