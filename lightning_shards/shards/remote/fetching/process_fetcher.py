@@ -226,7 +226,7 @@ class ProcessFetcher:
     def _piece(self, piece: Piece) -> bytearray:
         body = self._body(piece.url, piece.version, piece.begin, piece.end)
         at_once = int(_PIECE_S * (self._link.bytes_per_s or 0) / piece.size)
-        self._threads.limit_soon(max(_LEAST_AHEAD, at_once))
+        self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
         self._count(ahead_bytes=len(body.data), ahead_requests=1)
         return body.data
 
