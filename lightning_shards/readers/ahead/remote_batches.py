@@ -79,6 +79,7 @@ class ShardTables:
         self._index, self._storages = index, Storages(storages)
         self._tables = TableStore(cache, storages=self._storages)
         self._closed, self._total = Event(), FetchTotals()
+        self._fetched: set[str] = set()  # whose store has just said what they are
 
     def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
         """The tables of these shards, fetched at once where they are not kept.
@@ -89,7 +90,7 @@ class ShardTables:
         counts = self._index.counts
         assert counts is not None  # the indexed reader has them
         urls = [self._index.urls[shard] for shard in shards]
-        self._until_answered(lambda: self._tables.fetch(urls))
+        self._fetched |= set(self._until_answered(lambda: self._tables.fetch(urls)))
         return [
             self._tables.table_of(self._index.urls[shard], expected_samples=int(counts[shard]))
             for shard in shards
@@ -106,11 +107,11 @@ class ShardTables:
         for shard in shards:
             of_storages.setdefault(scheme_of(self._index.urls[shard]), []).append(shard)
         for numbers in of_storages.values():
-            urls = [self._index.urls[shard] for shard in numbers]
-            storage = self._storages.of(urls[0])
+            storage = self._storages.of(self._index.urls[numbers[0]])
             if not storage.is_remote:
                 continue  # it is compared when it is opened
-            tables = self.tables_of(numbers)
+            asked = [n for n in numbers if self._index.urls[n] not in self._fetched]
+            urls, tables = [self._index.urls[n] for n in asked], self.tables_of(asked)
             stats = self._until_answered(partial(storage.stats, urls))
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, url, self._index.urls)

@@ -131,6 +131,12 @@ class Storage(Protocol):
         """
         return [self._whole(url, most_bytes) for url in urls]
 
+    def read_beside(
+        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """What `read_whole` gives for files and `stats` for their shards, asked at once."""
+        return self.read_whole(urls, most_bytes), self.stats(shards)
+
     def announce(self, reads: Sequence[ShardReads]) -> None:
         """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
 

@@ -170,6 +170,14 @@ class RemoteStorage(Storage):
         """Small objects, read at once; None for one that is not there or is not given."""
         return self._at_once([partial(self._whole, url, most_bytes) for url in urls])
 
+    def read_beside(
+        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """Small objects, and what `stat` gives for each shard: one round trip for all of them."""
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, most_bytes) for url in urls]
+        answers = self._at_once([*calls, *(partial(self._stat, url) for url in shards)])
+        return answers[: len(urls)], answers[len(urls) :]
+
     def open_stream(self, url: str) -> io.BufferedReader:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
 

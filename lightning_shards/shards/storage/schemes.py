@@ -99,6 +99,16 @@ def shared_out(
     }
 
 
+def without_cache(storages: Mapping[str, MakeStorage] | None) -> Mapping[str, MakeStorage] | None:
+    """The same, so that what is read is fetched exactly and nothing ahead."""
+    if storages is None:
+        return None
+    return {
+        scheme: replace(make, cache=None) if isinstance(make, MakeRemoteStorage) else make
+        for scheme, make in storages.items()
+    }
+
+
 def remote_storages(
     settings: TransportSettings, cache: PieceCache | None = None
 ) -> dict[str, MakeStorage]:
