@@ -181,7 +181,7 @@ class IndexedSource:
             OpenShards(self.index, self.cache, storages=storages) as shards,
             fetched_ahead(shards, plan, tables) as ahead,
         ):
-            buffer = buffer_beside(ahead)
+            buffer = buffer_beside(ahead, shards)
             reader = BatchReader(
                 shards, fields, self.batch_format, clock, arena=arena, buffer=buffer
             )

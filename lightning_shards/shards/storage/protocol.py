@@ -147,6 +147,10 @@ class Storage(Protocol):
         that each range is fetched once. Errors are not raised: whoever reads the bytes gets them.
         """
 
+    def has_fetched_ahead(self) -> bool:
+        """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
+        return True
+
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched from afar so far, and how long its batches waited."""
         return NO_FETCHES

@@ -112,6 +112,12 @@ class ProcessFetcher:
         if self._has_read.is_set():
             self._begin(announced)
 
+    def has_all(self) -> bool:
+        """See `Fetcher.has_all`."""
+        with self._lock:
+            pieces = self._announced[-1].pieces if self._announced else []
+            return bool(pieces) and self._there.issuperset(pieces)
+
     def _begin(self, announced: AnnouncedPieces) -> None:
         with self._lock:
             known = self._there | self._under_way.keys()
