@@ -52,7 +52,7 @@ from lightning_shards.samples.transforms import (
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
@@ -145,11 +145,19 @@ class IndexedSource:
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
 
+        Nothing is fetched ahead for it, so it needs one table and no more.
+
         Raises:
             ShardError: The sample cannot be made.
         """
         transforms = repeated(self.transforms)
-        alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
+        alone = replace(
+            self,
+            epochs=epochs_to_try(place),
+            max_bad=None,
+            transforms=transforms,
+            storages=without_cache(self.storages),
+        )
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(
@@ -173,7 +181,7 @@ class IndexedSource:
             OpenShards(self.index, self.cache, storages=storages) as shards,
             fetched_ahead(shards, plan, tables) as ahead,
         ):
-            buffer = buffer_beside(ahead)
+            buffer = buffer_beside(ahead, shards)
             reader = BatchReader(
                 shards, fields, self.batch_format, clock, arena=arena, buffer=buffer
             )

@@ -122,8 +122,11 @@ class TableStore:
             kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
         return kept
 
-    def fetch(self, urls: Sequence[str]) -> None:
+    def fetch(self, urls: Sequence[str]) -> list[str]:
         """Fetch the tables of remote shards that are not kept yet, all at once.
+
+        Returns:
+            Those shards: they are now what their tables say.
 
         Raises:
             ShardError: As of `table_of`.
@@ -136,6 +139,7 @@ class TableStore:
             tables = fetched_tables(of_scheme, self._storages.of(of_scheme[0]))
             for url, table in zip(of_scheme, tables, strict=True):
                 self._keep(url, table)
+        return [url for of_scheme in missing.values() for url in of_scheme]
 
     def is_beside(self, url: str) -> bool:
         """Whether there is a table of this remote shard, which is then kept.

@@ -21,7 +21,7 @@ from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20
-"""Batches that are read together have so many bytes at most where pieces are fetched ahead. Of 64
+"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
 MiB a process would read most of its share of a block before the pieces are there."""
 
 _PAUSE_S: Final = 30.0
@@ -32,14 +32,17 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def buffer_beside(ahead: FetchAhead | None) -> ReadBuffer:
+def buffer_beside(ahead: FetchAhead | None, shards: OpenShards) -> ReadBuffer:
     """Memory for what is read together, as much as goes with what is fetched ahead.
 
-    The first batch is then read alone, since each of its samples is a request.
+    The first batch is then read alone, since each of its samples is a request. Where all that was
+    to be fetched is in the cache, as much is read together as of local files.
     """
     if ahead is None:
-        return ReadBuffer(most_bytes=MOST_BYTES)
-    return ReadBuffer(limit=1, most_bytes=_MOST_BYTES)
+        return ReadBuffer()
+    return ReadBuffer(
+        limit=1, most_bytes=lambda: MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES
+    )
 
 
 @contextmanager
@@ -79,6 +82,7 @@ class ShardTables:
         self._index, self._storages = index, Storages(storages)
         self._tables = TableStore(cache, storages=self._storages)
         self._closed, self._total = Event(), FetchTotals()
+        self._fetched: set[str] = set()  # whose store has just said what they are
 
     def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
         """The tables of these shards, fetched at once where they are not kept.
@@ -89,7 +93,7 @@ class ShardTables:
         counts = self._index.counts
         assert counts is not None  # the indexed reader has them
         urls = [self._index.urls[shard] for shard in shards]
-        self._until_answered(lambda: self._tables.fetch(urls))
+        self._fetched |= set(self._until_answered(lambda: self._tables.fetch(urls)))
         return [
             self._tables.table_of(self._index.urls[shard], expected_samples=int(counts[shard]))
             for shard in shards
@@ -106,11 +110,11 @@ class ShardTables:
         for shard in shards:
             of_storages.setdefault(scheme_of(self._index.urls[shard]), []).append(shard)
         for numbers in of_storages.values():
-            urls = [self._index.urls[shard] for shard in numbers]
-            storage = self._storages.of(urls[0])
+            storage = self._storages.of(self._index.urls[numbers[0]])
             if not storage.is_remote:
                 continue  # it is compared when it is opened
-            tables = self.tables_of(numbers)
+            asked = [n for n in numbers if self._index.urls[n] not in self._fetched]
+            urls, tables = [self._index.urls[n] for n in asked], self.tables_of(asked)
             stats = self._until_answered(partial(storage.stats, urls))
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, url, self._index.urls)

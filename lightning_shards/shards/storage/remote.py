@@ -125,6 +125,10 @@ class RemoteStorage(Storage):
         except IndexMismatchError:
             return self._read_exactly(reads)  # which says of which shard
 
+    def has_fetched_ahead(self) -> bool:
+        """Whether pieces were named, and all that were named last are in the cache."""
+        return self._fetcher is None or self._fetcher.has_all()
+
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
         asked, streamed = self._transport.counts, self._streams.counts
@@ -169,6 +173,15 @@ class RemoteStorage(Storage):
     def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
         """Small objects, read at once; None for one that is not there or is not given."""
         return self._at_once([partial(self._whole, url, most_bytes) for url in urls])
+
+    def read_beside(
+        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """Small objects, and what `stat` gives for each shard: one round trip for all of them."""
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, most_bytes) for url in urls]
+        calls += [partial(self._stat, url) for url in shards]
+        answers = self._at_once(calls)
+        return answers[: len(urls)], answers[len(urls) :]
 
     def open_stream(self, url: str) -> io.BufferedReader:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.

@@ -112,6 +112,12 @@ class ProcessFetcher:
         if self._has_read.is_set():
             self._begin(announced)
 
+    def has_all(self) -> bool:
+        """See `Fetcher.has_all`."""
+        with self._lock:
+            pieces = self._announced[-1].pieces if self._announced else []
+            return bool(pieces) and self._there.issuperset(pieces)
+
     def _begin(self, announced: AnnouncedPieces) -> None:
         with self._lock:
             known = self._there | self._under_way.keys()
@@ -226,7 +232,7 @@ class ProcessFetcher:
     def _piece(self, piece: Piece) -> bytearray:
         body = self._body(piece.url, piece.version, piece.begin, piece.end)
         at_once = int(_PIECE_S * (self._link.bytes_per_s or 0) / piece.size)
-        self._threads.limit_soon(max(_LEAST_AHEAD, at_once))
+        self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
         self._count(ahead_bytes=len(body.data), ahead_requests=1)
         return body.data
 

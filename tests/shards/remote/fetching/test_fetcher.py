@@ -63,6 +63,21 @@ def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher
     assert fetcher.counts.exact_requests == 0
 
 
+def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, transport):
+    fetcher = make_fetcher()
+    assert not fetcher.has_all()
+    transport.gates[16_000] = threading.Event()
+    fetcher.announce(PIECES[:3])
+    assert wait_for(lambda: fetcher.counts.ahead_requests == 2, WITHIN_S)
+    assert not fetcher.has_all()
+    transport.gates[16_000].set()
+    assert wait_for(fetcher.has_all, WITHIN_S)
+    fetcher.announce(PIECES[2:4])
+    assert wait_for(fetcher.has_all, WITHIN_S)
+    fetcher.announce([])
+    assert not fetcher.has_all()  # what batches want is then fetched exactly
+
+
 def test_the_first_batch_has_the_network_for_itself(transport, tmp_path):
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     fetcher.announce(PIECES[:2])
@@ -293,7 +308,7 @@ def test_pieces_under_way_take_64_mib_of_memory_at_most(make_fetcher, transport)
     time.sleep(0.05)
     assert transport.most_under_way == 8
     transport.gates[pieces[0].begin].set()
-    waiting = [transport.begun[piece.begin] for piece in pieces[8:]]
+    waiting = [transport.begun[piece.begin] for piece in pieces[8:]]  # whichever has the lock first
     assert wait_for(lambda: any(begun.is_set() for begun in waiting), WITHIN_S)
     for gate in transport.gates.values():
         gate.set()
