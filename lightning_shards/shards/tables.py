@@ -348,7 +348,6 @@ def release_pages(table: MemberTable) -> None:
     resident, and a process has hundreds open. The pages stay in the system's cache, and the next
     lookup finds them there.
     """
-    memory: object = table.offsets.base
-    mapped: object = memory.obj if isinstance(memory, memoryview) else None
+    mapped = getattr(table.offsets.base, "obj", None)  # the base is a memoryview
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
