@@ -13,6 +13,7 @@ from lightning_shards.errors import IndexMismatchError
 from lightning_shards.readers.ahead.piece_plan import Announcement
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.system.cancellation import wait_for_event
+from lightning_shards.system.stage_byte import Fetching
 
 _FIRST_S: Final = 5.0
 """A first batch waits so long for the first announcement, which takes a few requests: in a cache
@@ -74,7 +75,8 @@ class FetchAhead:
         if is_first:
             threading.Thread(target=self._run, name="fetch-ahead", daemon=True).start()
             began = perf_counter()
-            wait_for_event(self._has_announced, _FIRST_S)
+            with Fetching():
+                wait_for_event(self._has_announced, _FIRST_S)
             self.waited_s = perf_counter() - began
         with self._changed:
             if self._error is not None:
