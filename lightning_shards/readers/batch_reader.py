@@ -52,6 +52,7 @@ from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.members import ENCODING, ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.tables import release_pages
 
 _NEAR = 2**19
 """Bytes between the starts of two samples that are announced together: as a rule, other workers
@@ -306,6 +307,7 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
         extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
+        release_pages(reader.table)
     back, key_lengths = inverse(order), np.concatenate(lengths)
     key_starts = np.cumsum(key_lengths) - key_lengths
     joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))

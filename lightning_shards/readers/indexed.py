@@ -18,7 +18,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.fetch_meter import FetchMeter
-from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.readers.ahead.remote_batches import (
     ShardTables,
     buffer_beside,
@@ -172,7 +172,8 @@ class IndexedSource:
         fields = with_arrays(self.fields, self.transforms, plain=True)
         unreadable: set[tuple[int, int]] = set()
         storages = shared_out(self.storages, len(place.ranks_of_node))
-        tables = ShardTables(self.index, self.cache, storages)
+        share = share_of_process(place, place.ranks_of_node)
+        tables = ShardTables(self.index, self.cache, storages, share)
         plan = PiecePlan(
             *(self.order, self.epochs, cursor, place, place.ranks_of_node, self.index.urls),
             *(tables.tables_of, tables.require_same),

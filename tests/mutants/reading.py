@@ -231,4 +231,22 @@ MUTANTS = [
         "gives_arrays=False",
         "samples/test_loaded_torch.py",
     ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables.tables_of",
+        "self._wait_for_others(of_others)",
+        "pass",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._run",
+        "self._is_closed or self._batches > 1",
+        "True",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables.require_same",
+        "if self._index.urls[shard] in self._just_fetched:",
+        "if False:",
+        "shards/remote/test_remote_cache.py",
+    ),
 ]

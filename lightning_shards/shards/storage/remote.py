@@ -26,6 +26,7 @@ from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Stor
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import result_of, take_from
+from lightning_shards.system.stage_byte import Fetching
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
@@ -157,7 +158,8 @@ class RemoteStorage(Storage):
         try:
             # Memory is filled here alone, so that nothing writes to it after an error
             while begun:
-                future = take_from(answered)
+                with Fetching():
+                    future = take_from(answered)
                 part, data = begun.pop(future), future.result()  # so that the bytes are freed
                 if data is None:
                     sizes[part.shard] = [-1] * len(sizes[part.shard])
@@ -255,7 +257,8 @@ class RemoteStorage(Storage):
     def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         begun = [self._threads.begin(call) for call in calls]
         try:
-            return list(map(result_of, begun))  # which can be called off, as a request cannot
+            with Fetching():
+                return list(map(result_of, begun))  # which can be called off, as a request cannot
         finally:
             for future in begun:
                 future.cancel()
