@@ -21,7 +21,14 @@ from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.urls import is_local
-from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
+from lightning_shards.tools.console import (
+    FAILED,
+    human,
+    print_findings,
+    run_tool,
+    shard_parser,
+    status_of,
+)
 from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
 _EPILOG = """Formats: wids (the index of this package and of webdataset's wids), members
@@ -31,7 +38,8 @@ energon (NAME.tar.idx and .nv-meta), card (a README.md for the Hugging Face Hub)
 read once, as streams, and nothing is copied; of members above 4 MiB only headers are read with
 --no-checksums. What was read is kept in the cache folder, so that a run that was killed goes on
 when the same command is given again. Training finds beside remote shards what --upload puts there.
-Exit status: 0 written, 1 something is wrong with the shards, 2 not done."""
+Exit status: 0 written, 1 something is wrong with the shards, 2 not done, or some shards could not
+be read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -93,7 +101,9 @@ def _index(options: Namespace) -> int:
     else:
         _print(found)
     stale = [finding for finding in found.survey.failures if finding.rule == "stale count"]
-    return FAILED if stale or not found.written else 0
+    if stale:
+        return FAILED
+    return 0 if found.written else status_of(found.survey.failures)
 
 
 def _index_files(
@@ -119,8 +129,8 @@ def _index_files(
 
 
 def _may_write(found: Survey, *, are_problems_allowed: bool) -> bool:
-    is_damaged = any(shard.is_damaged for shard in found.shards)
-    return not found.failures or (are_problems_allowed and not is_damaged)
+    are_readable = all(shard.is_readable for shard in found.shards)
+    return not found.failures or (are_problems_allowed and are_readable)
 
 
 def _settings(options: Namespace) -> TransportSettings:

@@ -20,11 +20,11 @@ from lightning_shards.shards.storage.local_copies import require_local
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import (
-    FAILED,
     human,
     require_large_enough,
     run_tool,
     shard_parser,
+    status_of,
 )
 from lightning_shards.tools.shard_options import classes_of, with_class_name
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # both import torch
 _EPILOG = """The caption of an image is its key and, with --label, the text of a field; of cls also
 the name of the class, from the classes.json beside the shards. The page has samples, fields, sizes,
 classes (of the --label, else of cls), shards and findings; it is one file, which loads nothing
-else. Exit status: 0 written, 1 the page has findings of faults, 2 not done."""
+else. Exit status: 0 written, 1 the page has findings of faults, 2 not
+done, or some shards could not be read."""
 _SHEET = Path("samples.png")
 _MAX_LABEL = 80
 _MAX_CLASS_BYTES = 256
@@ -86,7 +87,7 @@ def _show(options: Namespace) -> int:
     else:
         files = " and ".join(path for path in written.values() if path is not None)
         print(f"wrote {files}: {len(samples):,} samples")
-    return FAILED if surveyed is not None and surveyed.failures else 0
+    return 0 if surveyed is None else status_of(surveyed.failures)
 
 
 def _check(options: Namespace) -> None:

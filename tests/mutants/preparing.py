@@ -4,6 +4,24 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.inspection.findings:finding_of",
+        "isinstance(error, DamagedShardError)",
+        "True",
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
+        "dataprep.inspection.check:repair_shard",
+        "return finding_of(error, redact(url))",
+        'return Salvage(None, 0, {"": str(error)})',
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
+        "tools.console:status_of",
+        "return REFUSED if failures else 0",
+        "return 0",
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
         "tools.show:_check",
         "options.html is not None and os.path.lexists(options.html)",
         "False",

@@ -16,7 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.findings import Finding, find_passed_over
+from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    Finding,
+    find_passed_over,
+    finding_of,
+)
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
@@ -28,20 +33,19 @@ from lightning_shards.dataprep.inspection.salvage import (
 )
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
-    damaged_byte,
     describe_shard,
     each_shard,
     file_md5,
     repeated_keys,
     under_url,
-    unfetched,
+    without_samples,
 )
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
     IndexMismatchError,
-    ShardNotFoundError,
+    StorageError,
 )
 from lightning_shards.shards.beside import json_files, read_json
 from lightning_shards.shards.counts.count_files import remote_claims
@@ -123,8 +127,11 @@ def check_shards(
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
         wanted = _to_repair(urls, findings)
-        saved = map_parallel(save, wanted, processes)
-        repairs = dict(zip(map(redact, wanted), saved, strict=True))
+        for url, saved in zip(wanted, map_parallel(save, wanted, processes), strict=True):
+            if isinstance(saved, Finding):
+                findings.append(saved)
+            else:
+                repairs[redact(url)] = saved
     return Checked(sum(shard.samples for shard in surveys), findings, repairs)
 
 
@@ -139,19 +146,24 @@ def check_shard(
     try:
         with local_copy(url, cache) as shard:
             return under_url(_check_file(shard, entry, decoder_of), url)
-    except DamagedShardError as error:
-        return unfetched(url, error)
+    except NOT_SURVEYED as error:
+        return without_samples(url, error)
 
 
 def repair_shard(
     url: str, *, folder: Path, cache: CacheFolder, decoder_of: DecoderOf | None = None
-) -> Salvage:
-    """Save the whole samples of one shard to a folder; see `salvage`."""
+) -> Salvage | Finding:
+    """Save the whole samples of one shard to a folder; see `salvage`.
+
+    A shard that cannot be fetched again is a finding: nothing is known to be lost.
+    """
     try:
         with local_copy(url, cache) as shard:
             return salvage(shard.path, folder, _known_table(shard), decoder_of)
-    except DamagedShardError as error:  # it is empty, or cannot be fetched
+    except DamagedShardError as error:  # it is empty
         return Salvage(None, 0, {"": str(error)})
+    except (StorageError, IndexMismatchError) as error:
+        return finding_of(error, redact(url))
 
 
 def _check_file(
@@ -160,7 +172,7 @@ def _check_file(
     path, known = shard.path, _known_table(shard)
     try:
         table = scan_members(path, with_crc32=True)
-    except (DamagedShardError, ShardNotFoundError) as error:
+    except DamagedShardError as error:
         return ShardSurvey(path, findings=_damage(path, error, known))
     survey = ShardSurvey(path, table.num_samples, table.file_size)
     passed_over = lay_out(table, path).passed_over
@@ -200,9 +212,9 @@ def _known_table(shard: LocalShard) -> MemberTable | None:
     return TableStore(shard.cache).kept_table(shard.path)
 
 
-def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:
+def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> list[Finding]:
     """Findings about the damaged byte, the last sound member before it, and the samples hit."""
-    first = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+    first = finding_of(error, path)
     if not Path(path).is_file() or not Path(path).stat().st_size:
         return [first]
     before: str | None = None

@@ -8,9 +8,11 @@ much as a few MiB (at 30 ms and 80 MB/s 2.4 MB).
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.tar.walk import BLOCK, Buffer, damaged
+from lightning_shards.shards.urls import redact
 
 _AT_ONCE: Final = 1 << 18
 """Bytes that are taken out of a stream at once, and of which a checksum is made at once."""
@@ -138,5 +140,8 @@ class HeaderWindows:
         reads = ShardReads(self._url, [start], [stop], self._stat, memoryview(data))
         ((size,),) = self._storage.read_ranges([reads])
         if size < 0:
-            raise damaged("changed while it was read", self._url, start)
+            raise IndexMismatchError(
+                f"{redact(self._url)} changed while it was read; give the command again when it "
+                "is whole"
+            )
         return bytes(memoryview(data)[offset - start : size])

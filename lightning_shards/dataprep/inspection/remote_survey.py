@@ -14,7 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_shards.dataprep.inspection.findings import Finding, find_passed_over
+from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    Finding,
+    find_passed_over,
+)
 from lightning_shards.dataprep.inspection.forward_tar import (
     ForwardTar,
     HeaderWindows,
@@ -24,18 +28,12 @@ from lightning_shards.dataprep.inspection.one_pass import ScannedTar, scan_once
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
     Survey,
-    damaged_byte,
     describe_shard,
     each_shard,
     survey_of,
+    without_samples,
 )
-from lightning_shards.errors import (
-    DamagedShardError,
-    FileAccessError,
-    IndexMismatchError,
-    ShardNotFoundError,
-    StorageError,
-)
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.members import MemberTable, table_of_samples
@@ -43,20 +41,10 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore, write_table
-from lightning_shards.shards.tar.walk import damaged
 from lightning_shards.shards.urls import redact
 
 _RECORD: Final = ".scanned"
 """Ends the name of a record, which lies beside the table in the cache."""
-
-
-_OF_ONE_SHARD: Final = (
-    ShardNotFoundError,
-    FileAccessError,
-    DamagedShardError,
-    IndexMismatchError,
-)
-"""Errors in spite of which the other shards are surveyed."""
 
 
 class ShardFacts(NamedTuple):
@@ -93,23 +81,23 @@ class RemoteScan:
     def __call__(self, task: tuple[str, Path | str | None]) -> ShardSurvey:
         """The survey of one shard, whose table is published at a path, a URL or nowhere.
 
-        A shard that is damaged, absent or refused is a finding, and others are surveyed all the
-        same.
+        A shard that is damaged, absent, refused or just being replaced is a finding, and others
+        are surveyed all the same.
 
         Raises:
             StorageError: The store does not answer, after all retries.
             ConfigError: The store cannot be reached with these settings.
         """
         url, place = task
-        name = redact(url)
         stat = ShardStat(0, 0)
         try:
             stat = shard_stat(url, self.storage)
             facts = self._kept(url, stat) or self._kept_anew(self._scanned(url, stat), url)
-        except _OF_ONE_SHARD as error:
-            damage = Finding("damaged shard", str(error), name, byte=damaged_byte(error))
-            return ShardSurvey(name, size_bytes=stat.size, findings=[damage])
-        found = ShardSurvey(name, facts.table.num_samples, stat.size, facts.md5)
+        except StorageError:  # it would not answer for the others, either
+            raise
+        except NOT_SURVEYED as error:
+            return without_samples(url, error, stat.size)
+        found = ShardSurvey(redact(url), facts.table.num_samples, stat.size, facts.md5)
         describe_shard(found, facts.table, facts.passed_over)
         if isinstance(place, Path):
             replace_file(place, published(facts.table))
@@ -134,7 +122,10 @@ class RemoteScan:
             windows = HeaderWindows(self.storage, url, stat)
             scanned = scan_once(ForwardTar(url, stat.size, windows), url, with_crc32=False)
         if shard_stat(url, self.storage) != stat:
-            raise damaged("changed while it was read: a program still writes it", url, 0)
+            raise IndexMismatchError(
+                f"{redact(url)} changed while it was read: a program still writes it; give the "
+                "command again when it is whole"
+            )
         return _facts_of(scanned, url, stat, digest.hexdigest() if self.with_checksums else None)
 
     def _kept(self, url: str, stat: ShardStat) -> ShardFacts | None:
