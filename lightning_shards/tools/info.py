@@ -21,7 +21,12 @@ from lightning_shards.tools.console import (
     status_of,
     table,
 )
-from lightning_shards.tools.shard_options import add_shard_options, classes_of, shards_of
+from lightning_shards.tools.shard_options import (
+    add_shard_options,
+    classes_of,
+    settings_of,
+    shards_of,
+)
 
 _EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
 first ones. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and a
@@ -48,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _info(options: Namespace) -> int:
-    urls = shards_of(options)
-    surveyed = survey(urls, cache=options.cache, processes=options.processes)
+    urls, settings = shards_of(options), settings_of(options)
+    run: dict[str, Any] = {"cache": options.cache, "settings": settings}
+    surveyed = survey(urls, processes=options.processes, **run)
     sound: list[str] = []
     contents: dict[str, Content] = {}
     for url, shard in zip(urls, surveyed.shards, strict=True):
@@ -58,14 +64,12 @@ def _info(options: Namespace) -> int:
         sound.append(url)
         wanted = [suffix for suffix in shard.fields if suffix not in contents]
         if wanted and len(contents) < _MAX_FIELDS:
-            contents |= contents_of(url, wanted[:_MAX_FIELDS], options.cache)
+            contents |= contents_of(url, wanted[:_MAX_FIELDS], **run)
     classes: Counter[str] = Counter()
     if options.classes:
-        classes = class_counts(
-            sound, options.classes, cache=options.cache, processes=options.processes
-        )
+        classes = class_counts(sound, options.classes, processes=options.processes, **run)
     document = _document(surveyed, contents, classes)
-    known = classes_of(urls, options.classes)
+    known = classes_of(urls, options.classes, options.storage_options)
     names = {label: known.name_of(label) for label in classes} if known else {}
     document["class_names"] = {label: name for label, name in names.items() if name}
     if options.json:

@@ -22,7 +22,7 @@ from lightning_shards.tools.console import (
     shard_parser,
     status_of,
 )
-from lightning_shards.tools.shard_options import add_shard_options, shards_of
+from lightning_shards.tools.shard_options import add_shard_options, settings_of, shards_of
 
 REPORT = "repair.json"
 
@@ -72,6 +72,7 @@ def _verify(options: Namespace) -> int:
     checked = check_shards(
         urls,
         cache=options.cache,
+        settings=settings_of(options),
         decoder_of=image_decoder if options.decode == "images" else None,
         repair_to=folder,
         processes=options.processes,

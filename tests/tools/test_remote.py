@@ -20,7 +20,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage import local_copies
-from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
+from lightning_shards.tools import index, info, pack, plan, reshard, shard_options, show, verify
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
@@ -69,7 +69,7 @@ def temporary(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """All times of the policy are divided by 100."""
     made = partial(TransportSettings, policy=RetryPolicy().scaled(0.01))
-    monkeypatch.setattr(local_copies, "TransportSettings", made)
+    monkeypatch.setattr(shard_options, "TransportSettings", made)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore
@@ -148,6 +149,7 @@ def survey(
     urls: Sequence[str],
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     with_checksums: bool = False,
     table_paths: Sequence[Path] = (),
     processes: int = 1,
@@ -158,17 +160,18 @@ def survey(
     Args:
         urls: The shards.
         cache: Folder of the member tables.
+        settings: How remote shards are reached.
         with_checksums: Whether each byte is read.
         table_paths: Where the table of each sound shard is published; empty: nowhere.
         processes: Number of processes.
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
     """
-    look = partial(_survey_task, cache=cache, with_checksums=with_checksums)
+    look = partial(_survey_task, cache=cache, settings=settings, with_checksums=with_checksums)
     tasks = list(zip(urls, table_paths or [None] * len(urls), strict=True))
     shards = list(each_shard("scanned", look, urls, tasks, processes, show=show_progress))
 
     def key_of(url: str, sample: int) -> str:
-        with local_copy(url, cache) as shard:
+        with local_copy(url, cache, settings) as shard:
             return TableStore(shard.cache).table_of(shard.path).key(sample)
 
     return survey_of(shards, urls, key_of)
@@ -226,16 +229,23 @@ def repeated_keys(
 
 
 def _survey_task(
-    task: tuple[str, Path | None], *, cache: CacheFolder, with_checksums: bool
+    task: tuple[str, Path | None],
+    *,
+    cache: CacheFolder,
+    settings: TransportSettings | None,
+    with_checksums: bool,
 ) -> ShardSurvey:
     url, table_path = task
-    return survey_shard(url, cache=cache, with_checksums=with_checksums, table_path=table_path)
+    return survey_shard(
+        url, cache=cache, settings=settings, with_checksums=with_checksums, table_path=table_path
+    )
 
 
 def survey_shard(
     url: str,
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     with_checksums: bool = False,
     table_path: Path | None = None,
 ) -> ShardSurvey:
@@ -245,7 +255,7 @@ def survey_shard(
     """
     table = b""
     try:
-        with local_copy(url, cache) as shard:
+        with local_copy(url, cache, settings) as shard:
             found = under_url(_survey_file(shard, with_checksums=with_checksums), url)
             if table_path is not None and found.is_readable:
                 table = published(TableStore(shard.cache).table_of(shard.path))

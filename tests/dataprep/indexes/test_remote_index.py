@@ -14,7 +14,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.tools import index
+from lightning_shards.tools import index, shard_options
 from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import batches, module
 from tests.tools.conftest import start, write_members, write_samples
@@ -27,7 +27,7 @@ TABLES = ["--format", "wids,members"]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(index, "TransportSettings", partial(TransportSettings, policy=QUICK))
+    monkeypatch.setattr(shard_options, "TransportSettings", partial(TransportSettings, policy=QUICK))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage import local_copies
+from lightning_shards.tools import shard_options
 from tests.shards.remote.conftest import QUICK, real_server, server, started_server
 from tests.tools.conftest import write_samples
 
@@ -27,4 +27,4 @@ def folder(tmp_path, server):
 def quick(monkeypatch):
     """All times of the policy are divided by 100."""
     made = partial(TransportSettings, policy=QUICK)
-    monkeypatch.setattr(local_copies, "TransportSettings", made)
+    monkeypatch.setattr(shard_options, "TransportSettings", made)
