@@ -16,6 +16,24 @@ MUTANTS = [
         "tools/remote/test_outages.py",
     ),
     Mutant(
+        "dataprep.inspection.chosen_samples:ShardsToShow._has_table",
+        "is_local(url) or self._tables.is_beside(url)",
+        "is_local(url)",
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
+        "dataprep.inspection.chosen_samples:ShardsToShow.samples",
+        "numbers[-1] + 1",
+        "None",
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
+        "tools.show:_write_page",
+        '"::".join(map(redact_pattern, options.urls))',
+        '"::".join(options.urls)',
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
         "tools.console:status_of",
         "return REFUSED if failures else 0",
         "return 0",

@@ -11,6 +11,7 @@ from zlib import compress
 
 import numpy as np
 
+from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
@@ -122,12 +123,11 @@ def _classes_of(
         )
 
 
-def preview(reader: ShardReader, sample: int, suffix: str) -> str | None:
+def preview(sample: ChosenSample, suffix: str) -> str | None:
     """The beginning of a text, or dtype and shape of an array; None for any other member."""
-    extent = reader.table.find(sample, suffix)
-    if extent is None or extent[1] > _MAX_PREVIEWED:
+    if sample.sizes[suffix] > _MAX_PREVIEWED:
         return None
-    data = reader.read(sample, suffix)
+    data = sample.read(suffix)
     kind = _kind(data)[0] if data else "nothing"
     if kind == "npy":
         return _layout_of(data)

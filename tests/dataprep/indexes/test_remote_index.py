@@ -27,7 +27,9 @@ TABLES = ["--format", "wids,members"]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(shard_options, "TransportSettings", partial(TransportSettings, policy=QUICK))
+    monkeypatch.setattr(
+        shard_options, "TransportSettings", partial(TransportSettings, policy=QUICK)
+    )
 
 
 @pytest.fixture
