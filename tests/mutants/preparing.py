@@ -34,6 +34,12 @@ MUTANTS = [
         "tools/remote/test_remote_show.py",
     ),
     Mutant(
+        "dataprep.inspection.forward_tar:CountedReads.__call__",
+        "self._note(offset + len(data))",
+        "",
+        "dataprep/inspection/test_progress_of_bytes.py",
+    ),
+    Mutant(
         "tools.console:status_of",
         "return REFUSED if failures else 0",
         "return 0",

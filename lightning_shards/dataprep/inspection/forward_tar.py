@@ -91,6 +91,24 @@ class ForwardTar(Buffer):
             raise damaged("was cut short while it was read", self._url, start + len(self._data))
 
 
+class CountedReads:
+    """Passes reads on, and tells after each how far they have come.
+
+    Args:
+        read_on: Reads.
+        note: Takes the offset behind the last byte that was read.
+    """
+
+    def __init__(self, read_on: ReadOn, note: Callable[[int], object]) -> None:
+        self._read_on, self._note = read_on, note
+
+    def __call__(self, offset: int, least: int) -> bytes:
+        """At least so many bytes from an offset on, fewer if there are no more."""
+        data = self._read_on(offset, least)
+        self._note(offset + len(data))
+        return data
+
+
 class WholeStream:
     """Reads a stream to its end, also what is not asked for.
 

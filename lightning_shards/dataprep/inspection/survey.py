@@ -30,7 +30,7 @@ from lightning_shards.dataprep.inspection.findings import (
     key_hashes,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.processes import MOST_AT_ONCE, map_parallel
+from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import DamagedShardError, ShardError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.members import MemberTable
@@ -199,14 +199,10 @@ def each_shard(
     processes: int,
     *,
     show: bool | None,
-    at_once: int = MOST_AT_ONCE,
 ) -> Iterator[ShardSurvey]:
-    """The survey that the function makes of each shard's task, with a line of progress.
-
-    A process gets so many tasks at once.
-    """
+    """The survey that the function makes of each shard's task, with a line of progress."""
     with progress_line(verb, len(urls), split_url(urls[0])[0], show=show) as step:
-        for shard in map_parallel(function, tasks, processes, at_once):
+        for shard in map_parallel(function, tasks, processes):
             yield shard
             step()
 
