@@ -47,18 +47,8 @@ def urls(folder, server):
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """Runs the tool, which is to end by itself; gives its exit status and its JSON."""
-
-    def call(*arguments):
-        status, given = 0, ["--cache-dir", tmp_path / "cache", "--processes", 1, "--json"]
-        try:
-            index.main([*map(str, [*arguments, *given])])
-        except SystemExit as stop:
-            status = stop.code
-        return status, json.loads(capsys.readouterr().out)
-
-    return call
+def run(run_here):
+    return run_here(index.main)
 
 
 @pytest.fixture
