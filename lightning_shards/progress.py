@@ -1,9 +1,7 @@
 """Where a fit stands or goes on: the only reader of Lightning's progress counters.
 
-Some of these are semi-private; `callbacks.resume_counters` writes those that would be wrong.
-
-The counters are read when the first batch of an iteration is requested. By then Lightning has
-restored and reset them; hooks run too early or, on a resume, not at all.
+They are read when the first batch of an iteration is requested. By then Lightning has restored and
+reset them; hooks run too early or, on a resume, not at all.
 """
 
 import signal
