@@ -22,7 +22,7 @@ from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20
-"""Batches that are read together have so many bytes at most where pieces are fetched ahead. Of 64
+"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
 MiB a process would read most of its share of a block before the pieces are there."""
 
 _PAUSE_S: Final = 30.0
@@ -38,14 +38,17 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def buffer_beside(ahead: FetchAhead | None) -> ReadBuffer:
+def buffer_beside(ahead: FetchAhead | None, shards: OpenShards) -> ReadBuffer:
     """Memory for what is read together, as much as goes with what is fetched ahead.
 
-    The first batch is then read alone, since each of its samples is a request.
+    The first batch is then read alone, since each of its samples is a request. Where all that was
+    to be fetched is in the cache, as much is read together as of local files.
     """
     if ahead is None:
-        return ReadBuffer(most_bytes=MOST_BYTES)
-    return ReadBuffer(limit=1, most_bytes=_MOST_BYTES)
+        return ReadBuffer()
+    return ReadBuffer(
+        limit=1, most_bytes=lambda: MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES
+    )
 
 
 @contextmanager

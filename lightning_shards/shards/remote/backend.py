@@ -61,8 +61,9 @@ class RangeAnswer:
         chunks: The bytes; it raises RequestFailure where they break off.
         has_ranges: Whether the store sent this range, and not the whole object, out of which the
             range is cut.
-        read_into: In place of `chunks` where they can be had without a copy: fills memory with what
-            has arrived, and gives the number of bytes, 0 behind the last one. It raises as they do.
+        read_into: The same bytes without a copy, where they can be had so: fills memory with what
+            has arrived, and gives the number of bytes, 0 behind the last one. It raises as `chunks`
+            does; only one of the two is used.
     """
 
     begin: int

@@ -157,7 +157,7 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
             raise RequestFailure("the server answers with an impossible range")
         version = version_of(headers.get("ETag"), changed, size)
         into = body_reader(response, last + 1 - first)
-        chunks = () if into else chunks_of(response)
+        chunks = chunks_of(response)
         return RangeAnswer(first, last + 1, size, version, chunks, read_into=into)
     if response.status != _OK:
         raise _refused(response)
