@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def image_decoder(suffix: str) -> Decode | None:
     """The decoder of images of a suffix; None if the suffix is not of images."""
+    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
     from lightning_shards.samples.decoding.images import decode_pil
-    from lightning_shards.samples.fields import decoder_of
 
-    return decode_pil if decoder_of(suffix) == "rgb" else None
+    return decode_pil if decoding_of(suffix) == Decoding("rgb") else None
 
 
 def _verify(options: Namespace) -> int:

@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples.fields:_require_decoders",
-        "unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe",
+        "unsafe = (names & UNSAFE_DECODERS) - allow_unsafe",
         "unsafe = frozenset()",
         "samples/test_safety.py",
     ),
