@@ -84,7 +84,9 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     """
     (decoding,) = field.decodings
     classes = field.classes
-    decode = _COLUMNS.get(decoding) if classes is None else partial(_numbers, classes)
+    decode = _COLUMNS.get(decoding)
+    if classes is not None and not decoding.is_gzipped:
+        decode = partial(_numbers, classes)
     if decode is not None:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)

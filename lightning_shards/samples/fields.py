@@ -16,6 +16,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.decoding import images
+from lightning_shards.samples.decoding.compressed import gunzip
 from lightning_shards.samples.decoding.decoders import (
     CLASS,
     DECODERS,
@@ -94,6 +95,9 @@ class Field:
 
     def function(self, decoding: Decoding) -> Decoder:
         """The function from bytes to a value that does this."""
+        if decoding.is_gzipped:
+            decode = self.function(Decoding(decoding.decoder))
+            return lambda data: decode(gunzip(data))
         decoder = decoding.decoder
         if isinstance(decoder, OwnDecoder):
             return decoder.function

@@ -41,9 +41,9 @@ class _ArrayLayout(NamedTuple):
 
 
 def decode_npy(data: bytes) -> np.ndarray:
-    """The array in an .npy file; pickled objects and archives (.npz) are refused."""
+    """The array in an .npy file; pickled objects are refused."""
     if not data.startswith(_NUMPY):
-        kind = "an archive (.npz): decode it as 'raw'" if data.startswith(_ZIP) else "no .npy file"
+        kind = "an archive (.npz): decode it as 'npz'" if data.startswith(_ZIP) else "no .npy file"
         raise ValueError(f"this is {kind}")
     start = _NPY_PREFIX + int.from_bytes(data[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
     header = _header(data[:start] if data.startswith(_MAGIC) else data[:_NPY_LONGEST])

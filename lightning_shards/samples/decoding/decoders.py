@@ -15,6 +15,8 @@ from lightning_shards.samples.decoding.arrays import (
     decode_safetensors,
     require_safetensors,
 )
+from lightning_shards.samples.decoding.compressed import decode_npz
+from lightning_shards.samples.decoding.tenbin import decode_tenbin
 from lightning_shards.samples.loaded_torch import load_torch
 
 Decoder: TypeAlias = Callable[[bytes], Any]
@@ -43,9 +45,11 @@ class Decoding(NamedTuple):
 
     Attributes:
         decoder: What decodes them.
+        is_gzipped: Whether they are unpacked before, as those of `json.gz`.
     """
 
     decoder: DecoderChoice
+    is_gzipped: bool = False
 
     @property
     def name(self) -> str:
@@ -65,9 +69,10 @@ class Decoding(NamedTuple):
         """
         if isinstance(self.decoder, OwnDecoder):
             return "repair the shard, or that function"
-        if self.decoder == "int" and _is_fraction(data):
+        is_int = self == Decoding("int")
+        if is_int and _is_fraction(data):
             return f"for such numbers set decode: {{{field}: json}}"
-        if self.decoder == "int" and any(map(str.isalpha, data.decode(errors="ignore"))):
+        if is_int and any(map(str.isalpha, data.decode(errors="ignore"))):
             return (
                 f"for texts set decode: {{{field}: text}}; for names of classes set decode: "
                 f"{{{field}: class}} and classes: {{{field}: [...]}}, or leave classes out where a "
@@ -106,6 +111,8 @@ DECODERS: dict[str, Decoder] = {
     "int": _decode_int,
     "json": json.loads,
     "npy": decode_npy,
+    "npz": decode_npz,
+    "ten": decode_tenbin,
     "safetensors": decode_safetensors,
     **NUMBER_DECODERS,
     "rgb": images.decode_rgb,
@@ -125,12 +132,15 @@ _SUFFIX_DECODERS = {
     "text": "txt text transcript",
     "json": "json jsn",
     "npy": "npy",
+    "npz": "npz",
+    "ten": "ten tb",
     "safetensors": "safetensors",
     "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
     "pickle": "pkl pickle pyd",
     "pth": "pth",
 }
 
+_GZ = ".gz"
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
 SuffixDecoders: TypeAlias = tuple[tuple[str, DecoderChoice], ...]
@@ -142,19 +152,25 @@ def decoding_of(
 ) -> Decoding | None:
     """The way in which members of a suffix are decoded; None if nothing is known of the suffix.
 
+    Members `.gz` are unpacked first, unless they are wanted as `raw`, or by a suffix with its .gz.
+
     Args:
         suffix: Of the member, without its first dot.
         chosen: The decoder of its field, if the field has one.
         by_suffix: Decoders of suffixes, which go before the default ones; the longest one counts.
     """
     suffix = suffix.lower()
+    is_gzipped = f".{suffix}".endswith(_GZ)
+    unpacked = f".{suffix}".removesuffix(_GZ)
     if chosen is not None:
-        return Decoding(chosen)
-    ends = [(end, own) for end, own in by_suffix if f".{suffix}".endswith(end)]
+        return Decoding(chosen, is_gzipped and chosen != RAW)
+    ends = [(end, own, False) for end, own in by_suffix if f".{suffix}".endswith(end)]
+    ends += [(end, own, is_gzipped) for end, own in by_suffix if unpacked.endswith(end)]
     if ends:
-        return Decoding(max(ends, key=lambda pair: len(pair[0]))[1])
-    name = _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1])
-    return None if name is None else Decoding(name)
+        _, own, is_unpacked = max(ends, key=lambda choice: len(choice[0]))
+        return Decoding(own, is_unpacked and own != RAW)
+    name = _BY_SUFFIX.get(unpacked.rsplit(".", 1)[-1])
+    return None if name is None else Decoding(name, is_gzipped)
 
 
 def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
