@@ -31,6 +31,7 @@ from lightning_shards.samples.decoding.decoders import (
     OwnDecoder,
     SuffixDecoders,
     decoding_of,
+    ends_in,
     own_decoder,
     require_libraries,
 )
@@ -203,7 +204,7 @@ def _raw_where_bytes_are_taken(
 def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
     suffixes = sorted({suffix for field in fields for suffix in field.suffixes})
     for end in ends:
-        if not any(f".{suffix}".endswith(end) for suffix in suffixes):
+        if not any(ends_in(suffix, end) for suffix in suffixes):
             raise ConfigError(
                 f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
                 f"{suffixes}; correct it, or leave it out"

@@ -7,7 +7,6 @@ dimension, such as token ids. No other module knows safetensors.
 from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.samples.loaded_torch import load_torch
 from lightning_shards.samples.member_bytes import FieldMembers
 
@@ -82,19 +80,6 @@ def decode_safetensors(data: bytes) -> "torch.Tensor | dict[str, torch.Tensor]":
     if len(tensors) == 1:
         return next(iter(tensors.values()))
     return dict(sorted(tensors.items()))  # the library gives them in no fixed order
-
-
-def require_safetensors() -> None:
-    """Check that the library is installed.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    if find_spec("safetensors") is None:
-        raise ConfigError(
-            "decoding 'safetensors' needs safetensors, which is not installed: "
-            "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
-        )
 
 
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:

@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
 
 from lightning_shards.errors import ConfigError
@@ -13,9 +14,9 @@ from lightning_shards.samples.decoding.arrays import (
     NUMBER_DECODERS,
     decode_npy,
     decode_safetensors,
-    require_safetensors,
 )
 from lightning_shards.samples.decoding.compressed import decode_npz
+from lightning_shards.samples.decoding.messages import decode_cbor, decode_msgpack
 from lightning_shards.samples.decoding.tenbin import decode_tenbin
 from lightning_shards.samples.loaded_torch import load_torch
 
@@ -110,6 +111,8 @@ DECODERS: dict[str, Decoder] = {
     "text": bytes.decode,
     "int": _decode_int,
     "json": json.loads,
+    "cbor": decode_cbor,
+    "msgpack": decode_msgpack,
     "npy": decode_npy,
     "npz": decode_npz,
     "ten": decode_tenbin,
@@ -127,10 +130,19 @@ IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
 TORCH_DECODERS = frozenset({"safetensors", "pth"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 
+_LIBRARIES: dict[DecoderChoice, tuple[str, str]] = {
+    "safetensors": ("safetensors", "tensors"),
+    "cbor": ("cbor2", "messages"),
+    "msgpack": ("msgpack", "messages"),
+}
+"""The library of a decoder, and the extra that installs it."""
+
 _SUFFIX_DECODERS = {
     "int": "cls cls2 class count index inx id",
     "text": "txt text transcript",
     "json": "json jsn",
+    "cbor": "cbor",
+    "msgpack": "msgpack mp msg",
     "npy": "npy",
     "npz": "npz",
     "ten": "ten tb",
@@ -173,6 +185,11 @@ def decoding_of(
     return None if name is None else Decoding(name, is_gzipped)
 
 
+def ends_in(suffix: str, end: str) -> bool:
+    """Whether a decoder that is given to an end, as `.wav`, is one of members of a suffix."""
+    return decoding_of(suffix, by_suffix=((end, RAW),)) == Decoding(RAW)
+
+
 def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
     """Check that the libraries of these decoders are installed.
 
@@ -182,8 +199,14 @@ def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
     for name in decoders:
         if name in IMAGE_DECODERS:
             images.require_backend("pillow")
-        if name == "safetensors":
-            require_safetensors()
+        if name not in _LIBRARIES:
+            continue
+        module, extra = _LIBRARIES[name]
+        if find_spec(module) is None:
+            raise ConfigError(
+                f"decoding {name!r} needs {module}, which is not installed: "
+                f"pip install 'lightning-shards[{extra}]', or decode the field as 'raw'"
+            )
 
 
 def own_decoder(key: str, value: object) -> DecoderChoice:

@@ -23,6 +23,10 @@ from lightning_shards.samples.member_bytes import ListedBytes
 MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 
 
+BOMB = bytes(2**28)
+"""Packed it is small; decoders may unpack 2**22 bytes of it here."""
+
+
 def npy(header, data=b"", version=1):
     text = header.encode() + b"\n"
     size = struct.pack("<H" if version == 1 else "<I", len(text))
@@ -49,7 +53,7 @@ def zip_of(*entries, method=zipfile.ZIP_DEFLATED):
 
 def lying_npz(claim=50):
     """One that says `claim` bytes of an entry, and unpacks to more."""
-    data = bytearray(zip_of(("a.npy", bytes(10**6))))
+    data = bytearray(zip_of(("a.npy", BOMB)))
     for place in (data.index(b"PK\1\2") + 24, data.index(b"PK\3\4") + 22):
         data[place : place + 4] = struct.pack("<I", claim)
     return bytes(data)
@@ -82,9 +86,6 @@ def png_of(width, height):
         b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
     )
 
-
-BOMB = bytes(2**28)
-"""Packed it is small; decoders may unpack 2**22 bytes of it here."""
 
 HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
@@ -119,6 +120,14 @@ HOSTILE = {
     "a cut npz": ("npz", npz()[:-30], "no whole archive"),
     "no npz": ("npz", b"PK", "no whole archive"),
     "a .gz bomb": ("txt.gz", gzip.compress(BOMB, 1), "holds more than 4194304 bytes"),
+    "deep cbor": ("cbor", b"\x81" * 200_000, "decoded as 'cbor'"),
+    "a huge cbor": ("cbor", b"\x9b" + (1 << 40).to_bytes(8, "big"), "decoded as 'cbor'"),
+    "huge cbor bytes": ("cbor", b"\x5b" + (1 << 60).to_bytes(8, "big"), "decoded as 'cbor'"),
+    "no cbor": ("cbor", b"", "decoded as 'cbor'"),
+    "deep msgpack": ("msgpack", b"\x91" * 200_000, "decoded as 'msgpack'"),
+    "a huge msgpack": ("mp", b"\xdd\xff\xff\xff\xff", "decoded as 'msgpack'"),
+    "huge msgpack bytes": ("msg", b"\xc6\xff\xff\xff\xff", "decoded as 'msgpack'"),
+    "msgpack and more": ("msgpack", b"\1\2", "decoded as 'msgpack'"),
     "a cut .gz": ("npy.gz", gzip.compress(npy(header((2,)), bytes(8)))[:-9], "is damaged"),
     "a spoilt .gz": ("txt.gz", gzip.compress(b"abc")[:-8] + bytes(8), "is damaged"),
     "no .gz": ("txt.gz", b"abc", "is damaged"),
@@ -163,6 +172,8 @@ WHOLE = {
     + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      '
     + bytes(8),
     "npz": npz(np.savez_compressed),
+    "cbor": b"\xa1aa\x83\x01\xf6\xf9\x3c\x00",
+    "msgpack": b"\x81\xa1a\x93\x01\xc0\xca\x3f\x80\0\0",
     "json.gz": gzip.compress(b"[1, 2, 3]"),
     "ten": ten_header(b"f4", 2, 1) + chunk(bytes(8)),
     **{kind: image(kind.upper()) for kind in ("png", "jpeg", "webp", "tiff", "gif", "bmp")},
