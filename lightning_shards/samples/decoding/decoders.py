@@ -223,4 +223,4 @@ def own_decoder(key: str, value: object) -> DecoderChoice:
             f"its import path, got {value!r}"
         )
     kind: Any = value if hasattr(value, "__qualname__") else type(value)
-    return OwnDecoder(f"{kind.__module__}.{kind.__qualname__}", value)
+    return OwnDecoder(".".join(filter(None, (kind.__module__, kind.__qualname__))), value)
