@@ -4,6 +4,7 @@ Raw numbers are the bytes of a C array or of `numpy.ndarray.tofile`, little-endi
 dimension, such as token ids. No other module knows safetensors.
 """
 
+import json
 from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib import import_module
@@ -133,6 +134,20 @@ def _layout(header: bytes) -> _ArrayLayout | None:
         return None
     return _ArrayLayout(shape, dtype)
 
+
+def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
+    array = np.array(json.loads(data))  # lists of several lengths raise
+    is_number = array.dtype.kind in "if" and np.can_cast(array.dtype, dtype, "same_kind")
+    if not is_number and array.size:
+        raise ValueError(f"it holds {array.dtype}, of which there is no array of {dtype}")
+    return array.astype(dtype)
+
+
+JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    f"json_{dtype}": partial(_decode_json_numbers, dtype=dtype)
+    for dtype in ("int64", "float32", "float64")
+}
+"""Decoders of a number, a list of numbers, or lists in lists, by the name of the array's type."""
 
 NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
     dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS

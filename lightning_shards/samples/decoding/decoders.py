@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoding import images
 from lightning_shards.samples.decoding.arrays import (
+    JSON_DECODERS,
     NUMBER_DECODERS,
     decode_npy,
     decode_safetensors,
@@ -111,6 +112,7 @@ DECODERS: dict[str, Decoder] = {
     "text": bytes.decode,
     "int": _decode_int,
     "json": json.loads,
+    **JSON_DECODERS,
     "cbor": decode_cbor,
     "msgpack": decode_msgpack,
     "npy": decode_npy,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from webdataset import autodecode, tenbin
 
-from lightning_shards.errors import ConfigError, UnsafeError
+from lightning_shards.errors import ConfigError, SampleError, UnsafeError
 from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.decoding import decoders
 from lightning_shards.samples.fields import make_fields
@@ -133,3 +133,36 @@ def test_a_library_that_is_missing_is_named_with_its_extra(suffix, extra, monkey
     monkeypatch.setattr(decoders, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=rf"pip install 'lightning-shards\[{extra}\]'"):
         field_of(suffix)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text", "expected"),
+    [
+        ("json_int64", "[1, -2]", np.array([1, -2])),
+        ("json_int64", "3", np.array(3)),
+        ("json_float32", "[[1, 2], [3, 4.5]]", np.array([[1, 2], [3, 4.5]], np.float32)),
+        ("json_float64", "[]", np.zeros(0)),
+        ("json_int64", "[[], []]", np.zeros((2, 0), np.int64)),
+    ],
+)
+def test_lists_of_numbers_in_json_are_arrays(decoder, text, expected):
+    assert plain(decode("json", text.encode(), decoder)) == plain(expected)
+    column = decode_column(field_of("json", decoder), ListedBytes([text.encode()] * 2))
+    assert plain(column) == plain(np.stack([expected] * 2))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text", "message"),
+    [
+        ("json_int64", "[1, 2.5]", "it holds float64, of which there is no array of int64"),
+        ("json_int64", '["1"]', "it holds <U1"),
+        ("json_float32", "[1, null]", "it holds object"),
+        ("json_float32", "[[1], [2, 3]]", "inhomogeneous"),
+        ("json_int64", "[true]", "it holds bool"),
+        ("json_int64", "[9223372036854775808]", "it holds uint64"),
+        ("json_float32", '{"a": 1}', "it holds object"),
+    ],
+)
+def test_other_values_in_json_are_no_arrays_of_numbers(decoder, text, message):
+    with pytest.raises(SampleError, match=message):
+        decode("json", text.encode(), decoder)
