@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.collate import LoadedBatch
+    from lightning_shards.samples.decoding.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.decoding.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
@@ -62,9 +63,11 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
     "DataThroughputMonitor": "callbacks.throughput",
+    "DecodeAudioClip": "samples.decoding.clips",
     "DecodeCenterCrop": "samples.decoding.crops",
     "DecodeRandomResizedCrop": "samples.decoding.crops",
     "DecodeResize": "samples.decoding.crops",
+    "DecodeVideoClip": "samples.decoding.clips",
     "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
@@ -116,9 +119,11 @@ __all__ = [
     "Cursor",
     "DamagedShardError",
     "DataThroughputMonitor",
+    "DecodeAudioClip",
     "DecodeCenterCrop",
     "DecodeRandomResizedCrop",
     "DecodeResize",
+    "DecodeVideoClip",
     "DigestError",
     "EpochDigest",
     "EpochPlan",

@@ -20,7 +20,7 @@ from lightning_shards.readers.reader_choice import ReaderChoice, require_forkabl
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.class_labels import lack_classes, with_found_classes
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
-from lightning_shards.samples.fields import IMAGE_DECODERS
+from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -292,8 +292,8 @@ def _is_made_by_python(source: Source) -> bool:
     told = source.describe()
     if told.is_streamed or told.callables or told.index is None:
         return False
-    decoders = frozenset[str]().union(*(field.decoders for field in told.fields))
-    return not decoders & IMAGE_DECODERS and all(map(is_local, told.index.urls))
+    has_images = any(field.decoders & IMAGE_DECODERS for field in told.fields)
+    return not has_images and all(map(is_local, told.index.urls))
 
 
 def _process_pool(

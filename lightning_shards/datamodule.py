@@ -62,8 +62,9 @@ class ShardDataModule(ModuleSettings):
         predict: The shards to predict on; each sample once over all ranks.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``.
-        decode: Batch key to decoder: raw, text, int, class, json, npy, rgb, gray, pil. Default: by
-            suffix.
+        decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,
+            text, int, class, json, npy, rgb, gray, pil, or a callable from bytes to a value (or its
+            import path, or class_path and init_args). Default: by suffix.
         classes: Batch key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
@@ -87,7 +88,7 @@ class ShardDataModule(ModuleSettings):
         predict: SplitConfig | None = None,
         *,
         fields: dict[str, str],
-        decode: dict[str, str] | None = None,
+        decode: dict[str, Any] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
         device_transforms: dict[str, Any] | None = None,

@@ -197,6 +197,29 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         labels_of,
         "the only shard of 'train' holds no sample; look at `urls`, or pack them again",
     ),
+    "a suffix without a decoder": (
+        lambda: module(fields={"audio": "wav;flac"}, decode={".wav": len}),
+        (
+            "field 'audio' comes from members 'flac', a suffix without a decoder; for their bytes "
+            "set decode: {audio: raw}, for a value name a decoder, or a function of your own, as "
+            "in decode: {audio: my_module.my_decoder}"
+        ),
+    ),
+    "a decoder of another suffix": (
+        lambda: module(decode={".clss": "text"}),
+        (
+            "decode names the suffix '.clss', in which none of the suffixes of `fields` ends: "
+            "['cls']; correct it, or leave it out"
+        ),
+    ),
+    "a decoder that fails": (
+        lambda: list(module(decode={"label": float.fromhex}).loader("train")),
+        (
+            "sample '0' of a.tar: member 'cls' (1 byte) cannot be decoded as "
+            "'float.fromhex' for field 'label': TypeError: bad argument type for built-in "
+            f"operation; repair the shard, or that function{FEW}"
+        ),
+    ),
     "a label 0.5": (
         lambda: labels_of("0.5", "1.5"),
         (

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from lightning_shards.config.checks import require_at_least, require_choice
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.parsing import load_callables
+from lightning_shards.config.parsing import load_callables, load_decoders
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.class_labels import with_given_classes
-from lightning_shards.samples.fields import UNSAFE_DECODERS, Field, make_fields
-from lightning_shards.samples.transforms import takes_bytes
+from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
+from lightning_shards.samples.fields import Field, make_fields
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DataConfig:
     predict: SplitConfig | None = None
     _: KW_ONLY
     fields: dict[str, str]
-    decode: dict[str, str] | None = None
+    decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     device_transforms: dict[str, Any] | None = None
@@ -48,6 +48,7 @@ class DataConfig:
         for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
             loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
             object.__setattr__(self, name, loaded)
+        object.__setattr__(self, "decode", load_decoders(self.decode or {}))
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
         require_at_least("seed", self.seed, 0)
@@ -103,13 +104,6 @@ class DataConfig:
                 f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
                 "or add one to fields"
             )
-        decoding = [name for name in fields if takes_bytes(transforms.get(name))]
-        for name in decoding:
-            if decode.get(name, "raw") != "raw":
-                raise ConfigError(
-                    f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} "
-                    f"would do so before it; leave {name!r} out of decode"
-                )
-        decoders = decode | dict.fromkeys(decoding, "raw")
-        made = make_fields(fields, decoders, frozenset(self.allow_unsafe or ()))
+        unsafe = frozenset(self.allow_unsafe or ())
+        made = make_fields(fields, decode, unsafe, transforms)
         return with_given_classes(made, config.classes or {})

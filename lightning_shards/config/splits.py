@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.config.checks import require_at_least, require_choice
-from lightning_shards.config.parsing import build, load_callable, load_callables
+from lightning_shards.config.parsing import build, load_callable, load_callables, load_decoders
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact_pattern
 
@@ -35,7 +35,8 @@ class SplitConfig:
             for the others.
         batch_size: Samples per rank and step; overrides the module's for this split.
         fields: Batch key to member suffixes; overrides the module's for this split.
-        decode: Batch key to decoder; overrides the module's for this split.
+        decode: Batch key, or a suffix with its dot, to decoder; overrides the module's for this
+            split.
         classes: Batch key to the names of classes, in the order of their numbers; overrides the
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
@@ -57,7 +58,7 @@ class SplitConfig:
     remainder: Literal["drop", "pad", "balanced"] | None = None
     batch_size: int | None = None
     fields: dict[str, str] | None = None
-    decode: dict[str, str] | None = None
+    decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     stages: list[Any] = field(default_factory=list[Any])
@@ -112,6 +113,8 @@ class SplitConfig:
         if self.transforms is not None:
             transforms = load_callables("the transform of", self.transforms)
             object.__setattr__(self, "transforms", transforms)
+        if self.decode is not None:
+            object.__setattr__(self, "decode", load_decoders(self.decode))
         stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
         object.__setattr__(self, "stages", stages)
 

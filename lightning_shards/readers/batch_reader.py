@@ -45,7 +45,8 @@ from lightning_shards.samples.collate import (
     numbers_or_list,
 )
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
-from lightning_shards.samples.fields import Decoder, Field, counted
+from lightning_shards.samples.decoding.decoders import Decoder, Decoding
+from lightning_shards.samples.fields import Field, counted
 from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
@@ -60,13 +61,13 @@ want what lies between."""
 
 
 def can_decode(field: Field) -> bool:
-    """Whether all members of a field have one decoder."""
-    return len(field.decoders) == 1
+    """Whether all members of a field are decoded in one way."""
+    return len(field.decodings) == 1
 
 
 def _decoder_of(field: Field) -> Decoder:
-    (name,) = field.decoders
-    function = field.function(name)
+    (decoding,) = field.decodings
+    function = field.function(decoding)
 
     def decode(data: bytes) -> Any:
         try:
@@ -83,8 +84,11 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.
     """
-    (decoder,) = field.decoders
-    decode = _COLUMNS.get(decoder) if field.classes is None else partial(_numbers, field.classes)
+    (decoding,) = field.decodings
+    classes = field.classes
+    decode = _COLUMNS.get(decoding)
+    if classes is not None and not decoding.is_gzipped:
+        decode = partial(_numbers, classes)
     if decode is not None:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
@@ -115,12 +119,12 @@ def _jsons(members: FieldMembers) -> Column:
     return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
-_COLUMNS: dict[str, "Callable[[FieldMembers], Column | None]"] = {
-    "int": _ints,
-    "text": _texts,
-    "json": _jsons,
-    "npy": npy_column,
-    **NUMBER_COLUMNS,
+_COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
+    Decoding("int"): _ints,
+    Decoding("text"): _texts,
+    Decoding("json"): _jsons,
+    Decoding("npy"): npy_column,
+    **{Decoding(name): column for name, column in NUMBER_COLUMNS.items()},
 }
 
 
@@ -238,6 +242,7 @@ class BatchReader:
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
+            self._transforms.seed_decoders(position + number)
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")

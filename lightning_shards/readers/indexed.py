@@ -40,7 +40,13 @@ from lightning_shards.readers.source import ServedSample, SourceDescription, sha
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import Field, counted, decoding_loads_torch, with_arrays
+from lightning_shards.samples.fields import (
+    Field,
+    counted,
+    decoding_loads_torch,
+    own_decoders,
+    with_arrays,
+)
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -122,7 +128,7 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms),
+            callables=named_callables(self.transforms, fields=self.fields),
             loads_torch=decoding_loads_torch(self.fields, self.transforms),
             storages=self.storages,
         )
@@ -140,7 +146,7 @@ class IndexedSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Names of transforms that may draw from the global generators."""
-        return drawing_names(self.transforms)
+        return drawing_names(self.transforms, fields=self.fields)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
@@ -189,7 +195,8 @@ class IndexedSource:
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
                 seeds = SampleSeeds(self.seed, worker_epoch.epoch)
-                transforms = SampleTransforms(self.transforms, seeds, clock)
+                own = own_decoders(self.fields)
+                transforms = SampleTransforms(self.transforms, seeds, clock, own)
                 epoch = worker_epoch.epoch
                 rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
                 batches = self._batches_of(worker_epoch, rows, reader)
@@ -333,6 +340,7 @@ class _Rows:
             yield row
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
+        self.transforms.seed_decoders(position)
         try:
             row = read_sample(self.shards, self.fields, shard, sample, self.clock)
         except BAD:

@@ -23,7 +23,7 @@ from lightning_shards.samples.class_labels import (
     with_given_classes,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, make_fields, with_arrays
+from lightning_shards.samples.fields import Field, make_fields, own_decoders, with_arrays
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
@@ -44,7 +44,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
             shards need counts and member tables beside them.
         fields: Sample key to member suffixes, the first that a sample has.
-        decode: Sample key to decoder. Default: by suffix.
+        decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
+            bytes to a value. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
@@ -64,7 +65,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: str | Sequence[str],
         *,
         fields: Mapping[str, str],
-        decode: Mapping[str, str] | None = None,
+        decode: Mapping[str, Any] | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         seed: int = 0,
@@ -74,9 +75,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
         self._urls, self._cache = urls, CacheFolder(cache_dir)
-        made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()))
-        self._given_fields = with_given_classes(made, classes or {})
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
+        unsafe = frozenset(allow_unsafe or ())
+        made = make_fields(fields, decode or {}, unsafe, self._transforms)
+        self._given_fields = with_given_classes(made, classes or {})
         for name, transform in self._transforms.items():
             if not callable(transform):
                 raise ConfigError(f"the transform of {name!r} must be callable, got {transform!r}")
@@ -103,7 +105,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        transforms = SampleTransforms(self._transforms, SampleSeeds(self._seed, self._epoch))
+        seeds, own = SampleSeeds(self._seed, self._epoch), own_decoders(self._fields)
+        transforms = SampleTransforms(self._transforms, seeds, decoders=own)
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
 
@@ -116,6 +119,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
         # the first shard that ends after this position; an empty one ends where it begins
         shard = int(np.searchsorted(self._stops, position, side="right")) - 1
+        transforms.seed_decoders(position)
         sample: Sample = read_sample(
             self._shards, self._fields, shard, position - int(self._stops[shard])
         )

@@ -42,7 +42,7 @@ from lightning_shards.readers.source import ServedSample, SourceDescription, sha
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import Field, counted, with_arrays
+from lightning_shards.samples.fields import Field, counted, own_decoders, with_arrays
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -110,7 +110,7 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.stages),
+            callables=named_callables(self.transforms, self.stages, self.fields),
             storages=self.storages,
         )
 
@@ -146,7 +146,7 @@ class StreamSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Transforms and stages that may draw from the generators of the whole process."""
-        return drawing_names(self.transforms, self.stages)
+        return drawing_names(self.transforms, self.stages, self.fields)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -286,10 +286,14 @@ class StreamSource:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
         fields = with_arrays(self.fields, self.transforms)
-        stages.append(DecodeFields(fields, ledger.lose, clock))
-        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
-        transforms = SampleTransforms(self.transforms, seeds, clock)
+        transforms = SampleTransforms(self.transforms, seeds, clock, own_decoders(fields))
         stride = place.world_size * place.num_workers
+
+        def seed_decoders(number: int) -> None:
+            transforms.seed_decoders(slot + number * stride)
+
+        stages.append(DecodeFields(fields, ledger.lose, clock, seed_decoders))
+        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))

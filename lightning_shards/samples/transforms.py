@@ -5,8 +5,9 @@ A transform is a plain callable from a field's value to another. Attributes say 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -31,6 +32,9 @@ from lightning_shards.shards.urls import redact
 
 Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
+
+_DECODER_POSITIONS = 1 << 50
+"""Where the positions begin that seed decoders of the user's own, far above those of samples."""
 
 Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
 
@@ -78,8 +82,16 @@ _NO_ROWS: Rows = {}
 class SampleTransforms:
     """The transforms of all fields, applied with randomness keyed by the sample's position.
 
+    Args:
+        transforms: By field.
+        seeds: Of this epoch.
+        clock: Told of the time that each transform takes.
+        decoders: Decoders of the user's own, by the names of their fields: they decode before the
+            transforms, and may draw from the global generators, too.
+
     Attributes:
-        names: The fields that have one.
+        names: The fields that have a transform, or a decoder of the user's own: they are made
+            sample by sample.
         layouts: Of the pixels that crops of this package make, by field; they give arrays.
     """
 
@@ -88,8 +100,10 @@ class SampleTransforms:
         transforms: Mapping[str, Transform],
         seeds: SampleSeeds,
         clock: StageClock | None = None,
+        decoders: Mapping[str, Iterable[Callable[..., Any]]] = MappingProxyType({}),
     ) -> None:
-        self.names, self.layouts = frozenset(transforms), layouts_of(transforms)
+        self.names = frozenset(transforms) | frozenset(decoders)
+        self.layouts = layouts_of(transforms)
         crops = crops_of(transforms)
         self._steps = [
             _Step(
@@ -102,9 +116,16 @@ class SampleTransforms:
         ]
         self._seeds, self._clock = seeds, clock or StageClock()
         self._has_torch = torch_if_loaded() is not None
-        self.draws_from_globals = bool(draw_from_globals(transforms))
         steps = transforms.values()
         self._own = [generator for step in steps for generator in own_generators(step)]
+        functions = [function for of_field in decoders.values() for function in of_field]
+        self._decoders_draw = any(map(may_draw_from_globals, functions))
+        self.draws_from_globals = self._decoders_draw or any(map(may_draw_from_globals, steps))
+
+    def seed_decoders(self, position: int) -> None:
+        """Seed the generators that the user's own decoders may draw from, before they decode."""
+        if self._decoders_draw:
+            self._seeds.seed_globals(_DECODER_POSITIONS + position)
 
     def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
         """Transform the fields of one sample in place.
@@ -118,6 +139,8 @@ class SampleTransforms:
             SampleError: A transform failed, or its field is missing.
             TorchLoadedError: One loaded torch.
         """
+        if self._decoders_draw:
+            self._require_no_new_torch()
         if not self._steps:
             return sample
         if self._has_torch:
@@ -173,11 +196,12 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
     These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
     and transforms with generators of their own.
     """
-    return [
-        name
-        for name, transform in transforms.items()
-        if _may_draw_from_globals(transform) or own_generators(transform)
-    ]
+    return [name for name, transform in transforms.items() if may_draw_from_globals(transform)]
+
+
+def may_draw_from_globals(function: Transform) -> bool:
+    """Whether a transform or a decoder may draw from generators that all threads share."""
+    return _is_unkeyed(function) or bool(own_generators(function))
 
 
 def own_generators(transform: Transform) -> list[Any]:
@@ -188,12 +212,12 @@ def own_generators(transform: Transform) -> list[Any]:
 def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
     """The transforms; those that may draw from global generators are run twice on a first value."""
     return {
-        name: RepeatedTransform(name, transform) if _may_draw_from_globals(transform) else transform
+        name: RepeatedTransform(name, transform) if _is_unkeyed(transform) else transform
         for name, transform in transforms.items()
     }
 
 
-def _may_draw_from_globals(transform: Transform) -> bool:
+def _is_unkeyed(transform: Transform) -> bool:
     return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
 
 
@@ -215,7 +239,9 @@ def image_backend(transforms: Mapping[str, Transform]) -> str:
     """
     decoding = [cast("Any", each) for each in transforms.values() if takes_bytes(each)]
     backends = {
-        each.backend + (" (fast)" if getattr(each, "fast", False) else "") for each in decoding
+        each.backend + (" (fast)" if getattr(each, "fast", False) else "")
+        for each in decoding
+        if hasattr(each, "backend")
     }
     return "+".join(sorted(backends)) or "pillow"
 

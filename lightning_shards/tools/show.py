@@ -228,9 +228,9 @@ def _shown(sample: ChosenSample, classes: ClassNames | None, options: Namespace)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
-    from lightning_shards.samples.fields import decoder_of
+    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
 
-    return next((suffix for suffix in suffixes if decoder_of(suffix) == "rgb"), None)
+    return next((suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb")), None)
 
 
 def _label(sample: ChosenSample, field: str | None) -> str:

@@ -52,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def image_decoder(suffix: str) -> Decode | None:
     """The decoder of images of a suffix; None if the suffix is not of images."""
-    from lightning_shards.samples.decoding.images import decode_pil
-    from lightning_shards.samples.fields import decoder_of
+    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+    from lightning_shards.samples.fields import Field
 
-    return decode_pil if decoder_of(suffix) == "rgb" else None
+    decoding = decoding_of(suffix)
+    if decoding is None or decoding.decoder != "rgb":
+        return None
+    return Field("image", (suffix,)).function(Decoding("pil", decoding.is_gzipped))
 
 
 def _verify(options: Namespace) -> int:

@@ -53,9 +53,39 @@ MUTANTS = [
     ),
     Mutant(
         "samples.fields:_require_decoders",
-        "unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe",
+        "unsafe = (names & UNSAFE_DECODERS) - allow_unsafe",
         "unsafe = frozenset()",
         "samples/test_safety.py",
+    ),
+    Mutant(
+        "samples.fields:Field.decoding_of",
+        "if decoding is None:",
+        "if decoding is None and not (decoding := Decoding(RAW)):",
+        "samples/test_fields.py samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.decoders:decoding_of",
+        "return Decoding(own, is_unpacked and own != RAW)",
+        "return Decoding(own, is_gzipped and own != RAW)",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:gunzip",
+        "if len(unpacked) > _MOST_BYTES:",
+        "if len(unpacked) > 2**40:",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:decode_npz",
+        "file.read(entry.file_size)",
+        "file.read()",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.transforms:SampleTransforms.seed_decoders",
+        "self._seeds.seed_globals(_DECODER_POSITIONS + position)",
+        "pass",
+        "samples/decoding/test_own_decoders.py",
     ),
     Mutant(
         "samples.transforms:takes_rng",
