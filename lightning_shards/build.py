@@ -100,15 +100,16 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
             shuffle_buffer=config.shuffle_buffer,
             batch_format=data.batch_format,
             max_bad=max_bad,
+            collation=data.collation_of(split),
             storages=_streamed_storages(data, index),
         )
     assert index.counts is not None  # the choice sees to it
-    run, block = config.shuffle_run, config.shuffle_block
-    order = SampleOrder(index.counts, data.seed, sampling, run, block)
+    order = SampleOrder(index.counts, data.seed, sampling, config.shuffle_run, config.shuffle_block)
     return IndexedSource(
         *(index, epochs, order, data.seed, fields, transforms, CacheFolder(loader.cache_dir)),
         batch_format=data.batch_format,
         max_bad=max_bad,
+        collation=data.collation_of(split),
         storages=_storages(data, split, index, order, ranks * epochs.batch_size),
     )
 

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 from lightning_shards.config.checks import require_at_least, require_choice
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.parsing import load_callables
+from lightning_shards.config.parsing import load_callable, load_callables
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.class_labels import with_given_classes
+from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import UNSAFE_DECODERS, Field, make_fields
 from lightning_shards.samples.transforms import takes_bytes
 
@@ -29,6 +30,7 @@ class DataConfig:
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    collate_fn: Any = None
     device_transforms: dict[str, Any] | None = None
     batch_size: int = 32
     num_workers: int = 2
@@ -48,6 +50,8 @@ class DataConfig:
         for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
             loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
             object.__setattr__(self, name, loaded)
+        if self.collate_fn is not None:
+            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
         require_at_least("seed", self.seed, 0)
@@ -57,6 +61,7 @@ class DataConfig:
         for name, split in self.splits.items():
             if split is not None:
                 self.fields_of(name)
+                self.collation_of(name)
 
     @property
     def splits(self) -> dict[Split, SplitConfig | None]:
@@ -86,6 +91,7 @@ class DataConfig:
             decode=self.decode or {} if config.decode is None else config.decode,
             classes=self.classes or {} if config.classes is None else config.classes,
             transforms=self.transforms if config.transforms is None else config.transforms,
+            collate_fn=self.collate_fn if config.collate_fn is None else config.collate_fn,
         )
 
     def fields_of(self, split: Split) -> tuple[Field, ...]:
@@ -113,3 +119,17 @@ class DataConfig:
         decoders = decode | dict.fromkeys(decoding, "raw")
         made = make_fields(fields, decoders, frozenset(self.allow_unsafe or ()))
         return with_given_classes(made, config.classes or {})
+
+    def collation_of(self, split: Split) -> Collation:
+        """The `collate_fn` of a split.
+
+        Raises:
+            ConfigError: It does not go with the other settings.
+        """
+        config = self.split(split)
+        if config.collate_fn is not None and self.batch_format == "tuple":
+            raise ConfigError(
+                f"collate_fn of {split!r} makes whole batches, and batch_format='tuple' asks for "
+                "tuples of fields; leave batch_format out, and let the collate_fn return a tuple"
+            )
+        return Collation(config.collate_fn)

@@ -40,6 +40,8 @@ class SplitConfig:
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
+        collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
+            as in `transforms`; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -60,6 +62,7 @@ class SplitConfig:
     decode: dict[str, str] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    collate_fn: Any = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64
@@ -112,6 +115,8 @@ class SplitConfig:
         if self.transforms is not None:
             transforms = load_callables("the transform of", self.transforms)
             object.__setattr__(self, "transforms", transforms)
+        if self.collate_fn is not None:
+            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
         object.__setattr__(self, "stages", stages)
 

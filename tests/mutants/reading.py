@@ -34,10 +34,22 @@ MUTANTS = [
         "samples/test_member_bytes.py",
     ),
     Mutant(
-        "samples.collate:make_batch",
+        "samples.collate:digest_of",
         "ids[np.array(weights, dtype=bool)] if weights else ids",
         "ids",
         "bad_samples/test_weights.py loader/test_epochs.py trainer/test_evaluation.py",
+    ),
+    Mutant(
+        "readers.batch_reader:BatchReader._whole_samples",
+        "position = self._first_positions[number] + row",
+        "position = row",
+        "workers/test_same_bytes.py readers/test_collate_fn.py",
+    ),
+    Mutant(
+        "samples.collate_fn:Collation.finished",
+        "if name not in batch",
+        "",
+        "readers/test_collate_fn.py",
     ),
     Mutant(
         "samples.collate:GrowingColumn.put",
