@@ -158,8 +158,12 @@ class IndexedSource:
         Raises:
             ShardError: The sample cannot be made.
         """
-        transforms = repeated(self.transforms)
-        alone = replace(self, epochs=epochs_to_try(place), max_bad=None, transforms=transforms)
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
+        epochs, transforms = (
+            epochs_to_try(place, has_weights=has_weights),
+            repeated(self.transforms),
+        )
+        alone = replace(self, epochs=epochs, max_bad=None, transforms=transforms)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(

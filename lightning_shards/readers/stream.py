@@ -158,11 +158,12 @@ class StreamSource:
             ShardError: They do not.
         """
         require_hosts(self.index.urls)
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
             sampling="resampled",
             shuffle_buffer=0,
-            epochs=epochs_to_try(place),
+            epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
         )
