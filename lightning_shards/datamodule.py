@@ -72,6 +72,8 @@ class ShardDataModule(ModuleSettings):
         collate_fn: Callable from the list of the samples of a batch (dicts of fields) to the batch,
             or what names it as in `transforms`. Default: tensors stacked, numbers as tensors,
             anything else as lists.
+        batch_keys: Reserved entries of a batch that is a dict, of ``__key__``, ``__id__`` and
+            ``__weight__``; an empty list for ``model(**batch)``. Default: all that the split has.
         device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
@@ -94,6 +96,7 @@ class ShardDataModule(ModuleSettings):
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
         collate_fn: Any = None,
+        batch_keys: list[str] | None = None,
         device_transforms: dict[str, Any] | None = None,
         batch_size: int = 32,
         num_workers: int = 2,

@@ -42,6 +42,7 @@ class SplitConfig:
             the module's for this split.
         collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
             as in `transforms`; overrides the module's for this split.
+        batch_keys: Reserved entries of a batch; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -63,6 +64,7 @@ class SplitConfig:
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     collate_fn: Any = None
+    batch_keys: list[str] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64

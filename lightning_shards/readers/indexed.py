@@ -127,6 +127,7 @@ class IndexedSource:
             draws_from_globals=tuple(self.draws_from_globals),
             callables=named_callables(self.transforms) + self.collation.callables,
             loads_torch=self._loads_torch,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 

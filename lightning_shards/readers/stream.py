@@ -114,6 +114,7 @@ class StreamSource:
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
             callables=named_callables(self.transforms, self.stages) + self.collation.callables,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 
