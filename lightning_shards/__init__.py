@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         DecodeRandomResizedCrop,
         DecodeResize,
     )
+    from lightning_shards.samples.pad_collate import PadCollate
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
     from lightning_shards.shards.urls import expand_urls
@@ -79,6 +80,7 @@ _HOMES = {
     "LoaderConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
+    "PadCollate": "samples.pad_collate",
     "Place": "plan.place",
     "PlanError": "errors",
     "Pool": "workers.pool",
@@ -135,6 +137,7 @@ __all__ = [
     "LoaderConfig",
     "MissingFieldError",
     "Order",
+    "PadCollate",
     "Place",
     "PlanError",
     "Pool",

@@ -23,6 +23,7 @@ from lightning_shards.config.files import module_from_config
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import Split, SplitConfig
+from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.module_settings import ModuleSettings
 from lightning_shards.plan.place import Place, place_if_given
@@ -70,6 +71,11 @@ class ShardDataModule(ModuleSettings):
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
+        collate_fn: Callable from the list of the samples of a batch (dicts of fields) to the batch,
+            or what names it as in `transforms`. Default: tensors stacked, numbers as tensors,
+            anything else as lists.
+        batch_keys: Reserved entries of a batch that is a dict, of ``__key__``, ``__id__`` and
+            ``__weight__``; an empty list for ``model(**batch)``. Default: all that the split has.
         device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
@@ -91,6 +97,8 @@ class ShardDataModule(ModuleSettings):
         decode: dict[str, Any] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
+        collate_fn: Any = None,
+        batch_keys: list[str] | None = None,
         device_transforms: dict[str, Any] | None = None,
         batch_size: int = 32,
         num_workers: int = 2,
@@ -173,14 +181,19 @@ class ShardDataModule(ModuleSettings):
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
         config = self.splits[split_read_by(self.trainer)]
-        for number, name in enumerate((config and config.fields) or self.fields):
-            if name not in self.device_transforms:
-                continue
-            if isinstance(batch, dict):
-                batch[name] = self.device_transforms[name](batch[name])
-            else:
-                changed = self.device_transforms[name](batch[number])
-                batch = (*batch[:number], changed, *batch[number + 1 :])
+        fields = list((config and config.fields) or self.fields)
+        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
+        for name, transform in self.device_transforms.items():
+            if isinstance(batch, dict) and name in batch:
+                batch[name] = transform(batch[name])
+            elif name in fields and (is_collated or isinstance(batch, dict)):
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
+                    "such entry; name an entry of the dict that it returns"
+                )
+            elif name in fields:
+                number = fields.index(name)
+                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,7 +241,8 @@ class ShardDataModule(ModuleSettings):
         Raises:
             ShardError: The batch cannot be made.
         """
-        fields, timeout_s = self._config(split).fields or {}, self.loader_config.worker_timeout_s
+        config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
+        fields = (config.fields or {}) if config.collate_fn is None else {}
         return peek_at(split, self.source(split), fields, timeout_s)
 
     def source(self, split: Split, index: ShardIndex | None = None) -> Source:

@@ -23,6 +23,7 @@ class ModuleSettings(pl.LightningDataModule):
         self.splits = data.splits
         self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
         self.transforms = data.transforms or {}
+        self.collate_fn, self.batch_keys = data.collate_fn, data.batch_keys
         self.device_transforms = data.device_transforms or {}
         self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
         self.batch_format: Literal["dict", "tuple"] = data.batch_format
@@ -58,6 +59,8 @@ class ModuleSettings(pl.LightningDataModule):
             decode=self.decode,
             classes=self._classes,
             transforms=self.transforms,
+            collate_fn=self.collate_fn,
+            batch_keys=self.batch_keys,
             device_transforms=self.device_transforms,
             batch_size=self.batch_size,
             num_workers=self.num_workers,

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import struct
 import tarfile
 import threading
 from collections.abc import Callable
@@ -75,6 +76,11 @@ def missing_url() -> None:
             thread.join()
 
 
+def ragged_boxes() -> None:
+    write("a.tar", [struct.pack("<2f", 1, 2), struct.pack("<3f", 1, 2, 3)], "boxes")
+    list(module(fields={"boxes": "boxes"}, decode={"boxes": "float32"}).loader("train"))
+
+
 def other_checkpoint() -> None:
     state = module().loader("train").state_dict()
     write("b.tar", [b"1"] * 6)
@@ -131,6 +137,14 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
             "'image': "
             "cannot identify image file <_io.BytesIO object at ADDRESS>; repair the shard, or name "
             f"another decoder in `decode`{FEW}"
+        ),
+    ),
+    "boxes of unequal numbers": (
+        ragged_boxes,
+        (
+            "field 'boxes' does not fit into one tensor: (2,) float32 in sample '0', but (3,) "
+            "float32 in sample '1'; give the field a transform that makes them alike, or pad them: "
+            "collate_fn=PadCollate(fields=['boxes']), or a collate_fn of your own"
         ),
     ),
     "a URL that leads nowhere": (

@@ -41,6 +41,9 @@ class SplitConfig:
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
+        collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
+            as in `transforms`; overrides the module's for this split.
+        batch_keys: Reserved entries of a batch; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -61,6 +64,8 @@ class SplitConfig:
     decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    collate_fn: Any = None
+    batch_keys: list[str] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64
@@ -115,6 +120,8 @@ class SplitConfig:
             object.__setattr__(self, "transforms", transforms)
         if self.decode is not None:
             object.__setattr__(self, "decode", load_decoders(self.decode))
+        if self.collate_fn is not None:
+            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
         object.__setattr__(self, "stages", stages)
 

@@ -44,6 +44,7 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.decoding.decoders import Decoder, Decoding
 from lightning_shards.samples.fields import Field, counted
@@ -138,6 +139,7 @@ class BatchReader:
         clock: Told of the time that each stage takes.
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     def __init__(
@@ -149,10 +151,12 @@ class BatchReader:
         *,
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
+        collation: Collation = BUILT_IN_COLLATION,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._format: BatchFormat = batch_format
+        self._collation = collation
         self._arena, self._buffer = arena, buffer or ReadBuffer()
 
     def look_up(
@@ -193,11 +197,13 @@ class BatchReader:
             yield sum_digests(of_batch[np.array(weights, bool)] if weights else of_batch)
 
     def batch(self, number: int) -> LoadedBatch:
-        """One of them.
+        """One of them; a `collate_fn` is still to be called for it.
 
         Raises:
             SampleError: A sample is bad.
         """
+        if self._collation.collate_fn is not None:
+            return self._whole_samples(number)
         start, stop = self._stops[number : number + 2]
         transformed = self._transforms.names
         begin = self._clock.begin("read")
@@ -218,7 +224,8 @@ class BatchReader:
                 columns |= self._transformed(samples, members, self._first_positions[number])
             columns = {name: columns[name] for name in members}
         ids = self._ids[start:stop].copy()
-        batch = join_columns(keys, columns, ids, self._weights[number], self._format)
+        weights, reserved = self._weights[number], self._collation.reserved
+        batch = join_columns(keys, columns, ids, weights, self._format, reserved)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
@@ -228,6 +235,33 @@ class BatchReader:
         """
         members = self._ahead.members(start, stop)
         return dict(zip(self._names, members, strict=True))
+
+    def _whole_samples(self, number: int) -> LoadedBatch:
+        """A batch of whole samples, as a `collate_fn` takes them."""
+        start, stop = self._stops[number : number + 2]
+        decoders = {field.name: _decoder_of(field) for field in self._fields}
+        begin = self._clock.begin("read")
+        data = {name: iter(each) for name, each in self.members(start, stop).items()}
+        samples: list[Sample] = []
+        with self._transforms.keeping_globals():
+            for row, key in enumerate(self._keys.part(start, stop)):
+                shard, sample_number = self._ids[start + row].tolist()
+                sample: Sample = {name: next(each) for name, each in data.items()}
+                begin = self._clock.lap("read", begin, "decode")
+                for name, decode in decoders.items():
+                    sample[name] = decode(sample[name])
+                self._clock.lap("decode", begin, "transform")
+                sample["__key__"], sample["__url__"] = key, self._shards.urls[shard]
+                sample["__id__"] = shard, sample_number
+                position = self._first_positions[number] + row
+                samples.append(self._transforms.apply(sample, position))
+                begin = self._clock.begin("read")
+        with self._clock.on("collate"):
+            plain = [field for field in self._fields if field.name not in self._decoders]
+            samples = list(counted(samples, plain, {}))
+            weights = self._weights[number]
+            given = self._collation.given(samples, weights, self._transforms.layouts)
+        return LoadedBatch(given, self._digests[number], stages=self._clock.take())
 
     def _transformed(
         self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int

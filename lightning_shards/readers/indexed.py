@@ -39,7 +39,8 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
+from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import (
     Field,
     counted,
@@ -81,6 +82,7 @@ class IndexedSource:
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         storages: Storages of schemes that the package does not read by itself: scheme to a
             callable, which is pickled and makes the storage in the process that reads.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     index: ShardIndex
@@ -93,6 +95,7 @@ class IndexedSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    collation: Collation = BUILT_IN_COLLATION
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -128,8 +131,10 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, fields=self.fields),
-            loads_torch=decoding_loads_torch(self.fields, self.transforms),
+            callables=named_callables(self.transforms, fields=self.fields)
+            + self.collation.callables,
+            loads_torch=self._loads_torch,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 
@@ -148,6 +153,13 @@ class IndexedSource:
         """Names of transforms that may draw from the global generators."""
         return drawing_names(self.transforms, fields=self.fields)
 
+    @property
+    def _loads_torch(self) -> bool:
+        if self.collation.takes_arrays:
+            return decoding_loads_torch(self.fields, self.transforms)
+        made_by_crops = bool(layouts_of(self.transforms))
+        return made_by_crops or decoding_loads_torch(self.fields, self.transforms, plain=False)
+
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
 
@@ -156,12 +168,12 @@ class IndexedSource:
         Raises:
             ShardError: The sample cannot be made.
         """
-        transforms = repeated(self.transforms)
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
-            epochs=epochs_to_try(place),
+            epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            transforms=transforms,
+            transforms=repeated(self.transforms),
             storages=without_cache(self.storages),
         )
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
@@ -175,7 +187,7 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
-        fields = with_arrays(self.fields, self.transforms, plain=True)
+        fields = with_arrays(self.fields, self.transforms, plain=self.collation.takes_arrays)
         unreadable: set[tuple[int, int]] = set()
         storages = shared_out(self.storages, len(place.ranks_of_node))
         share = share_of_process(place, place.ranks_of_node)
@@ -190,7 +202,10 @@ class IndexedSource:
         ):
             buffer = buffer_beside(ahead, shards)
             reader = BatchReader(
-                shards, fields, self.batch_format, clock, arena=arena, buffer=buffer
+                *(shards, fields, self.batch_format, clock),
+                arena=arena,
+                buffer=buffer,
+                collation=self.collation,
             )
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
@@ -244,7 +259,7 @@ class IndexedSource:
             for number, span in enumerate(spans_of_steps):
                 by_field = partial(reader.batch, number) if by_fields else None
                 by_sample = partial(self._batch_by_samples, rows, span, planned[number])
-                yield self._batch(by_field, by_sample)
+                yield self._finished(self._batch(by_field, by_sample), rows.clock)
 
     def _batch(
         self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]
@@ -262,6 +277,15 @@ class IndexedSource:
                 raise  # it names the bad sample; a second try might succeed and hide it
         return self._batch(None, by_sample)
 
+    def _finished(self, loaded: LoadedBatch, clock: StageClock) -> LoadedBatch:
+        """The batch that the `collate_fn` makes, if there is one; its errors are of no sample."""
+        if self.collation.collate_fn is None:
+            return loaded
+        with clock.on("collate"):
+            loaded = self.collation.finished(loaded)
+        stages = zip(loaded.stages, clock.take(), strict=True)
+        return loaded._replace(stages=tuple(before + since for before, since in stages))
+
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
         """The weights of a batch without a bad sample."""
         return planned if planned or self.max_bad is None else [1] * (span[1] - span[0])
@@ -278,7 +302,7 @@ class IndexedSource:
         names = [field.name for field in self.fields]
         with rows.clock.on("collate"):
             layouts = layouts_of(self.transforms)
-            loaded = make_batch(
+            loaded = self.collation.begun(
                 samples, names, weights, self.batch_format, counted, rows.arena, layouts
             )
         return loaded._replace(stages=rows.clock.take())

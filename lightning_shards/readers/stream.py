@@ -41,7 +41,8 @@ from lightning_shards.readers.shard_samples import ReadSlices
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import Field, counted, own_decoders, with_arrays
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
@@ -79,6 +80,7 @@ class StreamSource:
         max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
         storages: Storages by scheme, where other ones are to read the shards than by default: a
             callable, which is pickled and makes the storage in the process that reads.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     index: ShardIndex
@@ -92,6 +94,7 @@ class StreamSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    collation: Collation = BUILT_IN_COLLATION
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too; each start has draws of its own."""
@@ -110,7 +113,9 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.stages, self.fields),
+            callables=named_callables(self.transforms, self.stages, self.fields)
+            + self.collation.callables,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 
@@ -155,11 +160,12 @@ class StreamSource:
             ShardError: They do not.
         """
         require_hosts(self.index.urls)
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
             sampling="resampled",
             shuffle_buffer=0,
-            epochs=epochs_to_try(place),
+            epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
         )
@@ -183,7 +189,9 @@ class StreamSource:
     ) -> list[list[ServedSample]]:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
         require_no_stages(self.stages)
-        bare = replace(self, fields=(), transforms={}, batch_format="dict")
+        bare = replace(
+            self, fields=(), transforms={}, batch_format="dict", collation=BUILT_IN_COLLATION
+        )
         return read_again(bare, place, epoch, steps, num_workers)
 
     def _batches_of(
@@ -229,7 +237,8 @@ class StreamSource:
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
             layouts = layouts_of(self.transforms)
-            return make_batch(rows, names, weights, self.batch_format, (), arena, layouts)
+            made = (rows, names, weights, self.batch_format, (), arena, layouts)
+            return self.collation.finished(self.collation.begun(*made))
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
@@ -285,7 +294,10 @@ class StreamSource:
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        fields = with_arrays(self.fields, self.transforms)
+        # stages get tensors, whatever comes after them
+        plain = self.collation.collate_fn is not None and self.collation.takes_arrays
+        plain = plain and not self.stages
+        fields = with_arrays(self.fields, self.transforms, plain=plain)
         transforms = SampleTransforms(self.transforms, seeds, clock, own_decoders(fields))
         stride = place.world_size * place.num_workers
 

@@ -278,12 +278,17 @@ def with_arrays(
     )
 
 
-def decoding_loads_torch(fields: Iterable[Field], transforms: Mapping[str, Transform]) -> bool:
-    """Whether decoding these fields makes tensors, for which each worker needs torch."""
+def decoding_loads_torch(
+    fields: Iterable[Field], transforms: Mapping[str, Transform], *, plain: bool = True
+) -> bool:
+    """Whether decoding these fields makes tensors, for which each worker needs torch.
+
+    `plain` says whether fields without a transform give arrays, as in `with_arrays`.
+    """
     return any(
         field.decoders & TORCH_DECODERS
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
-        for field in with_arrays(fields, transforms, plain=True)
+        for field in with_arrays(fields, transforms, plain=plain)
     )
 
 

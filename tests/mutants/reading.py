@@ -34,10 +34,40 @@ MUTANTS = [
         "samples/test_member_bytes.py",
     ),
     Mutant(
-        "samples.collate:make_batch",
+        "samples.collate:digest_of",
         "ids[np.array(weights, dtype=bool)] if weights else ids",
         "ids",
         "bad_samples/test_weights.py loader/test_epochs.py trainer/test_evaluation.py",
+    ),
+    Mutant(
+        "readers.batch_reader:BatchReader._whole_samples",
+        "position = self._first_positions[number] + row",
+        "position = row",
+        "readers/test_collate_fn.py",
+    ),
+    Mutant(
+        "samples.collate_fn:Collation.finished",
+        "if name not in batch",
+        "",
+        "readers/test_collate_fn.py",
+    ),
+    Mutant(
+        "samples.pad_collate:PadCollate._padded",
+        "longest[0] = -(-longest[0] // self.to_multiple) * self.to_multiple",
+        "pass",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.collate:only_reserved",
+        'if "__weight__" in left_out and not',
+        "if False and not",
+        "trainer/test_batch_keys.py",
+    ),
+    Mutant(
+        "build:_require_weights",
+        'if plan.padded and "__weight__" not in reserved:',
+        "if False:",
+        "trainer/test_batch_keys.py",
     ),
     Mutant(
         "samples.collate:GrowingColumn.put",
