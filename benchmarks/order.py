@@ -9,6 +9,11 @@ Pieces: what a node with 8 of 64 ranks needs to fetch from that cursor on, for t
 and for the next one, with batches of 256 a rank. "first" and "memory" are as above, for both;
 "next" is the mean time of each of the 20 blocks that follow.
 
+Mixture: 8 components of 10^9 samples in 10^4 shards, 256 = 160 + 32 + 16 + 16 + 12 + 8 + 8 + 4 of
+them a round. "first" and "memory" are as above, for a batch of 256 at position 10^10 of the run,
+counts included. "stretch" is the CPU time of a sample in the 50 stretches of 16,384 that follow,
+and "single" that of one data set of the same shards, measured in turns.
+
 Mix: 200 shards of 500 samples sorted by 100 classes (two shards a class), batches of 256.
 "neighbours" is the share of consecutive samples that come from one shard, "TV" the mean total
 variation distance between the classes of a batch and the uniform distribution (0.252 for a full
@@ -23,7 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -31,11 +36,15 @@ from numpy.typing import NDArray
 from webdataset.filters import shuffle
 
 from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
+from lightning_shards.plan.mixture_schedule import schedule_mixture
+from lightning_shards.plan.mixture_slots import MixtureSlots
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.schedule import EpochSchedule
 
 BATCH = 256
+STRETCH = 16_384
 NUM_EPOCHS = 3
 MIXED_COUNTS = np.full(200, 500, dtype=np.int64)
 SEEKS: tuple[tuple[Sampling, int, int], ...] = (
@@ -90,6 +99,38 @@ def measure_pieces(sampling: Sampling, run: int, block: int) -> tuple[float, flo
     return first, memory, 1e3 * (perf_counter() - started) / 20, len(second.shards)
 
 
+def mix_components() -> MixtureOrder:
+    """The mixture that is measured; an epoch is a million rounds."""
+    weights = dict(zip("abcdefgh", (160, 32, 16, 16, 12, 8, 8, 4), strict=True))
+    counts = np.full(10**4, 10**5, dtype=np.int64)
+    components = tuple(
+        MixtureComponent(name, SampleOrder(counts, component_seed(1, name), "shuffled"), 10**4)
+        for name in weights
+    )
+    epoch_samples = 10**6 * BATCH
+    schedule = schedule_mixture(weights, round_units=BATCH, epoch_samples=epoch_samples)
+    return MixtureOrder(components, MixtureSlots(tuple(weights), schedule, 1, epoch_samples))
+
+
+def measure_mixture() -> tuple[float, float, float, float]:
+    """Seconds and MiB of the first batch, ns of CPU time per sample of it and of one data set."""
+    before = peak_mib()
+    started = perf_counter()
+    order = mix_components()
+    epoch, start = divmod(10**10, order.samples)
+    order.at(epoch, start, start + BATCH)
+    first, memory = perf_counter() - started, peak_mib() - before
+    single = SampleOrder(np.full(10**4, 10**5, dtype=np.int64), 1, "shuffled")
+    seconds = {order: 0.0, single: 0.0}
+    for number, asked in product(range(50), seconds):
+        begin = start + number * STRETCH
+        started = process_time()
+        asked.at(epoch, begin, begin + STRETCH)
+        seconds[asked] += process_time() - started
+    mixed, alone = (1e9 * total / 50 / STRETCH for total in seconds.values())
+    return first, memory, mixed, alone
+
+
 def seconds_per_call(order: SampleOrder, starts: list[int]) -> float:
     """Mean time of a batch at each of these positions."""
     started = perf_counter()
@@ -126,6 +167,16 @@ def print_pieces() -> None:
     """The table of pieces."""
     print("pieces: 10^10 samples in 10^6 shards, 8 of 64 ranks, two blocks")
     print_cases(measure_pieces, f"{'next':>12}{'pieces':>9}", "{:>9.1f} ms{:>9,}")
+
+
+def print_mixture() -> None:
+    """The row of mixtures."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        first, memory, mixed, alone = pool.submit(measure_mixture).result()
+    print("mixture: 8 components of 10^9 samples, first batch at position 10^10 of the run")
+    print(f"{'first':>11}{'memory':>11}{'stretch':>18}{'single':>18}{'ratio':>8}")
+    print(f"{first * 1e3:>8.1f} ms{memory:>7.0f} MiB{mixed:>11.0f} ns/each", end="")
+    print(f"{alone:>11.0f} ns/each{mixed / alone:>8.2f}")
 
 
 def by_order(sampling: Sampling, run: int, block: int) -> Callable[[int], NDArray[np.int64]]:
@@ -185,5 +236,7 @@ if __name__ == "__main__":
     print_seeks()
     print()
     print_pieces()
+    print()
+    print_mixture()
     print()
     print_mixes()

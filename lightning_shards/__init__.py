@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.collate import LoadedBatch
+    from lightning_shards.samples.decoding.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.decoding.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
         DecodeResize,
     )
+    from lightning_shards.samples.pad_collate import PadCollate
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
     from lightning_shards.shards.urls import expand_urls
@@ -62,9 +64,11 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
     "DataThroughputMonitor": "callbacks.throughput",
+    "DecodeAudioClip": "samples.decoding.clips",
     "DecodeCenterCrop": "samples.decoding.crops",
     "DecodeRandomResizedCrop": "samples.decoding.crops",
     "DecodeResize": "samples.decoding.crops",
+    "DecodeVideoClip": "samples.decoding.clips",
     "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",
@@ -76,6 +80,7 @@ _HOMES = {
     "LoaderConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
+    "PadCollate": "samples.pad_collate",
     "Place": "plan.place",
     "PlanError": "errors",
     "Pool": "workers.pool",
@@ -116,9 +121,11 @@ __all__ = [
     "Cursor",
     "DamagedShardError",
     "DataThroughputMonitor",
+    "DecodeAudioClip",
     "DecodeCenterCrop",
     "DecodeRandomResizedCrop",
     "DecodeResize",
+    "DecodeVideoClip",
     "DigestError",
     "EpochDigest",
     "EpochPlan",
@@ -130,6 +137,7 @@ __all__ = [
     "LoaderConfig",
     "MissingFieldError",
     "Order",
+    "PadCollate",
     "Place",
     "PlanError",
     "Pool",

@@ -4,13 +4,15 @@ webdataset, which imports torch, and the loader, which makes tensors, are import
 first needed, so that `plan` and `trace` need neither.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import Split, SplitConfig
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError, PlanError, count_of
+from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
@@ -20,7 +22,7 @@ from lightning_shards.readers.reader_choice import ReaderChoice, require_forkabl
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.class_labels import lack_classes, with_found_classes
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
-from lightning_shards.samples.fields import IMAGE_DECODERS
+from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -87,10 +89,8 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
     transforms, sample_transforms = config.transforms or {}, tuple(config.sample_transforms or ())
     sampling, max_bad = config.sampling, _max_bad(split, config, data.batch_format)
     assert sampling is not None  # the settings are complete
-    choice = ReaderChoice(split, config.reader, sampling, bool(config.stages))
-    reader, loader = choice.of(index), data.loader
-    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
-        require_forkable(index.urls)
+    reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
+    _require_forkable(data, index)
     if reader == "stream":
         from lightning_shards.readers.stream import StreamSource
 
@@ -100,18 +100,26 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
             shuffle_buffer=config.shuffle_buffer,
             batch_format=data.batch_format,
             max_bad=max_bad,
+            collation=data.collation_of(split),
             storages=_streamed_storages(data, index),
             sample_transforms=sample_transforms,
         )
     assert index.counts is not None  # the choice sees to it
     order = SampleOrder(index.counts, data.seed, sampling, config.shuffle_run, config.shuffle_block)
     return IndexedSource(
-        *(index, epochs, order, data.seed, fields, transforms, CacheFolder(loader.cache_dir)),
+        *(index, epochs, order, data.seed, fields, transforms, CacheFolder(data.loader.cache_dir)),
         batch_format=data.batch_format,
         max_bad=max_bad,
+        collation=data.collation_of(split),
         storages=_storages(data, split, index, order, ranks * epochs.batch_size),
         sample_transforms=sample_transforms,
     )
+
+
+def _require_forkable(data: DataConfig, index: ShardIndex) -> None:
+    loader = data.loader
+    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
+        require_forkable(index.urls)
 
 
 def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:
@@ -221,15 +229,28 @@ def make_loader(
 
     Raises:
         PlanError: The samples do not fill one step.
+        ConfigError: Samples are repeated, and batches have no `__weight__`.
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     from lightning_shards.loader import ShardLoader
 
     here = place or Place()
-    steps = source.epochs.plan(here.world_size).require_steps().steps
+    plan = source.epochs.plan(here.world_size).require_steps()
+    _require_weights(plan, source.describe().reserved)
     pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
     loader = ShardLoader(source, pool, place, progress=progress)
-    return loader.with_epoch(steps).with_length(steps)
+    return loader.with_epoch(plan.steps).with_length(plan.steps)
+
+
+def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
+    """Refuse batches that do not tell their repeats."""
+    if plan.padded and "__weight__" not in reserved:
+        raise ConfigError(
+            f"remainder={plan.remainder!r} repeats {count_of(plan.padded, 'sample')} to give each "
+            f"of {count_of(plan.world_size, 'rank')} one at each step, with `__weight__` 0, and "
+            "batch_keys leaves `__weight__` out; name it in batch_keys, and take it out of the "
+            "batch before the model"
+        )
 
 
 def make_pool(
@@ -293,8 +314,8 @@ def _is_made_by_python(source: Source) -> bool:
     told = source.describe()
     if told.is_streamed or told.callables or told.index is None:
         return False
-    decoders = frozenset[str]().union(*(field.decoders for field in told.fields))
-    return not decoders & IMAGE_DECODERS and all(map(is_local, told.index.urls))
+    has_images = any(field.decoders & IMAGE_DECODERS for field in told.fields)
+    return not has_images and all(map(is_local, told.index.urls))
 
 
 def _process_pool(

@@ -1,7 +1,8 @@
 """The data module for Lightning: four splits and their loaders, on which all ranks agree first.
 
-Where to go on: `build` (the source of batches), `readers.batch_reader` (their bytes), `plan.epoch`
-(lengths), `progress` (where a resumed fit goes on), `shards.scheme_table` (what reads a URL).
+Where to go on: `build` (the source of batches), `readers.batch_reader` (batches from members),
+`shards.storage.local` (the bytes of local ones), `plan.epoch` (lengths), `progress` (where a
+resumed fit goes on), `shards.scheme_table` (what reads a URL).
 """
 
 import warnings
@@ -22,6 +23,7 @@ from lightning_shards.config.files import module_from_config
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import Split, SplitConfig
+from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.module_settings import ModuleSettings
 from lightning_shards.plan.place import Place, place_if_given
@@ -64,8 +66,9 @@ class ShardDataModule(ModuleSettings):
             samples may have none, and the value is None.
         defaults: Batch key to the value of samples that lack an optional field, instead of None;
             it stands for the decoded value.
-        decode: Batch key to decoder: raw, text, int, class, json, npy, rgb, gray, pil. Default: by
-            suffix.
+        decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,
+            text, int, class, json, npy, rgb, gray, pil, or a callable from bytes to a value (or its
+            import path, or class_path and init_args). Default: by suffix.
         classes: Batch key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
@@ -74,6 +77,11 @@ class ShardDataModule(ModuleSettings):
         sample_transforms: Callables from a dict of fields to a dict of fields (or what names them),
             applied to each sample one after the other, before `transforms`; they may add, drop and
             rename fields. ``rng`` as for `transforms`.
+        collate_fn: Callable from the list of the samples of a batch (dicts of fields) to the batch,
+            or what names it as in `transforms`. Default: tensors stacked, numbers as tensors,
+            anything else as lists.
+        batch_keys: Reserved entries of a batch that is a dict, of ``__key__``, ``__id__`` and
+            ``__weight__``; an empty list for ``model(**batch)``. Default: all that the split has.
         device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
@@ -93,10 +101,12 @@ class ShardDataModule(ModuleSettings):
         *,
         fields: dict[str, str],
         defaults: dict[str, Any] | None = None,
-        decode: dict[str, str] | None = None,
+        decode: dict[str, Any] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
         sample_transforms: list[Any] | None = None,
+        collate_fn: Any = None,
+        batch_keys: list[str] | None = None,
         device_transforms: dict[str, Any] | None = None,
         batch_size: int = 32,
         num_workers: int = 2,
@@ -179,15 +189,19 @@ class ShardDataModule(ModuleSettings):
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
         config = self.splits[split_read_by(self.trainer)]
-        names = list((config and config.fields) or self.fields)
+        fields = list((config and config.fields) or self.fields)
+        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
         for name, transform in self.device_transforms.items():
-            if isinstance(batch, dict):
-                if name in batch:
-                    batch[name] = transform(batch[name])
-            elif name in names:
-                number = names.index(name)
-                changed = transform(batch[number])
-                batch = (*batch[:number], changed, *batch[number + 1 :])
+            if isinstance(batch, dict) and name in batch:
+                batch[name] = transform(batch[name])
+            elif name in fields and is_collated:
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
+                    "such entry; name an entry of the dict that it returns"
+                )
+            elif name in fields and not isinstance(batch, dict):
+                number = fields.index(name)
+                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,7 +249,8 @@ class ShardDataModule(ModuleSettings):
         Raises:
             ShardError: The batch cannot be made.
         """
-        fields, timeout_s = self._config(split).fields or {}, self.loader_config.worker_timeout_s
+        config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
+        fields = (config.fields or {}) if config.collate_fn is None else {}
         return peek_at(split, self.source(split), fields, timeout_s)
 
     def source(self, split: Split, index: ShardIndex | None = None) -> Source:

@@ -10,7 +10,7 @@ import copy
 import html
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -27,7 +27,6 @@ from lightning_shards.samples.collate import BadSample, Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import State, read_count, require_same, require_state
-from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
@@ -50,8 +49,9 @@ class Progress(Protocol):
         """The cursor of the whole job, for a checkpoint."""
         ...
 
-    def check_wait(self) -> None:
-        """Raise what ends the wait for a batch, if the trainer was told to end."""
+    def waiting(self) -> AbstractContextManager[None]:
+        """A context for the wait for a batch, which ends it if the trainer was told to end."""
+        ...
 
 
 @dataclass
@@ -358,7 +358,7 @@ class ShardLoader:
             )
         begin = time.perf_counter()
         try:
-            with Cancellable(self.progress.check_wait) if self.progress else nullcontext():
+            with self.progress.waiting() if self.progress else nullcontext():
                 loaded = next(self._open.stream)
         except BaseException:
             self.close()

@@ -1,10 +1,13 @@
-"""The only reader of Lightning's progress counters, some of which are semi-private.
+"""Where a fit stands or goes on: the only reader of Lightning's progress counters.
 
-The counters are read when the first batch of an iteration is requested. By then Lightning has
-restored and reset them; hooks run too early or, on a resume, not at all.
+They are read when the first batch of an iteration is requested. By then Lightning has restored and
+reset them; hooks run too early or, on a resume, not at all.
 """
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -25,6 +28,7 @@ from lightning_shards.saved_state import (
     require_state,
 )
 from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.system.signals import DeferredSignal
 
 _LAST_BATCH_S: Final = 1.5
 """Seconds that a fit which was told to end waits for the batch that it was waiting for."""
@@ -101,32 +105,32 @@ class EpochAnchor(NamedTuple):
 class ToldToEnd:
     """Ends the wait for a batch when SIGTERM has come, as Lightning would after the batch.
 
-    Lightning's handler only notes the signal, and a fit ends when its batch is trained. A batch
-    that does not come would keep the process for minutes, so after some time it is given up. With
-    several ranks Lightning's handler first waits for all of them, which a rank that waits for the
-    others elsewhere may never answer: then only SIGKILL ends them, as launchers send it.
+    A fit ends when its batch is trained. One that does not come would keep the process for minutes,
+    so it is given up. `deferred` is the signal if nothing but the wait notes it.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._noticed_at = trainer, 0.0
+    def __init__(self, trainer: Trainer, deferred: DeferredSignal | None = None) -> None:
+        self._trainer, self._deferred, self._noticed_at = trainer, deferred, 0.0
 
     def __call__(self) -> None:
-        """The check of a wait.
-
-        Raises:
-            SIGTERMException: The signal came a while ago, and the batch has not come since.
-        """
-        if not self._trainer.received_sigterm:
-            self._noticed_at = 0.0
+        """Raise SIGTERMException if the signal came a while ago, and no batch has come since."""
+        if not (self._trainer.received_sigterm or (self._deferred and self._deferred.is_noted)):
             return
         self._noticed_at = self._noticed_at or perf_counter()
         if perf_counter() - self._noticed_at >= _LAST_BATCH_S:
             raise SIGTERMException
 
 
-def unless_told_to_end(trainer: Trainer) -> Cancellable:
-    """A context whose waits end some time after SIGTERM."""
-    return Cancellable(ToldToEnd(trainer))
+@contextmanager
+def unless_told_to_end(trainer: Trainer) -> Generator[None]:
+    """A context whose waits end some time after SIGTERM.
+
+    With several ranks Lightning's handler waits for all of them. A rank that waits for this one in
+    the collective of a step never answers, so the handler is called when the wait is over.
+    """
+    deferred = DeferredSignal(signal.SIGTERM) if trainer.world_size > 1 else None
+    with deferred or nullcontext(), Cancellable(ToldToEnd(trainer, deferred)):
+        yield
 
 
 class TrainProgress:
@@ -134,7 +138,7 @@ class TrainProgress:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
-        self.check_wait = ToldToEnd(trainer)
+        self.waiting = partial(unless_told_to_end, trainer)
         self.anchor: EpochAnchor | None = None
         self._is_known = False
 
@@ -303,7 +307,7 @@ class EvaluationProgress:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
-        self.check_wait = ToldToEnd(trainer)
+        self.waiting = partial(unless_told_to_end, trainer)
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
         """The beginning of the epoch, and the steps that the trainer wants of this loader."""

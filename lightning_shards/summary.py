@@ -175,7 +175,7 @@ def peek_at(split: Split, source: Source, fields: Iterable[str], timeout_s: floa
     Args:
         split: Name of the split.
         source: Makes the batch.
-        fields: Names of the entries of a batch that is a tuple.
+        fields: Names of the entries of a batch that is a tuple; none if they have no names.
         timeout_s: Seconds after which a warning says that the batch is late; 0: never.
 
     Raises:
@@ -189,10 +189,21 @@ def peek_at(split: Split, source: Source, fields: Iterable[str], timeout_s: floa
             batch = with_tensors(next(stream).batch)
         finally:
             stream.close()
-    entries = batch if isinstance(batch, dict) else dict(zip(fields, batch, strict=True))
+    entries = _entries_of(batch, fields)
     size = count_of(source.epochs.plan(place.world_size).size(0, place.rank), "sample")
     rows = tuple(_row(name, column) for name, column in entries.items())
     return BatchTable(f"{split}: the first batch of epoch 0 on a single rank, {size}", rows)
+
+
+def _entries_of(batch: Any, fields: Iterable[str]) -> dict[str, object]:
+    """The entries of any batch by name, or by number if they have no names."""
+    if isinstance(batch, dict):
+        return {str(name): entry for name, entry in cast("dict[object, object]", batch).items()}
+    if not isinstance(batch, tuple):
+        return {"batch": batch}
+    entries = cast("tuple[object, ...]", batch)
+    names = list(fields) or list(map(str, range(len(entries))))
+    return dict(zip(names, entries, strict=True))
 
 
 def _private(source: Source) -> Source:
@@ -208,6 +219,8 @@ def _row(name: str, column: object) -> BatchRow:
     if isinstance(column, torch.Tensor):
         dtype, shape = _array_dtype(column), tuple(column.shape)
         return BatchRow(name, dtype, shape, _range_of(column))
+    if not isinstance(column, list | tuple):
+        return BatchRow(name, type(column).__name__, (), _example(column))
     entries = cast("Sequence[object]", column)
     types = sorted({type(entry).__name__ for entry in entries[:_MAX_TYPES]})
     example = _example(entries[0]) if entries else "empty"

@@ -62,9 +62,10 @@ def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch.demos.boring_classes import BoringModel
 
     module = ModuleType("my_project")
-    for name in ("RandomCrop", "CropAlike", "normalize", "only_large_images"):
+    for name in ("RandomCrop", "CropAlike", "normalize", "only_large_images", "packed"):
         setattr(module, name, type(name, (Nothing,), {"__module__": "my_project"}))
-    module.normalize = module.only_large_images = lambda value: value
+    module.normalize = module.only_large_images = module.packed = lambda value: value
+    module.decode_wav = module.decode_nifti = len
     module.Classifier = type("Classifier", (BoringModel,), {"__module__": "my_project"})
     monkeypatch.setitem(sys.modules, "my_project", module)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import struct
 import tarfile
 import threading
 from collections.abc import Callable
@@ -75,6 +76,11 @@ def missing_url() -> None:
             thread.join()
 
 
+def ragged_boxes() -> None:
+    write("a.tar", [struct.pack("<2f", 1, 2), struct.pack("<3f", 1, 2, 3)], "boxes")
+    list(module(fields={"boxes": "boxes"}, decode={"boxes": "float32"}).loader("train"))
+
+
 def other_checkpoint() -> None:
     state = module().loader("train").state_dict()
     write("b.tar", [b"1"] * 6)
@@ -131,6 +137,14 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
             "'image': "
             "cannot identify image file <_io.BytesIO object at ADDRESS>; repair the shard, or name "
             f"another decoder in `decode`{FEW}"
+        ),
+    ),
+    "boxes of unequal numbers": (
+        ragged_boxes,
+        (
+            "field 'boxes' does not fit into one tensor: (2,) float32 in sample '0', but (3,) "
+            "float32 in sample '1'; give the field a transform that makes them alike, or pad them: "
+            "collate_fn=PadCollate(fields=['boxes']), or a collate_fn of your own"
         ),
     ),
     "a URL that leads nowhere": (
@@ -196,6 +210,29 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "an empty tar": (
         labels_of,
         "the only shard of 'train' holds no sample; look at `urls`, or pack them again",
+    ),
+    "a suffix without a decoder": (
+        lambda: module(fields={"audio": "wav;flac"}, decode={".wav": len}),
+        (
+            "field 'audio' comes from members 'flac', a suffix without a decoder; for their bytes "
+            "set decode: {audio: raw}, for a value name a decoder, or a function of your own, as "
+            "in decode: {audio: my_module.my_decoder}"
+        ),
+    ),
+    "a decoder of another suffix": (
+        lambda: module(decode={".clss": "text"}),
+        (
+            "decode names the suffix '.clss', in which none of the suffixes of `fields` ends: "
+            "['cls']; correct it, or leave it out"
+        ),
+    ),
+    "a decoder that fails": (
+        lambda: list(module(decode={"label": float.fromhex}).loader("train")),
+        (
+            "sample '0' of a.tar: member 'cls' (1 byte) cannot be decoded as "
+            "'float.fromhex' for field 'label': TypeError: bad argument type for built-in "
+            f"operation; repair the shard, or that function{FEW}"
+        ),
     ),
     "a label 0.5": (
         lambda: labels_of("0.5", "1.5"),

@@ -7,22 +7,14 @@ The result of the last whole run is kept in `benchmarks/results`; runs with `--q
 """
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.campaign import Campaign
 from benchmarks.peers.catalogue import ALL, ARRAYS, chosen
-from benchmarks.peers.environment import (
-    ROOT,
-    describe_machine,
-    install_base,
-    install_peer,
-)
+from benchmarks.peers.environment import ROOT, install_base, install_peer
 from benchmarks.peers.job import Data
 from benchmarks.peers.report import write_report
+from benchmarks.peers.results import describe_run, write_results
 
 SIZES = {"IMG": 4096, "SMALL": 200_000, "TOK": 40_000}
 QUICK_SIZES = {"IMG": 1024, "SMALL": 20_000, "TOK": 4_000}
@@ -77,17 +69,9 @@ def main() -> None:
         options.seconds or (QUICK_SECONDS if options.quick else SECONDS), options.timeout,
     )  # fmt: skip
     repeats = options.repeats or (1 if options.quick else 3)
-    campaign.results |= {
-        "machine": describe_machine(base),
-        "settings": {
-            "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
-            "repeats": repeats,
-            "seconds": campaign.seconds,
-        },
-        "peers": {
-            name: {"version": each.version, "error": each.error} for name, each in installed.items()
-        },
-    }
+    campaign.results |= describe_run(
+        base, "benchmarks.peers", installed, repeats=repeats, seconds=campaign.seconds
+    )
     measure(campaign, repeats, out, with_overheads=is_whole or options.quick)
     print((out / "peers.md").read_text())
 
@@ -102,15 +86,7 @@ def measure(campaign: Campaign, repeats: int, out: Path, *, with_overheads: bool
         campaign.measure_resumes()
         if with_overheads:
             campaign.measure_overheads()
-        write(campaign.results, out)
-
-
-def write(results: dict[str, Any], out: Path) -> None:
-    """The results as JSON and as Markdown."""
-    out.mkdir(parents=True, exist_ok=True)
-    held_by = json.loads(HELD_BY.read_text()) if HELD_BY.exists() else {}
-    (out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "peers.md").write_text(write_report(results, held_by))
+        write_results(campaign.results, write_report, out, "peers", HELD_BY)
 
 
 def _names(text: str | None) -> list[str] | None:

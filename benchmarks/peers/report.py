@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.catalogue import REFERENCE
+from benchmarks.peers.results import machine_and_command, not_installed
 from benchmarks.peers.table import Values, interval, markdown, number, ratio, spread
 from benchmarks.peers.targets import Results, floor, rates, verdicts
 
@@ -30,26 +31,11 @@ others use, too."""
 
 def write_report(results: Results, held_by: Mapping[str, str]) -> str:
     """The whole page."""
-    parts = ["# Beside other loaders", _machine(results), _verdicts(results, held_by)]
+    parts = ["# Beside other loaders", machine_and_command(results), _verdicts(results, held_by)]
     parts += [_rates(results, data) for data in results.get("rates", {})]
-    parts += [_resume(results), _epoch_ends(results), _costs(results), _absent(results)]
+    parts += [_resume(results), _epoch_ends(results), _costs(results), not_installed(results)]
     parts += ["## How it is measured", _EXPLAINED]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _machine(results: Results) -> str:
-    machine, settings = results["machine"], results["settings"]
-    versions = [f"{name} {version}" for name, version in machine["versions"].items()]
-    versions += [
-        f"{name} {peer['version']}" for name, peer in results["peers"].items() if peer["version"]
-    ]
-    load = ", ".join(map(str, machine["load_average_at_start"]))
-    return (
-        f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, "
-        f"{machine['ram_gib']} GiB, {machine['system']}, Python {machine['python']}; load average "
-        f"before the first run: {load}. {settings['repeats']} rounds. {'; '.join(versions)}.\n\n"
-        f"Command: `{settings['command']}`"
-    )
 
 
 def _verdicts(results: Results, held_by: Mapping[str, str]) -> str:
@@ -123,13 +109,6 @@ def _costs(results: Results) -> str:
         title = "bare step of a Lightning loop" if name == "bare" else f"added by {name}"
         cells.append([title, interval(values), _MONITOR_UNIT])
     return "## Costs\n\n" + markdown(["what", "measured", "unit"], cells) if cells else ""
-
-
-def _absent(results: Results) -> str:
-    lines = [
-        f"- {name}: {peer['error']}" for name, peer in results["peers"].items() if peer["error"]
-    ]
-    return "## Not installed\n\n" + "\n".join(lines) if lines else ""
 
 
 def _median(values: Any) -> str:

@@ -7,14 +7,13 @@ the last whole run is kept in `benchmarks/results`; runs with options write besi
 """
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 
 from benchmarks.peers.catalogue import ALL, PEERS, Peer
-from benchmarks.peers.environment import ROOT, describe_machine, install_base, install_peer
+from benchmarks.peers.environment import ROOT, install_base, install_peer
 from benchmarks.peers.job import BATCH, Data
+from benchmarks.peers.results import describe_run, write_results
 from benchmarks.remote.campaign import OTHERS, Campaign
 from benchmarks.remote.job import BUCKET, FAST, SLOW
 from benchmarks.remote.report import write_report
@@ -87,34 +86,17 @@ def main() -> None:
             python, installed, str(root / BUCKET), data_sets(options), options.seconds,
             options.timeout, rig,
         )  # fmt: skip
-        campaign.results |= {
-            "machine": describe_machine(base),
-            "settings": {
-                "command": shlex.join(["python", "-m", "benchmarks.remote", *sys.argv[1:]]),
-                "repeats": repeats,
-                "seconds": options.seconds,
-                "batch": BATCH,
-            },
-            "peers": {
-                name: {"version": each.version, "error": each.error}
-                for name, each in installed.items()
-            },
-        }
+        campaign.results |= describe_run(
+            base, "benchmarks.remote", installed, repeats=repeats, seconds=options.seconds,
+            batch=BATCH,
+        )  # fmt: skip
         campaign.prepare()
         for number in range(repeats):
             campaign.measure(number)
-            write(campaign, out)
+            write_results(campaign.results, write_report, out, NAME, HELD_BY)
     print((out / f"{NAME}.md").read_text())
     if campaign.failed:
         sys.exit(f"these runs failed, as was said above: {', '.join(campaign.failed)}")
-
-
-def write(campaign: Campaign, out: Path) -> None:
-    """The results as JSON and as Markdown."""
-    out.mkdir(parents=True, exist_ok=True)
-    held_by = json.loads(HELD_BY.read_text()) if HELD_BY.exists() else {}
-    (out / f"{NAME}.json").write_text(json.dumps(campaign.results, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(write_report(campaign.results, held_by))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

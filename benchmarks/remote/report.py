@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.peers.results import machine_and_command, not_installed
 from benchmarks.peers.table import interval, markdown, number
 from benchmarks.remote.goals import Results, bound_of, goals, ratios
 from benchmarks.remote.job import FAST, LINKS
@@ -25,31 +26,19 @@ the other formats have little more than the sample. Only ratios within one table
 machine that others use, too."""
 
 
+_ROUNDS = "rounds, every second one behind the slower link, too"
+
+
 def write_report(results: Results, held_by: Mapping[str, str]) -> str:
     """The whole page."""
     header = ["what", "measured", "to reach", "reached", "what holds it"]
     rows = [goal.cells(held_by) for goal in goals(results)]
-    parts = ["# Remote shards", _machine(results), "## What it must show"]
+    parts = ["# Remote shards", machine_and_command(results, _ROUNDS), "## What it must show"]
     parts += [markdown(header, rows)]
     parts += [_epochs(results, data, link) for data in results["data"] for link in LINKS]
-    parts += [_firsts(results), _costs(results), _absent(results), "## How it is measured"]
+    parts += [_firsts(results), _costs(results), not_installed(results), "## How it is measured"]
     explained = _EXPLAINED.format(links=" or ".join(LINKS), seconds=results["settings"]["seconds"])
     return "\n\n".join(part for part in [*parts, explained] if part) + "\n"
-
-
-def _machine(results: Results) -> str:
-    machine, settings = results["machine"], results["settings"]
-    versions = [f"{name} {version}" for name, version in machine["versions"].items()]
-    versions += [
-        f"{name} {peer['version']}" for name, peer in results["peers"].items() if peer["version"]
-    ]
-    load = ", ".join(map(str, machine["load_average_at_start"]))
-    return (
-        f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, "
-        f"{machine['ram_gib']} GiB, {machine['system']}, Python {machine['python']}; load average "
-        f"before the first run: {load}. {settings['repeats']} rounds, every second one behind the "
-        f"slower link, too. {'; '.join(versions)}.\n\nCommand: `{settings['command']}`"
-    )
 
 
 def _epochs(results: Results, data: str, link: str) -> str:
@@ -106,10 +95,3 @@ def _costs(results: Results) -> str:
         for name, values in results.get("rig", {}).items()
     ]
     return f"## Costs, {FAST}\n\n{markdown(['what', 'measured'], cells)}" if cells else ""
-
-
-def _absent(results: Results) -> str:
-    lines = [
-        f"- {name}: {peer['error']}" for name, peer in results["peers"].items() if peer["error"]
-    ]
-    return "## Not installed\n\n" + "\n".join(lines) if lines else ""

@@ -5,12 +5,19 @@ from typing import Any, Literal
 
 from lightning_shards.config.checks import require_at_least, require_choice
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.parsing import load_callable_list, load_callables
+from lightning_shards.config.parsing import (
+    load_callable,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+)
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.class_labels import with_given_classes
-from lightning_shards.samples.fields import UNSAFE_DECODERS, Field, make_fields
-from lightning_shards.samples.transforms import takes_bytes
+from lightning_shards.samples.collate import RESERVED_KEYS
+from lightning_shards.samples.collate_fn import Collation
+from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
+from lightning_shards.samples.fields import Field, make_fields
 
 
 @dataclass(frozen=True)
@@ -27,10 +34,12 @@ class DataConfig:
     _: KW_ONLY
     fields: dict[str, str]
     defaults: dict[str, Any] | None = None
-    decode: dict[str, str] | None = None
+    decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     sample_transforms: list[Any] | None = None
+    collate_fn: Any = None
+    batch_keys: list[str] | None = None
     device_transforms: dict[str, Any] | None = None
     batch_size: int = 32
     num_workers: int = 2
@@ -52,6 +61,9 @@ class DataConfig:
             object.__setattr__(self, name, loaded)
         sample_transforms = load_callable_list("sample_transforms", self.sample_transforms or [])
         object.__setattr__(self, "sample_transforms", sample_transforms)
+        object.__setattr__(self, "decode", load_decoders(self.decode or {}))
+        if self.collate_fn is not None:
+            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
         require_at_least("seed", self.seed, 0)
@@ -61,6 +73,7 @@ class DataConfig:
         for name, split in self.splits.items():
             if split is not None:
                 self.fields_of(name)
+                self.collation_of(name)
 
     @property
     def splits(self) -> dict[Split, SplitConfig | None]:
@@ -94,6 +107,8 @@ class DataConfig:
             sample_transforms=self.sample_transforms or []
             if config.sample_transforms is None
             else config.sample_transforms,
+            collate_fn=self.collate_fn if config.collate_fn is None else config.collate_fn,
+            batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
 
     def fields_of(self, split: Split) -> tuple[Field, ...]:
@@ -111,14 +126,40 @@ class DataConfig:
                 f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
                 "or add one to fields"
             )
-        decoding = [name for name in fields if takes_bytes(transforms.get(name))]
-        for name in decoding:
-            if decode.get(name, "raw") != "raw":
-                raise ConfigError(
-                    f"the transform of {name!r} decodes by itself, and decode={decode[name]!r} "
-                    f"would do so before it; leave {name!r} out of decode"
-                )
-        decoders = decode | dict.fromkeys(decoding, "raw")
         unsafe = frozenset(self.allow_unsafe or ())
-        made = make_fields(fields, decoders, unsafe, config.defaults)
+        made = make_fields(fields, decode, unsafe, transforms, config.defaults)
         return with_given_classes(made, config.classes or {})
+
+    def collation_of(self, split: Split) -> Collation:
+        """The `collate_fn` of a split, and the reserved entries of its batches.
+
+        Raises:
+            ConfigError: They do not go with the other settings.
+        """
+        config = self.split(split)
+        if config.collate_fn is not None and self.batch_format == "tuple":
+            raise ConfigError(
+                f"collate_fn of {split!r} makes whole batches, and batch_format='tuple' asks for "
+                "tuples of fields; leave batch_format out, and let the collate_fn return a tuple"
+            )
+        return Collation(config.collate_fn, self._reserved_of(split, config))
+
+    def _reserved_of(self, split: Split, config: SplitConfig) -> tuple[str, ...]:
+        if config.batch_keys is None:
+            return RESERVED_KEYS
+        if self.batch_format == "tuple":
+            raise ConfigError(
+                f"batch_keys={config.batch_keys} of {split!r} has no effect with "
+                "batch_format='tuple', whose batches have the fields alone; leave it out"
+            )
+        for name in config.batch_keys:
+            require_choice("batch_keys", name, RESERVED_KEYS)
+        fills = {"remainder": config.remainder, "on_bad_sample": config.on_bad_sample}
+        for name, value in fills.items():
+            if value in {"pad", "substitute"} and "__weight__" not in config.batch_keys:
+                raise ConfigError(
+                    f"{name}={value!r} of {split!r} says by `__weight__` which samples only fill a "
+                    f"place, and batch_keys={config.batch_keys} leaves it out; name '__weight__' "
+                    "in batch_keys, and take it out of the batch before the model"
+                )
+        return tuple(config.batch_keys)

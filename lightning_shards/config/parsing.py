@@ -180,6 +180,19 @@ def load_callable_list(name: str, values: object) -> list[Callable[..., Any]]:
     return [load_callable(f"{name}[{number}]", value) for number, value in enumerate(listed)]
 
 
+def load_decoders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Decoders of fields and suffixes: names as they are, and callables as `load_callable` does.
+
+    A text with a dot in it is an import path, because no name of a decoder has one.
+    """
+    return {
+        key: load_callable(f"the decoder of {key!r}", value)
+        if not isinstance(value, str) or "." in value
+        else value
+        for key, value in values.items()
+    }
+
+
 def plain_message(error: BaseException) -> str:
     """The message of an error in one line: our own error behind it, or key, rule and value.
 

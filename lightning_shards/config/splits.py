@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.config.checks import require_at_least, require_choice
-from lightning_shards.config.parsing import build, load_callable_list, load_callables
+from lightning_shards.config.parsing import (
+    build,
+    load_callable,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+)
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact_pattern
 
@@ -37,13 +43,17 @@ class SplitConfig:
         fields: Batch key to member suffixes; overrides the module's for this split.
         defaults: Batch key to the value of samples that lack an optional field; overrides the
             module's for this split.
-        decode: Batch key to decoder; overrides the module's for this split.
+        decode: Batch key, or a suffix with its dot, to decoder; overrides the module's for this
+            split.
         classes: Batch key to the names of classes, in the order of their numbers; overrides the
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
         sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
             as in `transforms`; overrides the module's for this split.
+        collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
+            as in `transforms`; overrides the module's for this split.
+        batch_keys: Reserved entries of a batch; overrides the module's for this split.
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -62,10 +72,12 @@ class SplitConfig:
     batch_size: int | None = None
     fields: dict[str, str] | None = None
     defaults: dict[str, Any] | None = None
-    decode: dict[str, str] | None = None
+    decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
     sample_transforms: list[Any] | None = None
+    collate_fn: Any = None
+    batch_keys: list[str] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64
@@ -118,9 +130,13 @@ class SplitConfig:
         if self.transforms is not None:
             transforms = load_callables("the transform of", self.transforms)
             object.__setattr__(self, "transforms", transforms)
+        if self.decode is not None:
+            object.__setattr__(self, "decode", load_decoders(self.decode))
         if self.sample_transforms is not None:
             loaded = load_callable_list("sample_transforms", self.sample_transforms)
             object.__setattr__(self, "sample_transforms", loaded)
+        if self.collate_fn is not None:
+            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         object.__setattr__(self, "stages", load_callable_list("stages", self.stages))
 
 

@@ -42,6 +42,7 @@ class Purpose(IntEnum):
     RUN_ORDER = 6
     RUN_KEYS = 7
     SAMPLE_BLOCKS = 8
+    MIX_SLOTS = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,15 @@ def samples_of(batch: Any) -> BatchSamples:
         ConfigError: The batch does not say which samples it holds.
     """
     entries: dict[str, Any] = dict(batch) if _is_mapping(batch) else {}
-    if not all(name in entries for name in _RESERVED):
-        form = f"has {sorted(map(str, entries))}" if entries else f"is a {type(batch).__name__}"
+    missing = [f"`{name}`" for name in _RESERVED if name not in entries]
+    if missing:
+        form = f"is a {type(batch).__name__}"
+        if entries:
+            form = f"has {sorted(map(str, entries))}, without {' and '.join(missing)}"
         raise ConfigError(
             f"predictions are written by `__key__` and `__id__` of their batch, and this one {form}"
-            "; set batch_format='dict' in the data module, and let hooks keep these two entries"
+            "; set batch_format='dict' in the data module, name both in its batch_keys if that is "
+            "given, and let hooks and collate_fn keep these two entries"
         )
     keys: list[str] = list(entries["__key__"])
     ids: _Array = torch.as_tensor(entries["__id__"]).cpu().numpy()

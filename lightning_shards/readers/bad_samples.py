@@ -74,9 +74,13 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
     )
 
 
-def epochs_to_try(place: Place) -> EpochSchedule:
-    """A schedule of `SAMPLES_TRIED` batches of one sample, for `first_good_sample`."""
-    return EpochSchedule(SAMPLES_TRIED * place.world_size, batch_size=1, remainder="drop")
+def epochs_to_try(place: Place, *, has_weights: bool) -> EpochSchedule:
+    """A schedule of `SAMPLES_TRIED` batches of one sample, for `first_good_sample`.
+
+    `has_weights` says whether batches have `__weight__`, which a `collate_fn` may read.
+    """
+    remainder = "pad" if has_weights else "drop"
+    return EpochSchedule(SAMPLES_TRIED * place.world_size, batch_size=1, remainder=remainder)
 
 
 def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:

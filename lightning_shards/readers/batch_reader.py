@@ -3,8 +3,9 @@
 In a shuffled block neighbours lie in different shards. Sample by sample, the lookups alone would
 cost more than all the rest of a small sample, and a dict, a dispatch and an error handler more than
 to decode it. So the members of a whole stretch of an epoch are looked up shard by shard with numpy,
-read ahead of their batches (`read_ahead`), and decoded a field of a batch at once. Fields that have
-a transform are decoded and transformed one by one, with the randomness of their sample.
+read ahead of their batches (`read_ahead`, from a `shards.storage`), and decoded a field of a batch
+at once. Fields that have a transform are decoded and transformed one by one, with the randomness of
+their sample.
 
 An error here, but for one of a transform, does not say which sample it is about: who gets it makes
 the batch by samples.
@@ -43,9 +44,17 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
+from lightning_shards.samples.decoding.decoders import Decoding
 from lightning_shards.samples.fields import Field, counted
-from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
+from lightning_shards.samples.member_bytes import (
+    ABSENT,
+    FieldMembers,
+    Ints,
+    MemberBytes,
+    SampleKeys,
+)
 from lightning_shards.samples.sample_transforms import (
     batch_fields,
     fields_of,
@@ -55,8 +64,9 @@ from lightning_shards.samples.sample_transforms import (
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.members import ENCODING, ShardReader
+from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.tables import release_pages
 
 _NEAR = 2**19
 """Bytes between the starts of two samples that are announced together: as a rule, other workers
@@ -64,13 +74,13 @@ want what lies between."""
 
 
 def can_decode(field: Field) -> bool:
-    """Whether all members of a field have one decoder."""
-    return len(field.decoders) == 1
+    """Whether all members of a field are decoded in one way."""
+    return len(field.decodings) == 1
 
 
 def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
-    (name,) = field.decoders
-    function = field.function(name)
+    (decoding,) = field.decodings
+    function = field.function(decoding)
 
     def decode(data: bytes | None) -> Any:
         if data is None:
@@ -91,8 +101,11 @@ def decode_column(
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.
     """
-    (decoder,) = field.decoders
-    decode = _COLUMNS.get(decoder) if field.classes is None else partial(_numbers, field.classes)
+    (decoding,) = field.decodings
+    classes = field.classes
+    decode = _COLUMNS.get(decoding)
+    if classes is not None and not decoding.is_gzipped:
+        decode = partial(_numbers, classes)
     if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
@@ -126,12 +139,12 @@ def _jsons(members: FieldMembers) -> Column:
     return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
-_COLUMNS: dict[str, "Callable[[FieldMembers], Column | None]"] = {
-    "int": _ints,
-    "text": _texts,
-    "json": _jsons,
-    "npy": npy_column,
-    **NUMBER_COLUMNS,
+_COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
+    Decoding("int"): _ints,
+    Decoding("text"): _texts,
+    Decoding("json"): _jsons,
+    Decoding("npy"): npy_column,
+    **{Decoding(name): column for name, column in NUMBER_COLUMNS.items()},
 }
 
 
@@ -145,6 +158,7 @@ class BatchReader:
         clock: Told of the time that each stage takes.
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     def __init__(
@@ -156,10 +170,12 @@ class BatchReader:
         *,
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
+        collation: Collation = BUILT_IN_COLLATION,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._format: BatchFormat = batch_format
+        self._collation = collation
         self._arena, self._buffer = arena, buffer or ReadBuffer()
 
     def look_up(
@@ -201,11 +217,13 @@ class BatchReader:
             yield sum_digests(of_batch[np.array(weights, bool)] if weights else of_batch)
 
     def batch(self, number: int) -> LoadedBatch:
-        """One of them.
+        """One of them; a `collate_fn` is still to be called for it.
 
         Raises:
             SampleError: A sample is bad.
         """
+        if self._collation.collate_fn is not None:
+            return self._whole_samples(number)
         start, stop = self._stops[number : number + 2]
         begin = self._clock.begin("read")
         members = self.members(start, stop)
@@ -225,7 +243,8 @@ class BatchReader:
             names = batch_fields(names, self._names, self._format)
             columns = {name: columns[name] for name in names}
         ids = self._ids[start:stop].copy()
-        batch = join_columns(keys, columns, ids, self._weights[number], self._format)
+        weights, reserved = self._weights[number], self._collation.reserved
+        batch = join_columns(keys, columns, ids, weights, self._format, reserved)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
@@ -243,6 +262,33 @@ class BatchReader:
             {"__key__": key, "__url__": self._shards.urls[sample_id[0]], "__id__": sample_id}
             for key, sample_id in zip(keys, ids, strict=True)
         ]
+
+    def _whole_samples(self, number: int) -> LoadedBatch:
+        """A batch of whole samples, as a `collate_fn` takes them."""
+        start, stop = self._stops[number : number + 2]
+        decoders = {field.name: _decoder_of(field) for field in self._fields}
+        begin = self._clock.begin("read")
+        members = self.members(start, stop)
+        data = {name: iter(members[name].with_gaps()) for name in decoders}
+        samples = self._bare_samples(self._keys.part(start, stop), start, stop)
+        with self._transforms.keeping_globals():
+            for row, sample in enumerate(samples):
+                position = self._first_positions[number] + row
+                sample.update({name: next(each) for name, each in data.items()})
+                begin = self._clock.lap("read", begin, "decode")
+                self._transforms.seed_decoders(position)
+                for name, decode in decoders.items():
+                    sample[name] = decode(sample[name])
+                self._clock.lap("decode", begin, "transform")
+                samples[row] = self._transforms.apply(sample, position)
+                begin = self._clock.begin("read")
+                require_same_fields(samples[0], samples[row])
+        with self._clock.on("collate"):
+            plain = [field for field in self._fields if field.name not in self._decoders]
+            samples = list(counted(samples, plain, {}))
+            weights = self._weights[number]
+            given = self._collation.given(samples, weights, self._transforms.layouts)
+        return LoadedBatch(given, self._digests[number], stages=self._clock.take())
 
     def _transformed(
         self,
@@ -262,6 +308,7 @@ class BatchReader:
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
+            self._transforms.seed_decoders(position + number)
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
@@ -286,38 +333,9 @@ class BatchReader:
         }
 
 
-class _Keys:
-    """The keys of some samples, cut out of one text when they are asked for.
-
-    Args:
-        data: The text, uint8.
-        starts: Where each key begins in it.
-        lengths: bytes of each.
-    """
-
-    def __init__(self, data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
-        self._starts, self._stops = starts, starts + lengths
-        text = data.tobytes()
-        self._text = text.decode("ascii") if text.isascii() else text
-        self._alike: NDArray[np.str_] | None = None
-        length = int(lengths[0])
-        is_plain = text.isascii() and b"\0" not in text  # with which numpy fills an item
-        if length and is_plain and (lengths == length).all():
-            # an item of so many letters, of four bytes each, begins at each of them
-            shape, letters = (len(data) - length + 1,), data.astype(np.uint32)
-            self._alike = np.ndarray(shape, f"U{length}", letters, strides=(4,))
-
-    def part(self, start: int, stop: int) -> list[str]:
-        if self._alike is not None:
-            return self._alike[self._starts[start:stop]].tolist()
-        text, starts, stops = self._text, self._starts[start:stop], self._stops[start:stop]
-        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-        if isinstance(text, str):
-            return [text[a:b] for a, b in pairs]
-        return [str(text[a:b], *ENCODING) for a, b in pairs]
-
-
-def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamps, _Keys, Extents]:
+def _find(
+    shards: OpenShards, fields: Sequence[Field], ids: Ints
+) -> tuple[Stamps, SampleKeys, Extents]:
     """What the tables say of these samples; the storage is told what will be read."""
     order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
@@ -335,12 +353,13 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
         extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
+        release_pages(reader.table)
     back, key_lengths = inverse(order), np.concatenate(lengths)
     key_starts = np.cumsum(key_lengths) - key_lengths
     joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
     return (
         stamps,
-        _Keys(np.concatenate(keys), key_starts[back], key_lengths[back]),
+        SampleKeys(np.concatenate(keys), key_starts[back], key_lengths[back]),
         Extents(*(values[..., back] for values in joined)),
     )
 

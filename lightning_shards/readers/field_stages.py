@@ -1,7 +1,7 @@
 """The stages of a stream that decode the fields of samples and transform them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from lightning_shards.errors import SampleError
@@ -19,15 +19,20 @@ _KEPT = ("__key__", "__url__", "__local_path__", "__id__")
 
 @dataclass(frozen=True)
 class DecodeFields:
-    """A stage that turns members into fields and keeps the keys that identify the sample."""
+    """A stage that turns members into fields and keeps the keys that identify the sample.
+
+    `seed_decoders` is called with the number of each sample before its members are decoded.
+    """
 
     fields: tuple[Field, ...]
     on_bad: OnBad
-    clock: StageClock = field(default_factory=StageClock)
+    clock: StageClock
+    seed_decoders: Callable[[int], None]
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Decode sample by sample."""
-        for members in samples:
+        for number, members in enumerate(samples):
+            self.seed_decoders(number)
             kept = {key: members[key] for key in _KEPT if key in members}
             try:
                 with self.clock.on("decode"):

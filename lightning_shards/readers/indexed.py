@@ -16,9 +16,8 @@ from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.fetch_meter import FetchMeter
-from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.readers.ahead.remote_batches import (
     ShardTables,
     buffer_beside,
@@ -39,12 +38,14 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample, requir
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample, make_batch
+from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import (
     Field,
     counted,
     decoding_loads_torch,
     optional_names,
+    own_decoders,
     with_arrays,
 )
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
@@ -54,12 +55,13 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     TorchLoadedError,
     Transform,
+    layouts_of,
     repeated,
     repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
 
 _STRETCH = 16_384
@@ -83,6 +85,7 @@ class IndexedSource:
         storages: Storages of schemes that the package does not read by itself: scheme to a
             callable, which is pickled and makes the storage in the process that reads.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     index: ShardIndex
@@ -96,6 +99,7 @@ class IndexedSource:
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
     sample_transforms: tuple[SampleTransform, ...] = ()
+    collation: Collation = BUILT_IN_COLLATION
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -131,8 +135,9 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.sample_transforms),
-            loads_torch=decoding_loads_torch(self.fields, *self._steps),
+            callables=named_callables(*self._steps, fields=self.fields) + self.collation.callables,
+            loads_torch=self._loads_torch,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 
@@ -149,28 +154,39 @@ class IndexedSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Names of transforms that may draw from the global generators."""
-        return drawing_names(*self._steps)
+        return drawing_names(*self._steps, fields=self.fields)
 
     @property
     def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
         """The transforms of fields and those of samples."""
         return self.transforms, self.sample_transforms
 
+    @property
+    def _loads_torch(self) -> bool:
+        if self.collation.takes_arrays:
+            return decoding_loads_torch(self.fields, *self._steps)
+        made_by_crops = bool(layouts_of(self.transforms))
+        return made_by_crops or decoding_loads_torch(self.fields, *self._steps, plain=False)
+
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
+
+        Nothing is fetched ahead for it, so it needs one table and no more.
 
         Raises:
             ShardError: The sample cannot be made.
         """
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
-            epochs=epochs_to_try(place),
+            epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
             sample_transforms=repeated_of_samples(self.sample_transforms),
+            storages=without_cache(self.storages),
         )
         if optional_names(self.fields) and self.index.counts is not None:
-            with OpenShards(self.index, self.cache, storages=self.storages) as shards:
+            with OpenShards(self.index, self.cache, storages=alone.storages) as shards:
                 require_optional_fields(shards, self.fields, self.index.counts)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
@@ -183,10 +199,11 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
-        fields = with_arrays(self.fields, *self._steps, plain=True)
+        fields = with_arrays(self.fields, *self._steps, plain=self.collation.takes_arrays)
         unreadable: set[tuple[int, int]] = set()
         storages = shared_out(self.storages, len(place.ranks_of_node))
-        tables = ShardTables(self.index, self.cache, storages)
+        share = share_of_process(place, place.ranks_of_node)
+        tables = ShardTables(self.index, self.cache, storages, share)
         plan = PiecePlan(
             *(self.order, self.epochs, cursor, place, place.ranks_of_node, self.index.urls),
             *(tables.tables_of, tables.require_same),
@@ -195,23 +212,29 @@ class IndexedSource:
             OpenShards(self.index, self.cache, storages=storages) as shards,
             fetched_ahead(shards, plan, tables) as ahead,
         ):
-            buffer = buffer_beside(ahead)
+            buffer = buffer_beside(ahead, shards)
             reader = BatchReader(
-                shards, fields, self.batch_format, clock, arena=arena, buffer=buffer
+                *(shards, fields, self.batch_format, clock),
+                arena=arena,
+                buffer=buffer,
+                collation=self.collation,
             )
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
-                seeds = SampleSeeds(self.seed, worker_epoch.epoch)
-                transforms = SampleTransforms(
-                    *(self.transforms, seeds, clock, self.sample_transforms),
-                    optional=optional_names(self.fields),
-                )
                 epoch = worker_epoch.epoch
+                transforms = self._transforms_of(epoch, clock)
                 rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
                 batches = self._batches_of(worker_epoch, rows, reader)
                 if ahead is not None:
-                    batches = _told(ahead, turn, worker_epoch, batches)
+                    batches = ahead.told(turn, worker_epoch, batches)
                 yield from batches if self.storages is None else meter.each(batches)
+
+    def _transforms_of(self, epoch: int, clock: StageClock) -> SampleTransforms:
+        return SampleTransforms(
+            *(self.transforms, SampleSeeds(self.seed, epoch), clock, self.sample_transforms),
+            decoders=own_decoders(self.fields),
+            optional=optional_names(self.fields),
+        )
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
@@ -253,7 +276,7 @@ class IndexedSource:
             for number, span in enumerate(spans_of_steps):
                 by_field = partial(reader.batch, number) if by_fields else None
                 by_sample = partial(self._batch_by_samples, rows, span, planned[number])
-                yield self._batch(by_field, by_sample)
+                yield self.collation.finished_on(self._batch(by_field, by_sample), rows.clock)
 
     def _batch(
         self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]
@@ -288,19 +311,10 @@ class IndexedSource:
         with rows.clock.on("collate"):
             names = batch_fields_of(samples, configured, self.batch_format, self.sample_transforms)
             layouts = rows.transforms.layouts
-            loaded = make_batch(
+            loaded = self.collation.begun(
                 samples, names, weights, self.batch_format, counted, rows.arena, layouts
             )
         return loaded._replace(stages=rows.clock.take())
-
-
-def _told(
-    ahead: FetchAhead, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
-) -> Iterator[LoadedBatch]:
-    """The batches of an epoch; before each one it is told where they are."""
-    for step in epoch.own_steps():
-        ahead.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
-        yield next(batches)
 
 
 @dataclass(frozen=True)
@@ -351,6 +365,7 @@ class _Rows:
             yield row
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
+        self.transforms.seed_decoders(position)
         try:
             row = read_sample(self.shards, self.fields, shard, sample, self.clock)
         except BAD:

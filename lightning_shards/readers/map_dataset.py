@@ -24,7 +24,13 @@ from lightning_shards.samples.class_labels import (
     with_given_classes,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, make_fields, optional_names, with_arrays
+from lightning_shards.samples.fields import (
+    Field,
+    make_fields,
+    optional_names,
+    own_decoders,
+    with_arrays,
+)
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
@@ -47,7 +53,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             shards need counts and member tables beside them.
         fields: Sample key to member suffixes, the first that a sample has; with a ``?`` after them
             samples may have none.
-        decode: Sample key to decoder. Default: by suffix.
+        decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
+            bytes to a value. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
@@ -71,7 +78,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: str | Sequence[str],
         *,
         fields: Mapping[str, str],
-        decode: Mapping[str, str] | None = None,
+        decode: Mapping[str, Any] | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         sample_transforms: Sequence[SampleTransform] | None = None,
@@ -83,9 +90,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
         self._urls, self._cache = urls, CacheFolder(cache_dir)
-        made = make_fields(fields, decode or {}, frozenset(allow_unsafe or ()), defaults)
-        self._given_fields = with_given_classes(made, classes or {})
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
+        unsafe = frozenset(allow_unsafe or ())
+        made = make_fields(fields, decode or {}, unsafe, self._transforms, defaults)
+        self._given_fields = with_given_classes(made, classes or {})
         self._sample_transforms = tuple(sample_transforms or ())
         for name, transform in named_callables(self._transforms, self._sample_transforms):
             if not callable(transform):
@@ -113,11 +121,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        seeds = SampleSeeds(self._seed, self._epoch)
         transforms = SampleTransforms(
             self._transforms,
-            seeds,
+            SampleSeeds(self._seed, self._epoch),
             sample_transforms=self._sample_transforms,
+            decoders=own_decoders(self._fields),
             optional=optional_names(self._fields),
         )
         with transforms.keeping_globals():
@@ -132,6 +140,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
         # the first shard that ends after this position; an empty one ends where it begins
         shard = int(np.searchsorted(self._stops, position, side="right")) - 1
+        transforms.seed_decoders(position)
         sample: Sample = read_sample(
             self._shards, self._fields, shard, position - int(self._stops[shard])
         )

@@ -162,6 +162,10 @@ class OpenShards:
         for of_scheme in of_schemes.values():
             self._storages.of(of_scheme[0].url).fetch_ahead(of_scheme)
 
+    def has_fetched_ahead(self) -> bool:
+        """Whether all that was named to `fetch_ahead` last is there."""
+        return self._storages.has_fetched_ahead()
+
     def fetch_totals(self) -> FetchTotals:
         """What their storages have fetched from afar in this process, and how long reads waited."""
         return self._storages.fetch_totals()

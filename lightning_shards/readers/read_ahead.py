@@ -5,7 +5,7 @@ several batches into one buffer that is used again and again. Large ones are rea
 before they are decoded: they are still in the processor's caches then.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -99,16 +99,22 @@ class ReadBuffer:
 
     Args:
         limit: bytes that are read ahead together at first.
-        most_bytes: What the limit grows up to.
-
-    Attributes:
-        limit: bytes that are read ahead together next, or one batch if that has more. The first
-            batch is not to wait for many: the limit begins small and grows with what was read.
+        most_bytes: What the limit grows up to; asked each time.
     """
 
-    def __init__(self, limit: int = _FIRST_BYTES, most_bytes: int = MOST_BYTES) -> None:
-        self.limit, self._most_bytes = limit, most_bytes
+    def __init__(
+        self, limit: int = _FIRST_BYTES, most_bytes: Callable[[], int] = lambda: MOST_BYTES
+    ) -> None:
+        self._grown, self._most_bytes = limit, most_bytes
         self._memory = np.empty(0, np.uint8)
+
+    @property
+    def limit(self) -> int:
+        """Bytes that are read ahead together next, or one batch if that has more.
+
+        The first batch is not to wait for many: it begins small and grows with what was read.
+        """
+        return min(self._grown, self._most_bytes())
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Memory for so many bytes, until the next call; the limit grows.
@@ -118,7 +124,7 @@ class ReadBuffer:
         """
         if len(self._memory) < size:
             self._memory = np.empty(size, np.uint8)
-        self.limit = min(self._most_bytes, max(self.limit, _GROWTH * len(self._memory)))
+        self._grown = max(self._grown, _GROWTH * len(self._memory))
         return self._memory
 
 

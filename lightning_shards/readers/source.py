@@ -16,7 +16,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.class_labels import classes_identity
-from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
@@ -40,6 +40,7 @@ class SourceDescription:
             If there is one, threads may not run the source.
         callables: The user's transforms and stages, each with its name in errors.
         loads_torch: Whether decoding makes tensors, so that each worker imports torch.
+        reserved: The reserved entries that batches have, as far as the split has them.
         storages: What reads shards that are not read by the package's own storages.
     """
 
@@ -54,6 +55,7 @@ class SourceDescription:
     draws_from_globals: tuple[str, ...] = ()
     callables: tuple[tuple[str, object], ...] = ()
     loads_torch: bool = False
+    reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:

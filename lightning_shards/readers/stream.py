@@ -41,8 +41,15 @@ from lightning_shards.readers.shard_samples import ReadSlices, require_optional_
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample, make_batch
-from lightning_shards.samples.fields import Field, counted, optional_names, with_arrays
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
+from lightning_shards.samples.fields import (
+    Field,
+    counted,
+    optional_names,
+    own_decoders,
+    with_arrays,
+)
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
@@ -82,6 +89,7 @@ class StreamSource:
         storages: Storages by scheme, where other ones are to read the shards than by default: a
             callable, which is pickled and makes the storage in the process that reads.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
+        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     index: ShardIndex
@@ -96,6 +104,7 @@ class StreamSource:
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
     sample_transforms: tuple[SampleTransform, ...] = ()
+    collation: Collation = BUILT_IN_COLLATION
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too; each start has draws of its own."""
@@ -114,7 +123,9 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.sample_transforms, self.stages),
+            callables=named_callables(*self._steps, self.stages, self.fields)
+            + self.collation.callables,
+            reserved=self.collation.reserved,
             storages=self.storages,
         )
 
@@ -150,7 +161,12 @@ class StreamSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Transforms and stages that may draw from the generators of the whole process."""
-        return drawing_names(self.transforms, self.sample_transforms, self.stages)
+        return drawing_names(*self._steps, self.stages, self.fields)
+
+    @property
+    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
+        """The transforms of fields and those of samples."""
+        return self.transforms, self.sample_transforms
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -159,11 +175,12 @@ class StreamSource:
             ShardError: They do not.
         """
         require_hosts(self.index.urls)
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
             sampling="resampled",
             shuffle_buffer=0,
-            epochs=epochs_to_try(place),
+            epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
             sample_transforms=repeated_of_samples(self.sample_transforms),
@@ -190,7 +207,14 @@ class StreamSource:
     ) -> list[list[ServedSample]]:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
         require_no_stages(self.stages)
-        bare = replace(self, fields=(), transforms={}, sample_transforms=(), batch_format="dict")
+        bare = replace(
+            self,
+            fields=(),
+            transforms={},
+            sample_transforms=(),
+            batch_format="dict",
+            collation=BUILT_IN_COLLATION,
+        )
         return read_again(bare, place, epoch, steps, num_workers)
 
     def _batches_of(
@@ -220,8 +244,7 @@ class StreamSource:
         arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        steps = self.transforms, self.sample_transforms
-        rows = list(counted(islice(samples, size), self.fields, *steps))
+        rows = list(counted(islice(samples, size), self.fields, *self._steps))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
@@ -238,7 +261,8 @@ class StreamSource:
         with clock.on("collate"):
             names = batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
             layouts = layouts_of(self.transforms, optional_names(self.fields))
-            return make_batch(rows, names, weights, self.batch_format, (), arena, layouts)
+            made = (rows, names, weights, self.batch_format, (), arena, layouts)
+            return self.collation.finished(self.collation.begun(*made))
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
@@ -294,14 +318,22 @@ class StreamSource:
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
             stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        fields = with_arrays(self.fields, self.transforms, self.sample_transforms)
-        stages.append(DecodeFields(fields, ledger.lose, clock))
-        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
+        # stages get tensors, whatever comes after them
+        plain = self.collation.collate_fn is not None and self.collation.takes_arrays
+        plain = plain and not self.stages
+        fields = with_arrays(self.fields, *self._steps, plain=plain)
         transforms = SampleTransforms(
             *(self.transforms, seeds, clock, self.sample_transforms),
+            decoders=own_decoders(fields),
             optional=optional_names(self.fields),
         )
         stride = place.world_size * place.num_workers
+
+        def seed_decoders(number: int) -> None:
+            transforms.seed_decoders(slot + number * stride)
+
+        stages.append(DecodeFields(fields, ledger.lose, clock, seed_decoders))
+        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))

@@ -6,8 +6,13 @@ from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import Field, own_decoders
 from lightning_shards.samples.sample_transforms import SampleTransform
-from lightning_shards.samples.transforms import Transform, draw_from_globals, draws_from_globals
+from lightning_shards.samples.transforms import (
+    Transform,
+    draw_from_globals,
+    may_draw_from_globals,
+)
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """A webdataset-style stage: from an iterator of samples to an iterator of samples."""
@@ -44,9 +49,15 @@ def named_callables(
     transforms: Mapping[str, object],
     sample_transforms: Sequence[object],
     stages: Iterable[object] = (),
+    fields: Iterable[Field] = (),
 ) -> tuple[tuple[str, object], ...]:
-    """The user's transforms and stages, each with its name in errors."""
+    """The user's decoders, transforms and stages, each with its name in errors."""
     return (
+        *(
+            (f"the decoder of {name!r}", function)
+            for name, functions in own_decoders(fields).items()
+            for function in functions
+        ),
         *((f"sample_transforms[{number}]", each) for number, each in enumerate(sample_transforms)),
         *((f"the transform of {name!r}", transform) for name, transform in transforms.items()),
         *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
@@ -57,13 +68,19 @@ def drawing_names(
     transforms: Mapping[str, Transform],
     sample_transforms: Sequence[SampleTransform],
     stages: Iterable[object] = (),
+    fields: Iterable[Field] = (),
 ) -> list[str]:
     """Those that may draw from the generators of the whole process, as errors call them."""
     return [
         *(
+            f"the decoder of {name!r}"
+            for name, functions in own_decoders(fields).items()
+            if any(map(may_draw_from_globals, functions))
+        ),
+        *(
             f"sample_transforms[{number}]"
             for number, transform in enumerate(sample_transforms)
-            if draws_from_globals(transform)
+            if may_draw_from_globals(transform)
         ),
         *(f"the transform of {name!r}" for name in draw_from_globals(transforms)),
         *(

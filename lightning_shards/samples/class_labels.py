@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.fields import CLASS, Field
+from lightning_shards.samples.decoding.decoders import CLASS
+from lightning_shards.samples.fields import Field
 from lightning_shards.shards.classes import (
     DIGEST_LENGTH,
     ClassFiles,

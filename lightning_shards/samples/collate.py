@@ -4,7 +4,7 @@ Arrays of a batch become tensors when it is handed to the user (`loaded_torch.wi
 worker makes them without torch. Tensors that a transform or a decoder made stay tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import SampleError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.samples.arena import Arena, new_array, new_tensor
 from lightning_shards.samples.loaded_torch import as_tensor, is_tensor, load_torch, tensor_class
@@ -35,6 +35,9 @@ _PLACED_BYTES = 2**14
 
 _WIDEST = 8
 """Bytes of the widest number type that torch has, too, without complex types."""
+
+RESERVED_KEYS = ("__key__", "__id__", "__weight__")
+"""The entries of a batch that are not fields, in their order."""
 
 Sample: TypeAlias = dict[str, Any]
 """The fields of one sample, and `__key__`, `__id__`, `__url__`, `__weight__`."""
@@ -125,13 +128,17 @@ def collate(
         SampleError: A stage dropped a key, or the shapes of a field differ.
     """
     columns = {field: column_of(samples, field, arena, layouts.get(field)) for field in fields}
-    ids = _ids_of(samples)
-    return _joined(_values(samples, "__key__"), columns, ids, weights)
+    ids = ids_of(samples)
+    return batch_dict(values_of(samples, "__key__"), columns, ids, weights)
 
 
-def _ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """int64 of shape (samples, 2)."""
-    values = _values(samples, "__id__")
+def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """Their `__id__`: int64 of shape (samples, 2).
+
+    Raises:
+        SampleError: A stage dropped or changed that of a sample.
+    """
+    values = values_of(samples, "__id__")
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         ids = np.array(values)
         if ids.shape == (len(samples), 2) and ids.dtype.kind in "biuf":
@@ -148,19 +155,21 @@ def join_columns(
     ids: NDArray[np.int64],
     weights: Sequence[int],
     batch_format: BatchFormat,
+    reserved: Collection[str] = RESERVED_KEYS,
 ) -> Batch:
     """The batch of these columns as the user asked for it, a dict in the order of `collate`."""
     if batch_format == "tuple":
         return tuple(columns.values())
-    return _joined(keys, columns, ids, weights)
+    return only_reserved(batch_dict(keys, columns, ids, weights), reserved)
 
 
-def _joined(
+def batch_dict(
     keys: list[str],
     columns: Mapping[str, Column],
     ids: NDArray[np.int64],
     weights: Sequence[int],
 ) -> dict[str, Any]:
+    """The dict of these columns, in the order of `collate`."""
     batch: dict[str, Any] = {"__key__": keys}
     batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
     batch |= {field: column for field, column in columns.items() if field not in batch}
@@ -168,6 +177,22 @@ def _joined(
     if weights:
         batch["__weight__"] = np.array(weights, np.float32)
     return batch
+
+
+def only_reserved(batch: dict[str, Any], reserved: Collection[str]) -> dict[str, Any]:
+    """The batch without the reserved entries that are not among these.
+
+    Raises:
+        ConfigError: `__weight__` is to be left out, and is 0 for a sample.
+    """
+    left_out = set(RESERVED_KEYS).difference(reserved)
+    if "__weight__" in left_out and not np.all(batch.get("__weight__", 1)):
+        raise ConfigError(
+            "a batch holds a sample of `__weight__` 0, which only fills a place, and batch_keys "
+            "leaves `__weight__` out; name it in batch_keys, and take it out of the batch before "
+            "the model"
+        )
+    return {name: column for name, column in batch.items() if name not in left_out}
 
 
 def make_batch(
@@ -178,16 +203,28 @@ def make_batch(
     bad: Sequence[BadSample] = (),
     arena: Arena | None = None,
     layouts: Layouts = MappingProxyType({}),
+    *,
+    reserved: Collection[str] = RESERVED_KEYS,
 ) -> LoadedBatch:
     """One batch in the user's format: the dict of `collate`, or its fields as a tuple."""
     batch = collate(samples, fields, weights, arena, layouts)
-    ids = batch["__id__"]
-    digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
-    given = batch if batch_format == "dict" else tuple(batch[field] for field in fields)
-    return LoadedBatch(given, digest, tuple(bad))
+    digest = digest_of(batch["__id__"], weights)
+    if batch_format == "tuple":
+        return LoadedBatch(tuple(batch[field] for field in fields), digest, tuple(bad))
+    return LoadedBatch(only_reserved(batch, reserved), digest, tuple(bad))
 
 
-def _values(samples: Sequence[Sample], field: str) -> list[Any]:
+def digest_of(ids: NDArray[np.int64], weights: Sequence[int]) -> int:
+    """The digest of the ids of the samples of a batch, without those of weight 0."""
+    return digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
+
+
+def values_of(samples: Sequence[Sample], field: str) -> list[Any]:
+    """The value of a field in each sample.
+
+    Raises:
+        SampleError: A sample has no such field.
+    """
     missing = [sample for sample in samples if field not in sample]
     if missing:
         raise SampleError(
@@ -208,7 +245,7 @@ def column_of(
     Raises:
         SampleError: A sample has no such field, or the shapes differ.
     """
-    values = _values(samples, field)
+    values = values_of(samples, field)
     is_tensors = all(map(is_tensor, values))
     if is_tensors or all(map(_is_numeric, values)):
         _require_one_shape(samples, field)
@@ -331,7 +368,15 @@ def _require_one_shape(samples: Sequence[Sample], field: str) -> None:
             raise SampleError(
                 f"field {field!r} does not fit into one tensor: {_describe(first, field)}, but "
                 f"{_describe(sample, field)}; give the field a transform that makes them alike"
+                f"{_padding_remedy(first[field], sample[field], field)}"
             )
+
+
+def _padding_remedy(value: Any, other: Any, field: str) -> str:
+    """What else helps if only the sizes of two values differ."""
+    if (value.dtype, len(value.shape)) != (other.dtype, len(other.shape)):
+        return ""
+    return f", or pad them: collate_fn=PadCollate(fields=[{field!r}]), or a collate_fn of your own"
 
 
 def _describe(sample: Mapping[str, object], field: str) -> str:

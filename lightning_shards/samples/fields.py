@@ -1,12 +1,10 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-import io
-import json
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any
 
 from lightning_shards.errors import (
     ConfigError,
@@ -18,76 +16,41 @@ from lightning_shards.errors import (
 )
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.arrays import (
-    NUMBER_DECODERS,
-    decode_npy,
-    decode_safetensors,
-    require_safetensors,
+from lightning_shards.samples.decoding.compressed import gunzip
+from lightning_shards.samples.decoding.decoders import (
+    CLASS,
+    DECODERS,
+    IMAGE_DECODERS,
+    PIXEL_DECODERS,
+    RAW,
+    TORCH_DECODERS,
+    UNSAFE_DECODERS,
+    Decoder,
+    DecoderChoice,
+    Decoding,
+    OwnDecoder,
+    SuffixDecoders,
+    decoding_of,
+    ends_in,
+    own_decoder,
+    require_libraries,
 )
-from lightning_shards.samples.loaded_torch import as_tensor, load_torch
+from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.optional_fields import Default, given_defaults, without_mark
 from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
-from lightning_shards.samples.transforms import Transform, crops_of, takes_arrays
+from lightning_shards.samples.transforms import (
+    Transform,
+    crops_of,
+    takes_arrays,
+    takes_bytes,
+    takes_rng,
+)
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
-Decoder: TypeAlias = Callable[[bytes], Any]
-"""Bytes of a member to a value; raises ValueError or OSError for bytes it cannot read."""
-
-
-def _decode_int(data: bytes) -> int:
-    number = int(data)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError("it fits no int64; decode it as 'text'")
-    return number
-
-
-def _decode_pth(data: bytes) -> Any:
-    return load_torch().load(io.BytesIO(data), weights_only=True, map_location="cpu")
-
-
-DECODERS: dict[str, Decoder] = {
-    "raw": bytes,
-    "text": bytes.decode,
-    "int": _decode_int,
-    "json": json.loads,
-    "npy": decode_npy,
-    "safetensors": decode_safetensors,
-    **NUMBER_DECODERS,
-    "rgb": images.decode_rgb,
-    "gray": images.decode_gray,
-    "pil": images.decode_pil,
-    "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
-    "pth": _decode_pth,  # refused unless it is named in allow_unsafe
-}
-CLASS = "class"
-"""The decoder of names of classes; its function is in the field, because each has its own names."""
-
-_PIXEL_DECODERS = frozenset({"rgb", "gray"})
-IMAGE_DECODERS = _PIXEL_DECODERS | {"pil"}
-_TORCH_DECODERS = frozenset({"safetensors", "pth"})
-UNSAFE_DECODERS = frozenset({"pickle", "pth"})
-
-_SUFFIX_DECODERS = {
-    "int": "cls cls2 class count index inx id",
-    "text": "txt text transcript",
-    "json": "json jsn",
-    "npy": "npy",
-    "safetensors": "safetensors",
-    "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
-    "pickle": "pkl pickle pyd",
-    "pth": "pth",
-}
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
-
-_BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
-
-
-def decoder_of(suffix: str) -> str:
-    """The name of the default decoder of a suffix; `raw` for an unknown suffix."""
-    return _BY_SUFFIX.get(suffix.rsplit(".", 1)[-1].lower(), "raw")
 
 
 @dataclass(frozen=True)
@@ -97,17 +60,19 @@ class Field:
     Attributes:
         name: Its key in the batch.
         suffixes: Member suffixes, of which the first that a sample has is taken.
-        decoder: Name of the decoder; None for the default decoder of each suffix.
+        decoder: What decodes its members; None for the decoder of each suffix.
         classes: The classes, with the decoder `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
         default: Stands for its value in samples without such a member; None: they are errors.
+        by_suffix: Decoders of suffixes, which go before the default ones.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    decoder: str | None = None
+    decoder: DecoderChoice | None = None
     classes: ClassNames | None = None
     gives_arrays: bool = False
+    by_suffix: SuffixDecoders = ()
     default: Default | None = None
 
     @property
@@ -120,15 +85,45 @@ class Field:
         return self.default.copied() if self.default else None
 
     @cached_property
-    def decoders(self) -> frozenset[str]:
-        """Names of the decoders that this field can need."""
-        return frozenset(self.decoder or decoder_of(suffix) for suffix in self.suffixes)
+    def decodings(self) -> frozenset[Decoding]:
+        """The ways in which its members are decoded.
 
-    def function(self, decoder: str) -> Decoder:
-        """The function of one of its decoders."""
+        Raises:
+            ConfigError: One of its suffixes has no decoder.
+        """
+        return frozenset(map(self.decoding_of, self.suffixes))
+
+    @cached_property
+    def decoders(self) -> frozenset[DecoderChoice]:
+        """The decoders that this field can need; raises what `decodings` does."""
+        return frozenset(decoding.decoder for decoding in self.decodings)
+
+    def decoding_of(self, suffix: str) -> Decoding:
+        """The way in which its members of a suffix are decoded.
+
+        Raises:
+            ConfigError: Nothing is known of the suffix.
+        """
+        decoding = decoding_of(suffix, self.decoder, self.by_suffix)
+        if decoding is None:
+            raise ConfigError(
+                f"field {self.name!r} comes from members {suffix!r}, a suffix without a decoder; "
+                f"for their bytes set decode: {{{self.name}: raw}}, for a value name a decoder, or "
+                f"a function of your own, as in decode: {{{self.name}: my_module.my_decoder}}"
+            )
+        return decoding
+
+    def function(self, decoding: Decoding) -> Decoder:
+        """The function from bytes to a value that does this."""
+        if decoding.is_gzipped:
+            decode = self.function(Decoding(decoding.decoder))
+            return lambda data: decode(gunzip(data))
+        decoder = decoding.decoder
+        if isinstance(decoder, OwnDecoder):
+            return decoder.function
         if self.classes is not None:
             return self.classes.number_of
-        if decoder in _PIXEL_DECODERS and not self.gives_arrays:
+        if decoder in PIXEL_DECODERS and not self.gives_arrays:
             return lambda data: as_tensor(DECODERS[decoder](data))
         return DECODERS[decoder]
 
@@ -149,10 +144,9 @@ class Field:
                 f"{where} has no member for field {self.name!r}: wanted one of "
                 f"{list(self.suffixes)}, found {suffixes}; name one of these in `fields`"
             )
-        decoder = self.decoder or decoder_of(suffix)
-        data = members[suffix]
+        decoding, data = self.decoding_of(suffix), members[suffix]
         try:
-            return self.function(decoder)(data)
+            return self.function(decoding)(data)
         except SampleError as error:  # it names the remedy itself
             raise SampleError(
                 f"{where}: member {suffix!r} of field {self.name!r}: {error}"
@@ -161,15 +155,16 @@ class Field:
             leave_out_own_frames(error)
             raise SampleError(
                 f"{where}: member {suffix!r} ({count_of(len(data), 'byte')}) cannot be decoded as "
-                f"{decoder!r} for field {self.name!r}: {error}; "
-                f"{decode_remedy(self.name, decoder, data)}"
+                f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
+                f"{decoding.remedy(self.name, data)}"
             ) from error
 
 
 def make_fields(
     fields: Mapping[str, str],
-    decode: Mapping[str, str],
+    decode: Mapping[str, Any],
     allow_unsafe: frozenset[str],
+    transforms: Mapping[str, Transform] = MappingProxyType({}),
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Field, ...]:
     """The fields of a split, checked.
@@ -177,44 +172,90 @@ def make_fields(
     Args:
         fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls?"}``, where
             the `?` makes the field optional.
-        decode: Batch key to the name of a decoder.
+        decode: Batch key, or a suffix with its dot, to a decoder: its name, or a callable.
         allow_unsafe: Decoders that can run code and are wanted all the same.
+        transforms: The transforms of the split; those with ``takes_bytes = True`` decode.
         defaults: Batch key to the value of samples without such a member, instead of None.
 
     Raises:
-        ConfigError: No fields, an unknown decoder, a decoder whose library is missing, or a default
+        ConfigError: No fields, a suffix without a decoder that exists and can be used, or a default
             of a field that is not optional.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
+    decoders, by_suffix = _given_decoders(decode)
+    _require_names(fields, decoders)
+    decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
+    optional, new_field = (
+        given_defaults(fields, defaults or {}),
+        partial(Field, by_suffix=by_suffix),
+    )
+    made = tuple(
+        new_field(name, _suffixes(text), decoders.get(name), default=optional.get(name))
+        for name, text in fields.items()
+    )
+    _require_ends([end for end, _ in by_suffix], made)
+    for field in made:
+        _require_decoders(field, allow_unsafe)
+    return made
+
+
+def _given_decoders(
+    decode: Mapping[str, Any],
+) -> tuple[dict[str, DecoderChoice], SuffixDecoders]:
+    """The decoders of fields, and those of suffixes."""
+    given = {key: own_decoder(key, value) for key, value in decode.items()}
+    by_suffix = tuple((key.lower(), own) for key, own in given.items() if key.startswith("."))
+    return {key: own for key, own in given.items() if not key.startswith(".")}, by_suffix
+
+
+def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
     for what, names in (
-        ("decode", decode.keys() - fields.keys()),
+        ("decode", set(decoders) - fields.keys()),
         ("fields", {"__key__"} & fields.keys()),
     ):
         if names:
             raise ConfigError(
                 f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
             )
-    optional = given_defaults(fields, defaults or {})
-    made = tuple(
-        Field(name, _suffixes(text), decode.get(name), default=optional.get(name))
-        for name, text in fields.items()
-    )
-    for made_field in made:
-        _require_decoders(made_field, allow_unsafe)
-    return made
 
 
 def _suffixes(text: str) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in without_mark(text).split(";"))
 
 
+def _raw_where_bytes_are_taken(
+    fields: Iterable[str],
+    decoders: Mapping[str, DecoderChoice],
+    transforms: Mapping[str, Transform],
+) -> dict[str, DecoderChoice]:
+    """`raw` for the fields whose transforms decode by themselves."""
+    decoding = [name for name in fields if takes_bytes(transforms.get(name))]
+    for name in decoding:
+        if decoders.get(name, RAW) != RAW:
+            raise ConfigError(
+                f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
+                f"would do so before it; leave {name!r} out of decode"
+            )
+    return dict.fromkeys(decoding, RAW)
+
+
+def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
+    suffixes = sorted({suffix for field in fields for suffix in field.suffixes})
+    for end in ends:
+        if not any(ends_in(suffix, end) for suffix in suffixes):
+            raise ConfigError(
+                f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
+                f"{suffixes}; correct it, or leave it out"
+            )
+
+
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
-    if not all(field.suffixes) or field.name.startswith("__"):
+    if not all(field.suffixes) or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', none empty, and let no field's name begin with '__'"
+            "'jpg;png', none empty, and let no field's name begin with '__' or '.'"
         )
     reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
     if reserved:
@@ -222,23 +263,38 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
             "themselves: no shard may hold such members; name another suffix"
         )
-    unknown = field.decoders - DECODERS.keys() - {CLASS}
+    for decoder in field.decoders:
+        if isinstance(decoder, OwnDecoder) and takes_rng(decoder.function):
+            raise ConfigError(
+                f"the decoder of {field.name!r}, {decoder.name}, has a parameter `rng`, and "
+                "decoders draw nothing; make it a transform of that field, with an attribute "
+                "`takes_bytes = True`"
+            )
+    names = {decoder for decoder in field.decoders if isinstance(decoder, str)}
+    unknown = names - DECODERS.keys() - {CLASS}
     if unknown:
         raise ConfigError(
             f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
-            f"take one of {sorted([*DECODERS, CLASS])}, or 'raw' and a transform"
+            f"take one of {sorted([*DECODERS, CLASS])}, the import path of a function of your own, "
+            "or 'raw' and a transform"
         )
-    unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe
+    unsafe = (names & UNSAFE_DECODERS) - allow_unsafe
     if unsafe:
         name = min(unsafe)
         raise UnsafeError(
             f"field {field.name!r} would be decoded as {name!r}, which can run any program that is "
             f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
         )
-    if field.decoders & IMAGE_DECODERS:
-        images.require_backend("pillow")
-    if "safetensors" in field.decoders:
-        require_safetensors()
+    require_libraries(names)
+
+
+def own_decoders(fields: Iterable[Field]) -> dict[str, tuple[Decoder, ...]]:
+    """The decoders of the user's own, by field."""
+    return {
+        field.name: tuple(own.function for own in field.decoders if isinstance(own, OwnDecoder))
+        for field in fields
+        if any(isinstance(own, OwnDecoder) for own in field.decoders)
+    }
 
 
 def with_arrays(
@@ -274,13 +330,18 @@ def decoding_loads_torch(
     fields: Iterable[Field],
     transforms: Mapping[str, Transform],
     sample_transforms: Sequence[SampleTransform] = (),
+    *,
+    plain: bool = True,
 ) -> bool:
-    """Whether decoding these fields makes tensors, for which each worker needs torch."""
+    """Whether decoding these fields makes tensors, for which each worker needs torch.
+
+    `plain` says whether fields without a transform give arrays, as in `with_arrays`.
+    """
     return any(
-        field.decoders & _TORCH_DECODERS
-        or (field.decoders & _PIXEL_DECODERS and not field.gives_arrays)
+        field.decoders & TORCH_DECODERS
+        or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
         or (field.is_optional and field.name in crops_of(transforms))
-        for field in with_arrays(fields, transforms, sample_transforms, plain=True)
+        for field in with_arrays(fields, transforms, sample_transforms, plain=plain)
     )
 
 
@@ -311,27 +372,3 @@ def counted(
         for name, count in counts.items():
             count.add(sample.get(name))
         yield sample
-
-
-def decode_remedy(field: str, decoder: str, data: bytes) -> str:
-    """The settings that would read a member which is no whole number, or general advice.
-
-    >>> decode_remedy("label", "int", b"0.5")
-    'for such numbers set decode: {label: json}'
-    """
-    if decoder == "int" and _is_fraction(data):
-        return f"for such numbers set decode: {{{field}: json}}"
-    if decoder == "int" and any(map(str.isalpha, data.decode(errors="ignore"))):
-        return (
-            f"for texts set decode: {{{field}: text}}; for names of classes set decode: "
-            f"{{{field}: class}} and classes: {{{field}: [...]}}, or leave classes out where a "
-            "classes.json is beside the shards"
-        )
-    return "repair the shard, or name another decoder in `decode`"
-
-
-def _is_fraction(data: bytes) -> bool:
-    try:
-        return isinstance(json.loads(data), float)
-    except ValueError:  # a UnicodeDecodeError, too
-        return False

@@ -63,18 +63,21 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tuple[Any, ...]:
     """A batch as the user gets it: the arrays in it are tensors, which share their memory.
 
-    Arrays deeper in it, in the lists of a field, stay arrays.
+    Arrays deeper in it, in the lists of a field or in an object, stay arrays.
     """
     return map_columns(batch, _with_tensor)
 
 
 def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch with each of its entries changed; a dict of the user's own class becomes a dict."""
+    """A batch with each of its entries changed; a dict of the user's own class becomes a dict.
+
+    A batch that is neither a dict nor a tuple counts as one entry.
+    """
     columns: Any = batch
     if isinstance(batch, dict):
         return {name: change(column) for name, column in columns.items()}
     if not isinstance(batch, tuple):
-        return batch  # a source of the user's own may give anything
+        return change(batch)  # a `collate_fn` may return anything
     entries = map(change, columns)
     return type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)
 

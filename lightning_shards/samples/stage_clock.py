@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.system.stage_byte import published_byte
 
 STAGES = ("open", "read", "decode", "transform", "collate", "fetch")
 """Opening shards and finding members; reading bytes; checking and decoding them (fields without a
@@ -17,15 +18,7 @@ _CLOCKED = STAGES[:-1]
 
 _NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}
 
-_published = [memoryview(bytearray(1))]
-"""A byte with the number of the stage that began last, for other processes; 0: none so far."""
-
 _NOTHING: dict[str, float] = dict.fromkeys(_CLOCKED, 0.0)
-
-
-def publish_stages_in(byte: memoryview) -> None:
-    """Make all later clocks of this process write the stage that began last into this byte."""
-    _published[0] = byte
 
 
 def stage_of(number: int) -> str:
@@ -57,7 +50,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self.seconds = _NOTHING.copy()
-        self._last_begun = _published[0]
+        self._last_begun = published_byte()
 
     def begin(self, stage: str) -> float:
         """Publish that this stage begins, and return the time on `time.perf_counter`."""

@@ -5,8 +5,9 @@ A transform is a plain callable from a field's value to another. Attributes say 
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -32,6 +33,9 @@ from lightning_shards.shards.urls import redact
 
 Transform: TypeAlias = Callable[..., Any]
 """A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
+
+_DECODER_POSITIONS = 1 << 50
+"""Where the positions begin that seed decoders of the user's own, far above those of samples."""
 
 Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
 
@@ -103,6 +107,8 @@ class SampleTransforms:
         seeds: Key the randomness.
         clock: Told of the time that they take.
         sample_transforms: Callables for whole samples, which are applied first.
+        decoders: Decoders of the user's own, by the names of their fields: they decode before the
+            transforms, and may draw from the global generators, too.
         optional: The fields that samples may lack.
 
     Attributes:
@@ -116,9 +122,12 @@ class SampleTransforms:
         seeds: SampleSeeds,
         clock: StageClock | None = None,
         sample_transforms: Sequence[SampleTransform] = (),
+        decoders: Mapping[str, Iterable[Callable[..., Any]]] = MappingProxyType({}),
         optional: Collection[str] = (),
     ) -> None:
-        self._names, self.layouts = frozenset(transforms), layouts_of(transforms, optional)
+        self._names = frozenset(transforms) | frozenset(decoders)
+        self._has_decoders = bool(decoders)
+        self.layouts = layouts_of(transforms, optional)
         self.sample_transforms = tuple(sample_transforms)
         self._sample_steps = sample_steps(sample_transforms, takes_rng)
         crops = crops_of(transforms, optional)
@@ -135,16 +144,23 @@ class SampleTransforms:
         self._seeds, self._clock = seeds, clock or StageClock()
         self._has_torch = torch_if_loaded() is not None
         steps = [*transforms.values(), *sample_transforms]
-        self.draws_from_globals = any(map(draws_from_globals, steps))
         self._own = [generator for step in steps for generator in own_generators(step)]
+        functions = [function for of_field in decoders.values() for function in of_field]
+        self._decoders_draw = any(map(may_draw_from_globals, functions))
+        self.draws_from_globals = self._decoders_draw or any(map(may_draw_from_globals, steps))
+
+    def seed_decoders(self, position: int) -> None:
+        """Seed the generators that the user's own decoders may draw from, before they decode."""
+        if self._decoders_draw:
+            self._seeds.seed_globals(_DECODER_POSITIONS + position)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no transform."""
-        return not (self._steps or self._sample_steps)
+        """Whether all fields are decoded for whole batches: no code of the user's is called."""
+        return not (self._steps or self._sample_steps or self._has_decoders)
 
     def takes(self, field: str) -> bool:
-        """Whether a transform may be given this field of the configuration."""
+        """Whether code of the user's may be given this field of the configuration."""
         return field in self._names or first_taking(self.sample_transforms, field) is not None
 
     def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
@@ -159,7 +175,9 @@ class SampleTransforms:
             SampleError: A transform failed, or its field is missing.
             TorchLoadedError: One loaded torch.
         """
-        if self.is_empty:
+        if self._decoders_draw:
+            self._require_no_new_torch()
+        if not (self._steps or self._sample_steps):
             return sample
         if self._has_torch:
             return self._applied(sample, position, rows)
@@ -219,12 +237,12 @@ def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
     These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
     and transforms with generators of their own.
     """
-    return [name for name, transform in transforms.items() if draws_from_globals(transform)]
+    return [name for name, transform in transforms.items() if may_draw_from_globals(transform)]
 
 
-def draws_from_globals(transform: Transform) -> bool:
-    """Whether a transform, of a field or of samples, may draw from generators of all threads."""
-    return _may_draw_from_globals(transform) or bool(own_generators(transform))
+def may_draw_from_globals(function: Transform) -> bool:
+    """Whether a transform or a decoder may draw from generators that all threads share."""
+    return _is_unkeyed(function) or bool(own_generators(function))
 
 
 def own_generators(transform: Transform) -> list[Any]:
@@ -247,10 +265,10 @@ def repeated_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTr
 
 
 def _repeated(called: str, transform: Transform) -> Transform:
-    return RepeatedTransform(called, transform) if _may_draw_from_globals(transform) else transform
+    return RepeatedTransform(called, transform) if _is_unkeyed(transform) else transform
 
 
-def _may_draw_from_globals(transform: Transform) -> bool:
+def _is_unkeyed(transform: Transform) -> bool:
     return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
 
 
@@ -272,7 +290,9 @@ def image_backend(transforms: Mapping[str, Transform]) -> str:
     """
     decoding = [cast("Any", each) for each in transforms.values() if takes_bytes(each)]
     backends = {
-        each.backend + (" (fast)" if getattr(each, "fast", False) else "") for each in decoding
+        each.backend + (" (fast)" if getattr(each, "fast", False) else "")
+        for each in decoding
+        if hasattr(each, "backend")
     }
     return "+".join(sorted(backends)) or "pillow"
 

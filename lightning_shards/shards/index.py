@@ -72,6 +72,7 @@ class ShardIndex:
     has_tables: bool = False
     class_files: ClassFiles = field(default_factory=dict[str, str])
     size_bytes: int | None = None
+    _fingerprints: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse counts that do not fit the urls, and make them read-only.
@@ -103,8 +104,13 @@ class ShardIndex:
     def fingerprint(self) -> str:
         """The identity of the data: 16 hex digits over the ordered (file name, count) list.
 
-        Folders, hosts and queries are left out, so the data may move.
+        Folders, hosts and queries are left out, so the data may move. It is computed once.
         """
+        if not self._fingerprints:
+            self._fingerprints.append(self._new_fingerprint())
+        return self._fingerprints[0]
+
+    def _new_fingerprint(self) -> str:
         counts = ["?"] * self.num_shards if self.counts is None else self.counts.tolist()
         digest = hashlib.sha256()
         for url, count in zip(self.urls, counts, strict=True):

@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from threading import RLock
-from typing import Any, cast
+from threading import Event, RLock, Thread
+from typing import Any, Final, cast
 
 from tqdm import tqdm
+
+_LOOK_S: Final = 0.5
 
 
 class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] only its stubs take one
@@ -78,6 +80,41 @@ def bytes_bar(
         return
     with _Bar(total=total, desc=verb, unit="B", unit_scale=True, ascii=True) as bar:
         yield bar.update
+
+
+@contextmanager
+def watched_bytes_bar(
+    look: Callable[[], tuple[str, int, int]], *, show: bool | None = None
+) -> Generator[None, None, None]:
+    """A bar of bytes that others read: `scanned 3 of 12 shards:  48%|####     | 11.3G/23.6G`.
+
+    Args:
+        look: Gives the words, the bytes that were read and those of all; it is called by a thread.
+        show: None draws only on a terminal.
+    """
+    if not _is_shown(show):
+        yield
+        return
+    ended = Event()
+    with _Bar(unit="B", unit_scale=True, ascii=True, dynamic_ncols=True) as bar:
+
+        def draw() -> None:
+            words, read, bar.total = look()
+            bar.set_description(words, refresh=False)
+            bar.update(read - bar.n)
+
+        def watch() -> None:
+            while not ended.wait(_LOOK_S):
+                draw()
+
+        thread = Thread(target=watch, name="lightning-shards-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            draw()
 
 
 def _is_shown(show: bool | None) -> bool:

@@ -13,7 +13,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -122,20 +122,29 @@ class TableStore:
             kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
         return kept
 
-    def fetch(self, urls: Sequence[str]) -> None:
+    def missing(self, urls: Iterable[str]) -> list[str]:
+        """Those of these shards that are remote and whose tables are not kept yet, each once."""
+        unkept = (url for url in dict.fromkeys(urls) if not self._is_kept(url))
+        return [url for url in unkept if self._storages.of(url).is_remote]
+
+    def fetch(self, urls: Sequence[str]) -> list[str]:
         """Fetch the tables of remote shards that are not kept yet, all at once.
+
+        Returns:
+            The shards whose tables were fetched, with size and version of the shards now.
 
         Raises:
             ShardError: As of `table_of`.
         """
-        missing: dict[str, list[str]] = {}
-        for url in dict.fromkeys(urls):
-            if not self._is_kept(url) and self._storages.of(url).is_remote:
-                missing.setdefault(scheme_of(url), []).append(url)
-        for of_scheme in missing.values():
+        missing = self.missing(urls)
+        of_schemes: dict[str, list[str]] = {}
+        for url in missing:
+            of_schemes.setdefault(scheme_of(url), []).append(url)
+        for of_scheme in of_schemes.values():
             tables = fetched_tables(of_scheme, self._storages.of(of_scheme[0]))
             for url, table in zip(of_scheme, tables, strict=True):
                 self._keep(url, table)
+        return missing
 
     def is_beside(self, url: str) -> bool:
         """Whether there is a table of this remote shard, which is then kept.
@@ -320,8 +329,7 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
                 raise UnusableTableError("is empty")  # an empty file cannot be mapped
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             table = unpacked(mapped)
-            if hasattr(mmap, "MADV_DONTNEED"):
-                mapped.madvise(mmap.MADV_DONTNEED)  # all was read once, of which little is used
+            release_pages(table)  # all was read once, of which little is used
             return table
     except (OSError, ValueError, RecursionError) as error:  # hostile JSON gives the last two
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
@@ -331,3 +339,15 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
             ) from error
         _log.warning("the member table %s is made again: %s", path, error)
         return None
+
+
+def release_pages(table: MemberTable) -> None:
+    """Count the pages of a mapped table no longer as memory of this process.
+
+    The system maps 16 pages with each that is read, so that a few lookups make all of a table
+    resident, and a process has hundreds open. The pages stay in the system's cache, and the next
+    lookup finds them there.
+    """
+    mapped = getattr(table.offsets.base, "obj", None)  # the base is a memoryview
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)

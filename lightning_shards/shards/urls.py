@@ -27,6 +27,7 @@ MAX_EXPANDED: Final = 10**6
 _LARGE: Final = 10**18
 _MAX_DEPTH: Final = 50
 _MAX_SHOWN: Final = 60
+_LOCAL: Final = ("", "file")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -75,7 +76,7 @@ def scheme_of(url: str) -> str:
 
 def is_local(url: str) -> bool:
     """Whether the shard is a file of this machine (a plain path or a `file:` URL)."""
-    return scheme_of(url) in ("", "file")
+    return scheme_of(url) in _LOCAL
 
 
 def redact(url: str) -> str:
@@ -86,14 +87,20 @@ def redact(url: str) -> str:
     >>> redact("pipe:curl -H secret https://host/000.tar")
     'pipe:curl ...'
     """
-    if is_local(url):
-        return url if scheme_of(url) else _without_inner(url)
-    scheme, _, rest = url.strip().partition(":")
-    if scheme.lower() == "pipe":
+    scheme = scheme_of(url)
+    if scheme in _LOCAL:
+        return url if scheme else _without_inner(url)
+    if scheme == "pipe":
+        given, _, command = url.strip().partition(":")
         # Stop at a "=", too: the first word may set a variable, as in TOKEN=secret curl ...
-        program = re.split(r"[\s=]", rest.strip(), maxsplit=1)[0]
-        return f"{scheme}:{program} ..."
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+        program = re.split(r"[\s=]", command.strip(), maxsplit=1)[0]
+        return f"{given}:{program} ..."
+    return _redact_remote(url)
+
+
+def _redact_remote(url: str) -> str:
+    scheme, _, rest = url.strip().partition(":")
+    rest = rest.partition("?")[0].partition("#")[0]
     if not rest.startswith("//"):
         return f"{scheme}:{rest}"
     authority, slash, path = rest[2:].partition("/")
@@ -117,11 +124,12 @@ def split_url(url: str) -> tuple[str, str]:
     The folder of `000.tar` is the empty string. A `pipe:` URL has the folder `pipe:` and the whole
     command as its name, which is only compared and hashed.
     """
-    if scheme_of(url) == "pipe":
+    scheme = scheme_of(url)  # once: a data set has up to 10^6 shards
+    if scheme == "pipe":
         return "pipe:", url
-    if is_local(url):
+    if scheme in _LOCAL:
         return os.path.split(url)
-    folder, _, name = redact(url).rpartition("/")
+    folder, _, name = _redact_remote(url).rpartition("/")
     return folder, name
 
 

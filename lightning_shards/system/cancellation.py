@@ -55,6 +55,11 @@ def raise_if_cancelled() -> None:
         check()
 
 
+def is_cancellable() -> bool:
+    """Whether this thread has checks: somebody waits for what it does."""
+    return bool(_here.checks)
+
+
 def wait_until(condition: threading.Condition, is_reached: Callable[[], bool]) -> None:
     """Wait until something is reached, with the condition's lock; raises what a check does."""
     while not condition.wait_for(is_reached, CHECK_S):

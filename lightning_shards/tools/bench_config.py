@@ -22,7 +22,12 @@ from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.profiling.measuring import Fit
 from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
-from lightning_shards.samples.fields import IMAGE_DECODERS, UNSAFE_DECODERS, decoder_of
+from lightning_shards.samples.decoding.decoders import (
+    IMAGE_DECODERS,
+    UNSAFE_DECODERS,
+    Decoding,
+    decoding_of,
+)
 from lightning_shards.shards.urls import expand_urls
 
 _ONE_RANK = ("devices=1", "num_nodes=1", "strategy=auto")
@@ -37,6 +42,8 @@ _TRAINS_ON = (
     "num_sanity_val_steps=0", "val_check_interval=1.0", "check_val_every_n_epoch=1",
     "reload_dataloaders_every_n_epochs=0",
 )  # fmt: skip
+_IMAGES = frozenset(map(Decoding, IMAGE_DECODERS))
+_UNSAFE = frozenset(map(Decoding, UNSAFE_DECODERS))
 _NOMINAL_SIZE = 1_000_000
 """Samples of a resampled epoch of bare shards, so that they need not be counted."""
 
@@ -143,12 +150,12 @@ def module_of_shards(options: Namespace) -> ShardDataModule:
     decode = _pairs(options.decode, "--decode")
     transforms: dict[str, Any] = {}
     for name in fields.keys() - decode.keys():
-        kinds = {decoder_of(suffix) for suffix in fields[name].split(";")}
-        if kinds & IMAGE_DECODERS:
+        decodings = set(map(decoding_of, fields[name].split(";")))
+        if decodings & _IMAGES:
             decode[name] = "raw"
             if options.image_size:
                 transforms[name] = DecodeRandomResizedCrop(size=options.image_size)
-        elif kinds & UNSAFE_DECODERS:
+        elif None in decodings or decodings & _UNSAFE:
             decode[name] = "raw"
     size = _NOMINAL_SIZE if options.sampling == "resampled" else None
     return ShardDataModule(

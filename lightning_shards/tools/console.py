@@ -1,6 +1,7 @@
 """The console output of the tools: errors in one line, findings, sizes, tables, exit codes.
 
-Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done.
+Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done, or not for
+all shards, because the bytes of some could not be had.
 """
 
 import os
@@ -91,6 +92,13 @@ def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
         help=cache_help,
     )
     add("--json", action="store_true", help="print one JSON document")
+
+
+def status_of(failures: Sequence[Finding]) -> int:
+    """The exit status that these faults give: `REFUSED` if all are shards that were not read."""
+    if all(finding.rule == "unread shard" for finding in failures):
+        return REFUSED if failures else 0
+    return FAILED
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -1,7 +1,7 @@
 """`lightning-shards index`: scans shards, reports their faults, and writes their indexes."""
 
 import json
-from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,19 @@ from lightning_shards.dataprep.indexes.indexing import (
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import count_of
-from lightning_shards.shards.beside import WIDS, json_object
-from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.urls import is_local
-from lightning_shards.tools.console import FAILED, human, print_findings, run_tool, shard_parser
-from lightning_shards.tools.shard_options import add_shard_options, shards_of
+from lightning_shards.tools.console import (
+    FAILED,
+    human,
+    print_findings,
+    run_tool,
+    shard_parser,
+    status_of,
+)
+from lightning_shards.tools.shard_options import add_shard_options, settings_of, shards_of
 
 _EPILOG = """Formats: wids (the index of this package and of webdataset's wids), members
 (NAME.tar.members beside each shard: its member table with crc32s, by which training reads samples
@@ -31,7 +37,8 @@ energon (NAME.tar.idx and .nv-meta), card (a README.md for the Hugging Face Hub)
 read once, as streams, and nothing is copied; of members above 4 MiB only headers are read with
 --no-checksums. What was read is kept in the cache folder, so that a run that was killed goes on
 when the same command is given again. Training finds beside remote shards what --upload puts there.
-Exit status: 0 written, 1 something is wrong with the shards, 2 not done."""
+Exit status: 0 written, 1 something is wrong with the shards, 2 not done, or some shards could not
+be read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,14 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--upload", action="store_true", help="of remote shards: put the indexes beside them"
     )
-    parser.add_argument(
-        "--storage-options",
-        type=_storage_options,
-        default={},
-        metavar="JSON",
-        help="of remote shards: how their stores are reached, as in the configuration, such as "
-        '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\'',
-    )
     add_shard_options(parser)
     run_tool("index", _index, parser.parse_args(arguments))
 
@@ -80,25 +79,29 @@ def _index(options: Namespace) -> int:
     urls = shards_of(options)
     files.require_fit(urls)
     may_write = partial(_may_write, are_problems_allowed=options.allow_problems)
+    settings = settings_of(options)
     if not is_local(urls[0]) and all(map(has_ranges, urls)):
         found = index_remote(
-            *(urls, files, _settings(options)),
+            *(urls, files, settings),
             with_checksums=options.checksums is not False,
             may_write=may_write,
         )
     else:
-        found = _index_files(urls, files, options.checksums, may_write)
+        found = _index_files(urls, files, settings, options.checksums, may_write)
     if options.json:
         print(json.dumps(_document(found)))
     else:
         _print(found)
     stale = [finding for finding in found.survey.failures if finding.rule == "stale count"]
-    return FAILED if stale or not found.written else 0
+    if stale:
+        return FAILED
+    return 0 if found.written else status_of(found.survey.failures)
 
 
 def _index_files(
     urls: Sequence[str],
     files: IndexFiles,
+    settings: TransportSettings,
     checksums: bool | None,
     may_write: Callable[[Survey], bool],
 ) -> Indexed:
@@ -107,6 +110,7 @@ def _index_files(
     surveyed = survey(
         urls,
         cache=files.cache,
+        settings=settings,
         with_checksums=bool(tables) if checksums is None else checksums,
         table_paths=tables,
         processes=files.processes,
@@ -119,30 +123,8 @@ def _index_files(
 
 
 def _may_write(found: Survey, *, are_problems_allowed: bool) -> bool:
-    is_damaged = any(shard.is_damaged for shard in found.shards)
-    return not found.failures or (are_problems_allowed and not is_damaged)
-
-
-def _settings(options: Namespace) -> TransportSettings:
-    """How one of the processes reaches remote shards."""
-    connections = max(1, _CONNECTIONS // max(1, options.processes))
-    folder = options.cache.given
-    return TransportSettings(
-        options.storage_options,
-        connections,
-        cache_dir=None if folder is None else str(folder),
-    )
-
-
-def _storage_options(text: str) -> dict[str, dict[str, Any]]:
-    """By scheme the options of its store."""
-    try:
-        given = json_object(json.loads(text))
-        for scheme, options in given.items():
-            require_store_options(scheme, json_object(options))
-    except (ValueError, RecursionError) as error:  # also a ConfigError
-        raise ArgumentTypeError(str(error)) from None
-    return given
+    are_readable = all(shard.is_readable for shard in found.shards)
+    return not found.failures or (are_problems_allowed and are_readable)
 
 
 def _document(found: Indexed) -> dict[str, Any]:
@@ -174,6 +156,3 @@ def _print(found: Indexed) -> None:
 
 
 _MAX_NAMED = 8
-
-_CONNECTIONS = 64
-"""Requests that all processes together have under way at most."""

@@ -13,20 +13,25 @@ from lightning_shards.dataprep.inspection.contents import Content, class_counts,
 from lightning_shards.dataprep.inspection.survey import FieldSizes, Survey, survey
 from lightning_shards.errors import count_of
 from lightning_shards.tools.console import (
-    FAILED,
     human,
     print_findings,
     printable,
     run_tool,
     shard_parser,
+    status_of,
     table,
 )
-from lightning_shards.tools.shard_options import add_shard_options, classes_of, shards_of
+from lightning_shards.tools.shard_options import (
+    add_shard_options,
+    classes_of,
+    settings_of,
+    shards_of,
+)
 
 _EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
 first ones. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and a
 second time for --classes. Exit status: 0, or 1 if something is wrong with the shards, 2 not
-done."""
+done, or some shards could not be read."""
 _MAX_FIELDS = 30
 _MAX_CLASSES = 20
 _BAR = 40
@@ -48,35 +53,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _info(options: Namespace) -> int:
-    urls = shards_of(options)
-    surveyed = survey(urls, cache=options.cache, processes=options.processes)
+    urls, settings = shards_of(options), settings_of(options)
+    run: dict[str, Any] = {"cache": options.cache, "settings": settings}
+    surveyed = survey(urls, processes=options.processes, **run)
     sound: list[str] = []
     contents: dict[str, Content] = {}
     for url, shard in zip(urls, surveyed.shards, strict=True):
-        if shard.is_damaged:
+        if not shard.is_readable:
             continue
         sound.append(url)
         wanted = [suffix for suffix in shard.fields if suffix not in contents]
         if wanted and len(contents) < _MAX_FIELDS:
-            contents |= contents_of(url, wanted[:_MAX_FIELDS], options.cache)
+            contents |= contents_of(url, wanted[:_MAX_FIELDS], **run)
     classes: Counter[str] = Counter()
     if options.classes:
-        classes = class_counts(
-            sound, options.classes, cache=options.cache, processes=options.processes
-        )
+        classes = class_counts(sound, options.classes, processes=options.processes, **run)
     document = _document(surveyed, contents, classes)
-    known = classes_of(urls, options.classes)
+    known = classes_of(urls, options.classes, options.storage_options)
     names = {label: known.name_of(label) for label in classes} if known else {}
     document["class_names"] = {label: name for label, name in names.items() if name}
     if options.json:
         print(json.dumps(document))
     else:
         _print(surveyed, document, contents)
-    return FAILED if surveyed.failures else 0
+    return status_of(surveyed.failures)
 
 
 def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:
-    sound = [shard for shard in found.shards if not shard.is_damaged]
+    sound = [shard for shard in found.shards if shard.is_readable]
     keys = [key for shard in sound for key in shard.example_keys]
     return {
         "shards": len(found.shards),

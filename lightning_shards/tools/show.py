@@ -2,31 +2,40 @@
 
 import json
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from lightning_shards.dataprep.inspection.chosen_samples import (
+    ChosenSample,
+    ShardsToShow,
+    choose_first_samples,
+    choose_samples,
+)
 from lightning_shards.dataprep.inspection.contents import class_counts, contents_of, preview
 from lightning_shards.dataprep.inspection.survey import Survey, survey
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.storage.local_copies import require_local
-from lightning_shards.shards.tables import TableStore, build_tables
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.tools.console import (
-    FAILED,
     human,
     require_large_enough,
     run_tool,
     shard_parser,
+    status_of,
 )
-from lightning_shards.tools.shard_options import classes_of, with_class_name
+from lightning_shards.tools.shard_options import (
+    add_shard_options,
+    classes_of,
+    settings_of,
+    shards_of,
+    with_class_name,
+)
 
 if TYPE_CHECKING:  # both import torch
     from lightning_shards.dataprep.inspection.thumbnails import Thumbnail
@@ -35,9 +44,13 @@ if TYPE_CHECKING:  # both import torch
 _EPILOG = """The caption of an image is its key and, with --label, the text of a field; of cls also
 the name of the class, from the classes.json beside the shards. The page has samples, fields, sizes,
 classes (of the --label, else of cls), shards and findings; it is one file, which loads nothing
-else. Exit status: 0 written, 1 the page has findings of faults, 2 not done."""
+else. Of remote shards only the members that are shown are read, if their tables lie beside them;
+others are streamed up to the last sample that is shown. For a page they are fetched whole. Exit
+status: 0 written, 1 the page has findings of faults, 2 not done, or some shards could not be
+read."""
 _SHEET = Path("samples.png")
 _MAX_LABEL = 80
+_NOT_COUNTED = "note: no file counts the samples of these shards, so the first ones of {} are shown"
 _MAX_CLASS_BYTES = 256
 """A field with longer members holds no classes."""
 
@@ -63,18 +76,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "factor that fits; default: 160",
     )
     add("--seed", type=int, help="draw samples at random; default: evenly spaced over all")
+    add_shard_options(parser)
     run_tool("show", _show, parser.parse_args(arguments))
 
 
 def _show(options: Namespace) -> int:
     _check(options)
-    paths = require_local(expand_urls(options.urls), "show")
+    paths = shards_of(options)
     surveyed = None
     if options.html is not None:
-        surveyed = survey(paths, cache=options.cache, processes=options.processes)
+        surveyed = survey(
+            paths,
+            cache=options.cache,
+            settings=settings_of(options),
+            processes=options.processes,
+        )
         shards = zip(paths, surveyed.shards, strict=True)
         paths = [path for path, shard in shards if shard.samples]
-    samples = _pick(paths, options)
+    samples = _pick(paths, surveyed, options)
     written: dict[str, str | None] = {"output": None}
     if surveyed is None or options.output is not None:
         written["output"] = _write_sheet(samples, options)
@@ -86,7 +105,7 @@ def _show(options: Namespace) -> int:
     else:
         files = " and ".join(path for path in written.values() if path is not None)
         print(f"wrote {files}: {len(samples):,} samples")
-    return FAILED if surveyed is not None and surveyed.failures else 0
+    return 0 if surveyed is None else status_of(surveyed.failures)
 
 
 def _check(options: Namespace) -> None:
@@ -120,11 +139,11 @@ def _write_page(
 
     chosen = "evenly spaced" if options.seed is None else f"drawn with seed {options.seed}"
     page = make_page(
-        "::".join(options.urls),
+        "::".join(map(redact_pattern, options.urls)),
         f"{len(samples):,} of {surveyed.samples:,}, {chosen}",
         _with_thumbnails(samples, options.size),
         surveyed,
-        contents_of(paths[0], list(surveyed.fields), options.cache),
+        contents_of(paths[0], list(surveyed.fields), options.cache, settings_of(options)),
         _classes(paths, surveyed, options),
     )
     _check(options)  # another program may have written it meanwhile
@@ -154,74 +173,67 @@ def _classes(paths: Sequence[str], surveyed: Survey, options: Namespace) -> "Cla
     sizes = surveyed.fields.get(field)
     if sizes is None or sizes.largest > _MAX_CLASS_BYTES:
         return None
-    counts = class_counts(paths, field, cache=options.cache, processes=options.processes)
-    classes = classes_of(paths, field)
+    counts = class_counts(
+        paths,
+        field,
+        cache=options.cache,
+        settings=settings_of(options),
+        processes=options.processes,
+    )
+    classes = classes_of(paths, field, options.storage_options)
     named = {with_class_name(label, classes): count for label, count in counts.most_common()}
     return ClassCounts(field, named)
 
 
-def _pick(paths: Sequence[str], options: Namespace) -> "list[ShownSample]":
+def _pick(urls: Sequence[str], surveyed: Survey | None, options: Namespace) -> "list[ShownSample]":
     """The samples to show; without a page only those with images."""
-    if not paths:
+    if not urls:
         raise ConfigError("no shard holds a sample that can be read; see `lightning-shards verify`")
-    store = TableStore(options.cache)
-    build_tables(paths, store)
-    counts = np.array([store.table_of(path).num_samples for path in paths], np.int64)
-    stops: NDArray[np.int64] = np.cumsum(counts)
-    total = int(counts.sum())
-    if not total:
+    settings = settings_of(options)
+    classes = classes_of(urls, options.label, options.storage_options)
+    with closing(Storages(remote_storages(settings))) as storages:
+        shards = ShardsToShow(options.cache, settings, storages)
+        if surveyed is None:
+            counts = shards.counts(urls)
+        else:
+            counts = [shard.samples for shard in surveyed.shards if shard.samples]
+        if counts is None:
+            chosen = choose_first_samples(len(urls), options.samples, options.seed)
+            print(_NOT_COUNTED.format(count_of(len(chosen), "shard")), file=sys.stderr)
+        else:
+            chosen = choose_samples(counts, options.samples, options.seed)
+        samples = [
+            _shown(sample, classes, options)
+            for shard, numbers in chosen.items()
+            for sample in shards.samples(urls[shard], numbers)
+        ]
+    if not samples:
         raise ConfigError("the shards hold no sample; look at the pattern")
-    classes = classes_of(paths, options.label)
-    samples: list[ShownSample] = []
-    by_shard: dict[int, list[int]] = {}
-    for number in _numbers(total, min(int(options.samples), total), options.seed):
-        shard = int(np.searchsorted(stops, number, side="right"))
-        by_shard.setdefault(shard, []).append(number - int(stops[shard] - counts[shard]))
-    for shard, numbers in by_shard.items():
-        with ShardReader(paths[shard], store.table_of(paths[shard])) as reader:
-            samples += [_shown(reader, number, classes, options) for number in numbers]
     return samples
 
 
-def _numbers(total: int, num: int, seed: int | None) -> list[int]:
-    """Numbers of the samples to show, in order: evenly spaced, or drawn without repeats."""
-    if seed is None:
-        return [number * total // num for number in range(num)]
-    drawn = np.random.default_rng(seed)
-    chosen: set[int] = set()  # a permutation of all numbers could be too large
-    while len(chosen) < num:
-        chosen.add(int(drawn.integers(total)))
-    return sorted(chosen)
-
-
-def _shown(
-    reader: ShardReader, sample: int, classes: ClassNames | None, options: Namespace
-) -> "ShownSample":
+def _shown(sample: ChosenSample, classes: ClassNames | None, options: Namespace) -> "ShownSample":
     from lightning_shards.tools.show_page import ShownSample
 
-    table = reader.table
-    suffixes = table.suffixes_of(sample)
-    field = options.image or _image_field(suffixes)
-    has_image = field is not None and table.find(sample, field) is not None
-    image = reader.read(sample, field) if field is not None and has_image else None
+    field = options.image or _image_field(list(sample.sizes))
+    image = sample.read(field) if field is not None and field in sample.sizes else None
     texts: dict[str, str] = {}
     if options.html is not None:
-        for suffix in suffixes:
-            extent = table.find(sample, suffix)
-            if suffix not in {field, options.label} and extent is not None:
-                text = preview(reader, sample, suffix)
-                texts[suffix] = human(extent[1]) if text is None else " ".join(text.split())
-    label = with_class_name(_label(reader, sample, options.label), classes)[:_MAX_LABEL]
-    return ShownSample(table.key(sample), label, image, texts)
+        for suffix, size in sample.sizes.items():
+            if suffix not in {field, options.label}:
+                text = preview(sample, suffix)
+                texts[suffix] = human(size) if text is None else " ".join(text.split())
+    label = with_class_name(_label(sample, options.label), classes)[:_MAX_LABEL]
+    return ShownSample(sample.key, label, image, texts)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
-    from lightning_shards.samples.fields import decoder_of
+    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
 
-    return next((suffix for suffix in suffixes if decoder_of(suffix) == "rgb"), None)
+    return next((suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb")), None)
 
 
-def _label(reader: ShardReader, sample: int, field: str | None) -> str:
-    if field is None or reader.table.find(sample, field) is None:
+def _label(sample: ChosenSample, field: str | None) -> str:
+    if field is None or field not in sample.sizes:
         return ""
-    return reader.read(sample, field).decode("utf-8", "replace").strip()
+    return sample.read(field).decode("utf-8", "replace").strip()

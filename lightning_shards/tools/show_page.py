@@ -293,7 +293,7 @@ def _shards(shards: Sequence[ShardSurvey]) -> ET.Element:
         _element(
             "tr",
             _element("td", shard.path),
-            _element("td", "damaged" if shard.is_damaged else f"{shard.samples:,}"),
+            _element("td", f"{shard.samples:,}" if shard.is_readable else "not read"),
             _element("td", human(shard.size_bytes)),
         )
         for shard in shards[:_MAX_SHARDS]

@@ -16,13 +16,13 @@ from lightning_shards.dataprep.writing.class_files import (
 from lightning_shards.errors import count_of
 from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.tools.console import (
-    FAILED,
     print_findings,
     printable,
     run_tool,
     shard_parser,
+    status_of,
 )
-from lightning_shards.tools.shard_options import add_shard_options, shards_of
+from lightning_shards.tools.shard_options import add_shard_options, settings_of, shards_of
 
 REPORT = "repair.json"
 
@@ -30,8 +30,9 @@ _EPILOG = """Every header and every byte is read. Changed bytes are found where 
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
 another folder, with the classes.json of the originals and a repair.json, which lists what was
 lost; the originals stay as they are. Remote shards are fetched whole, one at a time for each
-process (to TMPDIR), and held against the wids.json or sizes.json beside them. Exit status: 0 all is
-well, 1 something is wrong, 2 not done."""
+process (to TMPDIR), and held against the wids.json or sizes.json beside them. A shard that
+could not be read, because its store does not answer or refuses, is told as such and never repaired.
+Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 
 
@@ -51,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def image_decoder(suffix: str) -> Decode | None:
     """The decoder of images of a suffix; None if the suffix is not of images."""
-    from lightning_shards.samples.decoding.images import decode_pil
-    from lightning_shards.samples.fields import decoder_of
+    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+    from lightning_shards.samples.fields import Field
 
-    return decode_pil if decoder_of(suffix) == "rgb" else None
+    decoding = decoding_of(suffix)
+    if decoding is None or decoding.decoder != "rgb":
+        return None
+    return Field("image", (suffix,)).function(Decoding("pil", decoding.is_gzipped))
 
 
 def _verify(options: Namespace) -> int:
@@ -71,6 +75,7 @@ def _verify(options: Namespace) -> int:
     checked = check_shards(
         urls,
         cache=options.cache,
+        settings=settings_of(options),
         decoder_of=image_decoder if options.decode == "images" else None,
         repair_to=folder,
         processes=options.processes,
@@ -89,7 +94,7 @@ def _verify(options: Namespace) -> int:
         print(json.dumps(document))
     else:
         _print(checked, len(urls))
-    return FAILED if checked.failures else 0
+    return status_of(checked.failures)
 
 
 def _print(checked: Checked, num_shards: int) -> None:

@@ -100,17 +100,22 @@ def _taken_apart(column: Any) -> tuple[int, Any]:
     return layout.size, rest
 
 
-def _columns(batch: Batch) -> Iterable[tuple[str | int, Any]]:
-    """The columns by name, or by number if the batch is a tuple."""
-    return batch.items() if isinstance(batch, dict) else enumerate(batch)
+def _columns(batch: Any) -> Iterable[tuple[str, Any]]:
+    """The columns, each with its name in errors; a batch of another class is one column."""
+    columns: Any = batch
+    if isinstance(batch, dict):
+        return ((f"field {name!r}", column) for name, column in columns.items())
+    if isinstance(batch, tuple):
+        return ((f"field {number}", column) for number, column in enumerate(columns))
+    return [("the batch", columns)]
 
 
-def _pickled_bytes(name: str | int, column: object) -> int:
+def _pickled_bytes(name: str, column: object) -> int:
     try:
         pickled = pickle.dumps(column)
         pickle.loads(pickled)  # noqa: S301 what this process made itself
     except Exception as error:
-        raise ConfigError(f"field {name!r} {_cannot_travel(error)}") from error
+        raise ConfigError(f"{name} {_cannot_travel(error)}") from error
     return len(pickled)
 
 
@@ -120,16 +125,17 @@ def require_picklable(batch: Batch) -> None:
     Raises:
         SampleError: It cannot be pickled; the message names the field and the sample.
     """
+    keys: Any = batch.get("__key__") if isinstance(batch, dict) else None
     for name, column in _columns(batch):
         _, rest = _taken_apart(column)
         rows = cast("list[object]", rest) if isinstance(rest, list) else [rest]
+        has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):
             try:
                 pickle.dumps(value)
             except Exception as error:
-                keys = batch.get("__key__") if isinstance(batch, dict) else None
-                where = f"sample {keys[row]!r}" if keys else f"row {row}"
-                raise SampleError(f"field {name!r} of {where} {_cannot_travel(error)}") from error
+                where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
+                raise SampleError(f"{name} of {where} {_cannot_travel(error)}") from error
 
 
 def _cannot_travel(error: Exception) -> str:
@@ -328,4 +334,7 @@ def _with_placeholders(loaded: LoadedBatch, change: Callable[[Any], Any]) -> Loa
 
 
 def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
-    return loaded._replace(batch=map_columns(loaded.batch, change))
+    batch: Any = loaded.batch
+    if isinstance(batch, Placeholder):  # which is a tuple, and stands for the whole batch
+        return loaded._replace(batch=change(batch))
+    return loaded._replace(batch=map_columns(batch, change))

@@ -34,8 +34,9 @@ from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_w
 _MESSAGE_S = 0.002
 """A thread hands over the batches of at least this many seconds together, as far as it may."""
 
-_WORTH_A_HAND_OVER = 0.25
-"""A trainer is away for long enough if it computes for this part of the time of a batch."""
+_WORTH_A_HAND_OVER = 8.0
+"""A trainer is away for long enough if it computes for this many times the time of a batch: up to
+that, waking the thread costs as much as the thread gains (`benchmarks/worker_costs.py`)."""
 
 _END_S = 3.0
 """Seconds to wait for a thread, which ends after the batch that it is making, or sooner if that
@@ -213,7 +214,8 @@ class _Slot:
     def _made_here(self, away_s: float) -> LoadedBatch | None:
         """The next batch; None if the thread has made it, or has failed."""
         begun = time.perf_counter()
-        self._is_away.clear()
+        if self._is_away.is_set():
+            self._is_away.clear()
         try:
             while not self._making.acquire(timeout=CHECK_S):
                 raise_if_cancelled()

@@ -17,9 +17,9 @@ from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import load_torch, on_load
 from lightning_shards.samples.seeds import begin_globals, worker_seed
-from lightning_shards.samples.stage_clock import publish_stages_in
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.guard import GuardedName, wait_for_guard
+from lightning_shards.system.stage_byte import publish_stages_in
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
 from lightning_shards.workers.failures import failure_of, last_message
 from lightning_shards.workers.inline import produce

@@ -84,11 +84,14 @@ def end_fork_server() -> None:
 
 
 def require_guard_for(source: Source) -> None:
-    """Check before a start that workers can import the main script, if something in it travels.
+    """Check before a start that what travels can, and the main script if it is defined there.
 
     Raises:
+        ConfigError: A callable of the user's cannot be sent.
         WorkerError: The main script has no main guard.
     """
+    if problem := _not_sent(source):
+        raise problem
     try:
         require_main_guard()
     except WorkerError:

@@ -72,7 +72,7 @@ def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
             ),
         ),
         ("--data.loader.prefetch_factor=x", "data.loader.prefetch_factor: expected int, got x"),
-        ("--data.decode=[1]", "data.decode: expected dict[str, str] or None, got [1]"),
+        ("--data.decode=[1]", "data.decode: expected dict[str, Any] or None, got [1]"),
         (
             "--data.train.batchsize=3",
             "data.train: Option 'batchsize' is not accepted; did you mean 'batch_size'?",

@@ -4,6 +4,48 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.inspection.findings:finding_of",
+        "isinstance(error, DamagedShardError)",
+        "True",
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
+        "dataprep.inspection.check:repair_shard",
+        "return finding_of(error, redact(url))",
+        'return Salvage(None, 0, {"": str(error)})',
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
+        "dataprep.inspection.chosen_samples:ShardsToShow._has_table",
+        "is_local(url) or self._tables.is_beside(url)",
+        "is_local(url)",
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
+        "dataprep.inspection.chosen_samples:ShardsToShow.samples",
+        "numbers[-1] + 1",
+        "None",
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
+        "tools.show:_write_page",
+        '"::".join(map(redact_pattern, options.urls))',
+        '"::".join(options.urls)',
+        "tools/remote/test_remote_show.py",
+    ),
+    Mutant(
+        "dataprep.inspection.forward_tar:CountedReads.__call__",
+        "self._note(offset + len(data))",
+        "",
+        "dataprep/inspection/test_progress_of_bytes.py",
+    ),
+    Mutant(
+        "tools.console:status_of",
+        "return REFUSED if failures else 0",
+        "return 0",
+        "tools/remote/test_outages.py",
+    ),
+    Mutant(
         "tools.show:_check",
         "options.html is not None and os.path.lexists(options.html)",
         "False",

@@ -34,10 +34,40 @@ MUTANTS = [
         "samples/test_member_bytes.py",
     ),
     Mutant(
-        "samples.collate:make_batch",
+        "samples.collate:digest_of",
         "ids[np.array(weights, dtype=bool)] if weights else ids",
         "ids",
         "bad_samples/test_weights.py loader/test_epochs.py trainer/test_evaluation.py",
+    ),
+    Mutant(
+        "readers.batch_reader:BatchReader._whole_samples",
+        "position = self._first_positions[number] + row",
+        "position = row",
+        "readers/test_collate_fn.py",
+    ),
+    Mutant(
+        "samples.collate_fn:Collation.finished",
+        "if name not in batch",
+        "",
+        "readers/test_collate_fn.py",
+    ),
+    Mutant(
+        "samples.pad_collate:PadCollate._padded",
+        "longest[0] = -(-longest[0] // self.to_multiple) * self.to_multiple",
+        "pass",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.collate:only_reserved",
+        'if "__weight__" in left_out and not',
+        "if False and not",
+        "trainer/test_batch_keys.py",
+    ),
+    Mutant(
+        "build:_require_weights",
+        'if plan.padded and "__weight__" not in reserved:',
+        "if False:",
+        "trainer/test_batch_keys.py",
     ),
     Mutant(
         "samples.collate:GrowingColumn.put",
@@ -90,9 +120,39 @@ MUTANTS = [
     ),
     Mutant(
         "samples.fields:_require_decoders",
-        "unsafe = (field.decoders & UNSAFE_DECODERS) - allow_unsafe",
+        "unsafe = (names & UNSAFE_DECODERS) - allow_unsafe",
         "unsafe = frozenset()",
         "samples/test_safety.py",
+    ),
+    Mutant(
+        "samples.fields:Field.decoding_of",
+        "if decoding is None:",
+        "if decoding is None and not (decoding := Decoding(RAW)):",
+        "samples/test_fields.py samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.decoders:decoding_of",
+        "return Decoding(own, is_unpacked and own != RAW)",
+        "return Decoding(own, is_gzipped and own != RAW)",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:gunzip",
+        "if len(unpacked) > _MOST_BYTES:",
+        "if len(unpacked) > 2**40:",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:decode_npz",
+        "file.read(entry.file_size)",
+        "file.read()",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.transforms:SampleTransforms.seed_decoders",
+        "self._seeds.seed_globals(_DECODER_POSITIONS + position)",
+        "pass",
+        "samples/decoding/test_own_decoders.py",
     ),
     Mutant(
         "samples.transforms:takes_rng",
@@ -267,5 +327,23 @@ MUTANTS = [
         "gives_arrays=takes_arrays(transforms[field.name])",
         "gives_arrays=False",
         "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables.tables_of",
+        "self._wait_for_others(of_others)",
+        "pass",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._run",
+        "self._is_closed or self._batches > 1",
+        "True",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables.require_same",
+        "if self._index.urls[shard] in self._just_fetched:",
+        "if False:",
+        "shards/remote/test_remote_cache.py",
     ),
 ]

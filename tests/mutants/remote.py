@@ -366,10 +366,11 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.fetch_threads:FetchThreads.run",
-        "wait_until(self._changed, lambda: batch.is_done)",
-        "self._changed.wait_for(lambda: batch.is_done)",
+        "wait_until(batch.ended, lambda: batch.is_done)",
+        "batch.ended.wait_for(lambda: batch.is_done)",
         THREADS,
     ),
+    Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._look_again",
         "self._closed.wait(_LOOK_AGAIN_S)",

@@ -1,12 +1,32 @@
-"""Bugs in streams of remote shards: their ranges, their versions, their ends."""
+"""Bugs in streams of remote shards, and in how much is read and asked for at once."""
 
 from tests.mutants.planting import Mutant
 
 STREAMS = "shards/remote/test_range_streams.py"
 SHARD_STREAMS = "shards/remote/test_remote_streams.py"
 TAR = "shards/tar/test_tar_stream.py"
+FETCHER = "shards/remote/fetching/test_fetcher.py"
+AHEAD = "readers/ahead/test_remote_batches.py"
 
 MUTANTS = [
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.has_all",
+        "bool(pieces) and ",
+        "",
+        FETCHER,
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:buffer_beside",
+        "MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES",
+        "_MOST_BYTES",
+        AHEAD,
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables.require_same",
+        "not in self._fetched",
+        "in self._fetched",
+        "shards/remote/test_remote_cache.py",
+    ),
     Mutant(
         "shards.storage.range_streams:_ForwardFile._begin",
         "self._first.version",

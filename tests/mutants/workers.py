@@ -154,6 +154,18 @@ MUTANTS = [
         "shards/remote/fits/test_ends.py",
     ),
     Mutant(
+        "system.stage_byte:Fetching.__enter__",
+        "= FETCH_STAGE",
+        "= self._before",
+        "shards/remote/test_fetch_stage.py",
+    ),
+    Mutant(
+        "progress:unless_told_to_end",
+        "with deferred or nullcontext(), ",
+        "with ",
+        "ddp/test_told_to_end.py",
+    ),
+    Mutant(
         "workers.worker:run_worker",
         "if not end.is_closed():",
         "if False:",

@@ -9,77 +9,22 @@ repeated. 10,200 plans are drawn in CI, and 1,020,000, always the same ones, by
 
 from functools import cache
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.errors import PlanError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 
 REMAINDERS = ("drop", "pad", "balanced")
 SAMPLINGS = ("shuffled", "sequential", "resampled")
-MAX_SHARES = 9  # ranks x workers
 PLANS_PER_CHAIN = 6
 CHAINS_PER_PART = 170 * settings.default.max_examples // 200  # 170 in CI, 17,000 with thorough
-
-
-class Job(NamedTuple):
-    """One segment of a chain; it stops after `stop_after` steps, counted round the steps left."""
-
-    batch_size: int
-    world_size: int
-    num_workers: int
-    stop_after: int
-
-
-class Part(NamedTuple):
-    """One rank's part of one step: positions start to stop, of which the last ones are repeats."""
-
-    start: int
-    stop: int
-    repeats: int
-
-
-def worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
-    """What the workers of one rank have left to do in the cursor's epoch."""
-    for worker in range(num_workers):
-        place = Place(rank, world_size, worker, num_workers)
-        try:
-            worker_epoch = next(epochs.worker_epochs(place, cursor))
-        except PlanError:  # the whole epoch has fewer samples than one step of this job
-            return
-        if worker_epoch.epoch == cursor.epoch:
-            yield worker_epoch
-
-
-def parts_of_rank(epochs, world_size, num_workers, cursor, rank):
-    """The steps left in the cursor's epoch for one rank, made by its workers in turn."""
-    made = {}
-    for worker_epoch in worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
-        for step in worker_epoch.own_steps():
-            assert step not in made, "two workers make the same batch"
-            start, stop = worker_epoch.plan.rank_span(step, worker_epoch.place.rank)
-            weights = worker_epoch.weights(step) or [1] * (stop - start)
-            repeats = weights.count(0)
-            assert weights == [1] * (stop - start - repeats) + [0] * repeats
-            made[step] = Part(start, stop, repeats)
-    assert sorted(made) == list(range(len(made))), "a step is made by no worker"
-    return [made[step] for step in range(len(made))]
-
-
-def parts_of_steps(epochs, world_size, num_workers, cursor):
-    """Per step left in the cursor's epoch the parts of all ranks."""
-    ranks = [
-        parts_of_rank(epochs, world_size, num_workers, cursor, rank) for rank in range(world_size)
-    ]
-    return list(zip(*ranks, strict=True))  # ranks that disagree on the number of steps fail here
 
 
 def ids_of(order, epoch, start, stop):
@@ -148,11 +93,7 @@ def draw_chain(draws):
     counts[-1] += not counts.any()
     run, block = draws.integers([sampling == "resampled", 0], [10, 51]).tolist()
     order = SampleOrder(counts, int(draws.integers(2**63)), sampling, run, block)
-    chain = []
-    for _ in range(PLANS_PER_CHAIN):
-        batch_size, world_size, stop_after = draws.integers([1, 1, 0], [10, 7, 13]).tolist()
-        num_workers = 1 + int(draws.integers(MAX_SHARES // world_size))
-        chain.append(Job(batch_size, world_size, num_workers, stop_after))
+    chain = draw_jobs(draws, PLANS_PER_CHAIN)
     return order, remainder, int(draws.integers(4)), chain
 
 

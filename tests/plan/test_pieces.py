@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_mixtures import example_mixture
 from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
 
 from lightning_shards.errors import ConfigError, PlanError
@@ -40,8 +41,10 @@ class Shuffled(Order):
         return {"sampling": "shuffled by hand"}
 
 
-ORDERS = orders() | st.builds(
-    Shuffled, st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 9)
+ORDERS = (
+    orders()
+    | st.builds(Shuffled, st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 9))
+    | st.builds(example_mixture, st.integers(0, 9), rounds=st.integers(1, 9))
 )
 SCHEDULES = st.tuples(
     st.integers(1, 4), st.sampled_from(["drop", "pad", "balanced"]), st.none() | st.integers(1, 9)

@@ -79,7 +79,7 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     limit = data.draw(st.sampled_from([1, 20_000, 2**24]))
     folder = Path(urls[0]).parent / "cache"
     with open_shards(urls, folder, limit=2) as shards:
-        reader = look_up(shards, ids, sorted(cuts), buffer=ReadBuffer(limit, limit))
+        reader = look_up(shards, ids, sorted(cuts), buffer=ReadBuffer(limit, lambda: limit))
         keys = [f"{shard}-{sample}" for shard, sample in ids]
         for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts)])):
             texts, blobs = map(list, reader.members(start, stop).values())
@@ -91,7 +91,7 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
 
 
 def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path):
-    buffer = ReadBuffer(17_000, most_bytes=17_000)  # the first four blobs, with texts
+    buffer = ReadBuffer(17_000, lambda: 17_000)  # the first four blobs, with texts
     ids = [(0, sample) for sample in range(7)]
     with open_shards(urls, tmp_path) as shards:
         reader = look_up(shards, ids, [1, 2, 4, 5, 6, 7], buffer=buffer)
@@ -114,7 +114,7 @@ def test_more_and_more_is_read_ahead_so_that_the_first_batch_comes_soon(urls, tm
 
 
 def test_what_is_read_ahead_grows_fourfold_up_to_a_limit():
-    buffer, limits = ReadBuffer(100, most_bytes=5000), []
+    buffer, limits = ReadBuffer(100, lambda: 5000), []
     for size in (90, 30, 360, 1440, 9000):
         assert len(buffer.take(size)) >= size
         limits.append(buffer.limit)

@@ -13,7 +13,8 @@ from safetensors.torch import save
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import can_decode, decode_column
 from lightning_shards.samples.collate import column_of
-from lightning_shards.samples.fields import DECODERS, Field
+from lightning_shards.samples.decoding.decoders import DECODERS
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ListedBytes
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.samples.decoding import images
-from lightning_shards.samples.fields import Field, decoder_of, make_fields
+from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import takes_rng
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
@@ -36,12 +37,36 @@ def npy(array):
         ("txt", "größe".encode(), "größe"),
         ("json", b'{"a": [1, null]}', {"a": [1, None]}),
         ("caption.txt", b"a", "a"),
-        ("bin", b"\x00\xff", b"\x00\xff"),
-        ("", b"a", b"a"),
     ],
 )
 def test_a_suffix_has_its_decoder(suffix, data, expected):
     assert Field("x", (suffix,)).decode(MEMBERS | {suffix: data}) == expected
+
+
+@pytest.mark.parametrize("suffix", ["bin", "jpg;bin", "jpg.bin", "cls2x"])
+def test_a_suffix_without_a_decoder_is_an_error_and_no_bytes(suffix):
+    with pytest.raises(ConfigError) as caught:
+        make_field(suffix)
+    assert str(caught.value) == (
+        f"field 'x' comes from members {suffix.split(';')[-1]!r}, a suffix without a decoder; for "
+        "their bytes set decode: {x: raw}, for a value name a decoder, or a function of your own, "
+        "as in decode: {x: my_module.my_decoder}"
+    )
+    with pytest.raises(ConfigError, match="a suffix without a decoder"):
+        Field("x", tuple(suffix.split(";"))).decode(MEMBERS | {suffix.split(";")[-1]: b""})
+    for field in (make_field(suffix, "raw"), bytes_field(suffix)):
+        assert field.decode(MEMBERS | {suffix.split(";")[-1]: b"\0"}) == b"\0"
+
+
+class TakesBytes:
+    takes_bytes = True
+
+    def __call__(self, data):
+        return data
+
+
+def bytes_field(suffixes):
+    return make_fields({"x": suffixes}, {}, frozenset(), {"x": TakesBytes()})[0]
 
 
 def test_an_array_is_decoded():
@@ -58,7 +83,7 @@ def test_an_array_of_objects_is_refused():
 
 @pytest.mark.parametrize(("suffix", "decoder"), [("v.JPEG", "rgb"), ("PKL", "pickle")])
 def test_the_decoder_follows_the_last_suffix_in_any_case(suffix, decoder):
-    assert decoder_of(suffix) == decoder
+    assert decoding_of(suffix) == Decoding(decoder)
 
 
 def test_a_named_decoder_wins_over_the_suffix():

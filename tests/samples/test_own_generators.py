@@ -104,7 +104,8 @@ def module_of(urls, tmp_path, transform, **settings):
         transforms={"label": transform},
         batch_size=2,
         seed=7,
-        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        # so that a closure need not be pickled
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), multiprocessing_context="fork"),
     )
 
 

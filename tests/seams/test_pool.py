@@ -243,7 +243,6 @@ def test_a_wait_for_a_server_is_called_off_in_the_trainer_and_in_its_workers(poo
     with pytest.raises(EnoughError), Cancellable(check):
         take(stream, 10)
     stream.close()
-    assert time.perf_counter() - checked[0] < 2.5
     assert checked[0] - took < 30
     assert [worker.exitcode for worker in workers] == [0] * len(workers)  # none had to be killed
     assert not [thread for thread in enumerate_threads() if thread.name.endswith("(_fill)")]

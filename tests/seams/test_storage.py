@@ -199,7 +199,9 @@ def test_small_files_beside_shards_are_read_at_once_and_none_is_absent(store):
     urls = [store.url(name) for name in ("a", "absent", "b")]
     contents = store.storage.read_whole(urls, 100)
     assert contents == [CONTENT["a"][:100], None, CONTENT["b"][:100]]
-    assert store.storage.stats(urls[::2]) == [store.storage.stat(url) for url in urls[::2]]
+    stats = [store.storage.stat(url) for url in urls[::2]]
+    assert store.storage.stats(urls[::2]) == stats
+    assert store.storage.read_beside(urls, 100, urls[::2]) == (contents, stats)
 
 
 @pytest.mark.parametrize(

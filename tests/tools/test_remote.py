@@ -20,7 +20,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage import local_copies
-from lightning_shards.tools import index, info, pack, plan, reshard, show, verify
+from lightning_shards.tools import index, info, pack, plan, reshard, shard_options, verify
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.network
 
 COUNTS = [4, 3, 1]
 ALL = "train-{000000..000002}.tar"
+BROKEN = "the connection broke (try 10 of 10)"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def temporary(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """All times of the policy are divided by 100."""
     made = partial(TransportSettings, policy=RetryPolicy().scaled(0.01))
-    monkeypatch.setattr(local_copies, "TransportSettings", made)
+    monkeypatch.setattr(shard_options, "TransportSettings", made)
 
 
 @pytest.fixture
@@ -177,25 +178,25 @@ def test_an_index_of_other_shards_is_not_overwritten(run, root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"),
+    ("path", "rule", "reason"),
     [
-        ("gone.tar?X-Amz-Signature=secret", "the server answers 404 Not Found"),
-        ("train-000001.tar?cut=3600&X-Amz-Signature=secret", "the connection broke (try 10 of 10)"),
-        ("train-000001.tar?cut=0&X-Amz-Signature=secret", "the connection broke (try 10 of 10)"),
+        ("gone.tar?X-Amz-Signature=secret", "missing shard", "the server answers 404 Not Found"),
+        ("train-000001.tar?cut=3600&X-Amz-Signature=secret", "unread shard", BROKEN),
+        ("train-000001.tar?cut=0&X-Amz-Signature=secret", "unread shard", BROKEN),
     ],
 )
 @pytest.mark.parametrize("tool", [info, verify])
 @pytest.mark.timeout(120)
-def test_a_shard_that_cannot_be_fetched_whole_is_named_without_secrets(
-    run, root, tmp_path, capsys, tool, path, reason
+def test_a_shard_that_cannot_be_fetched_whole_is_named_without_secrets_and_is_not_damaged(
+    run, root, capsys, tool, path, rule, reason
 ):
     """The announced length tells: bytes that end early never pass for a shorter shard."""
     host = root.removeprefix("http://")
     status, document = run(tool, f"{root}/train-000000.tar", f"http://user:secret@{host}/{path}")
-    assert (status, document["samples"]) == (1, 4)
+    assert (status, document["samples"]) == (2 if rule == "unread shard" else 1, 4)
     [found] = document["findings"]
     url = f"{root}/{path.partition('?')[0]}"
-    assert (found["rule"], found["shard"]) == ("damaged shard", url)
+    assert (found["rule"], found["shard"], found["is_failure"]) == (rule, url, True)
     assert url in found["message"]
     assert reason in found["message"]
     assert "secret" not in json.dumps(document) + capsys.readouterr().err
@@ -264,7 +265,7 @@ def test_pipes_are_run_when_they_are_allowed_and_not_before(run, folder, tmp_pat
     assert run(info, url) == (2, None)
     assert run(info, url, "--allow-unsafe", "pipe")[1]["samples"] == 4
     status, document = run(verify, f"{url} && exit 3", "--allow-unsafe", "pipe")
-    assert (status, rules(document)) == (1, ["damaged shard"])
+    assert (status, rules(document)) == (2, ["unread shard"])
     assert "secret" not in json.dumps(document)
 
 
@@ -332,11 +333,11 @@ def test_a_tool_that_is_killed_leaves_no_data_and_no_index(served, root, tmp_pat
     temporary.mkdir()
 
 
-@pytest.mark.parametrize("command", [show, pack, reshard])
+@pytest.mark.parametrize("command", [pack, reshard])
 def test_a_refusal_of_remote_shards_hides_the_secrets_of_their_urls(command, capsys, tmp_path):
-    arguments = [] if command is show else ["--out", str(tmp_path / "out")]
+    url = "https://u:secret@host/0.tar?X-Amz-Signature=secret"
     with pytest.raises(SystemExit) as ended:
-        command.main(["https://u:secret@host/0.tar?X-Amz-Signature=secret", *arguments])
+        command.main([url, "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert "reads local shards only, and 1 of 1 are remote" in said

@@ -1,17 +1,21 @@
 """`lightning-shards verify` finds every damage, names its place, and saves only what is whole."""
 
+import gzip
+import io
 import json
 import random
 import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.tools import index, verify
+from lightning_shards.tools.verify import image_decoder
 from tests.tools.conftest import contents, jpeg, samples_of, write_members, write_samples
 
 COUNTS = [4, 5]
@@ -272,3 +276,12 @@ def test_random_damage_never_gives_a_sample_that_was_not_there(run, folder, shar
             assert not set(repair["lost"]) & saved.keys()
     if status == 0:
         assert samples_of(shard) == original
+
+
+def test_packed_images_are_decoded_and_other_members_are_not():
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3)).save(file, "PNG")
+    assert image_decoder("a.png.gz")(gzip.compress(file.getvalue())).size == (4, 3)
+    assert image_decoder("PNG")(file.getvalue()).size == (4, 3)
+    for suffix in ("txt.gz", "bin", "gz", "cls"):
+        assert image_decoder(suffix) is None

@@ -61,6 +61,15 @@ def jitter_label(label: int, rng: np.random.Generator) -> torch.Tensor:
     return label + torch.from_numpy(rng.random(3))
 
 
+def side_by_side(samples):
+    """A batch of its own shape: the images in one row, and a list of small tensors."""
+    return {
+        "row": torch.cat([sample["image"] for sample in samples], dim=-1),
+        "labels": torch.cat([sample["label"] for sample in samples]),
+        "weights": [sample["__weight__"] for sample in samples],
+    }
+
+
 @pytest.fixture(scope="module")
 def make_loader(tmp_path_factory, pack_into):
     """Makes loaders of rank 1 of 2, over the same shards; 0 workers are the trainer's thread."""
@@ -73,6 +82,7 @@ def make_loader(tmp_path_factory, pack_into):
         sampling="shuffled",
         label=jitter_globally,
         joint=None,
+        collate_fn=None,
         **pool,
     ):
         module = ShardDataModule(
@@ -88,6 +98,7 @@ def make_loader(tmp_path_factory, pack_into):
             decode={"image": "gray"},
             transforms={"image": jitter, "label": label},
             sample_transforms=joint,
+            collate_fn=collate_fn,
             batch_size=2,
             num_workers=num_workers,
             seed=7,
@@ -162,6 +173,22 @@ THREADS = {
 def test_threads_give_the_bytes_of_the_trainers_thread(make_loader, num_workers, pool):
     expected = take(make_loader(label=jitter_label), STEPS)
     assert take(make_loader(num_workers, label=jitter_label, **pool), STEPS) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "pool"),
+    [(3, {}), (2, {"context": "forkserver"}), (3, {"pool": "threads"})],
+    ids=["fork", "forkserver", "threads"],
+)
+def test_a_collate_fn_gives_the_bytes_of_the_trainers_thread(make_loader, num_workers, pool):
+    own = {"label": jitter_label, "collate_fn": side_by_side}
+    expected = take(make_loader(**own), STEPS)
+    assert [name for name, *_ in expected[0]][:2] == ["__key__", "row"]
+    assert take(make_loader(num_workers, **own, **pool), STEPS) == expected
+    state = make_loader().state_dict() | {"samples": 12}
+    loader = make_loader(num_workers, **own, **pool)
+    loader.load_state_dict(state)
+    assert take(loader, 3) == expected[3:6]
 
 
 def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(

@@ -197,7 +197,7 @@ def find_stale_counts(survey: Survey) -> list[Finding]:
             continue
         for shard in shards:
             claim = claims.get(Path(shard.path).name)
-            if claim is not None and claim.samples != shard.samples and not shard.is_damaged:
+            if claim is not None and claim.samples != shard.samples and shard.is_readable:
                 message = (
                     f"{claim.source} counts {claim.samples:,} samples in {shard.path}, which holds "
                     f"{shard.samples:,}; delete or remake that file"
@@ -345,7 +345,7 @@ def _true_md5s(
         path = Path(shard.path)
         entry = listed.get(path.name, {})
         md5 = entry.get("md5sum")
-        if shard.md5 is not None or not isinstance(md5, str) or shard.is_damaged:
+        if shard.md5 is not None or not isinstance(md5, str) or not shard.is_readable:
             continue
         is_same = _is_of(entry, shard)
         # The inode's time, because the time of the contents is copied with a file.

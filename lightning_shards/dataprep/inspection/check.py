@@ -5,10 +5,8 @@ index (whose crc32s show which member changed), and the JSON files beside it. Re
 written anywhere, so that the table of a sound shard is kept if the shard is damaged later.
 """
 
-import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.findings import Finding, find_passed_over
+from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    Finding,
+    find_passed_over,
+    finding_of,
+)
 from lightning_shards.dataprep.inspection.layout import lay_out
+from lightning_shards.dataprep.inspection.listed_shards import (
+    local_entries,
+    missing_listed,
+    remote_entries,
+)
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
     DecoderOf,
@@ -28,34 +36,28 @@ from lightning_shards.dataprep.inspection.salvage import (
 )
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
-    damaged_byte,
     describe_shard,
     each_shard,
     file_md5,
     repeated_keys,
     under_url,
-    unfetched,
+    without_samples,
 )
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
     IndexMismatchError,
-    ShardNotFoundError,
+    StorageError,
 )
-from lightning_shards.shards.beside import json_files, read_json
-from lightning_shards.shards.counts.count_files import remote_claims
-from lightning_shards.shards.counts.wids import MARKER, entries_by_name
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import LocalShard, file_name, local_copy
-from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
-from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.urls import redact
 
 _MAX_NAMED = 1000
 """Most findings of one kind in one shard; the last one counts the rest."""
@@ -93,6 +95,7 @@ def check_shards(
     urls: Sequence[str],
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     decoder_of: DecoderOf | None = None,
     repair_to: Path | None = None,
     processes: int = 1,
@@ -103,6 +106,7 @@ def check_shards(
     Args:
         urls: URLs of the shards, each once.
         cache: Where earlier indexes kept the member tables.
+        settings: How remote shards are reached; None: as the tools of their stores are set up.
         decoder_of: Gives the decoder of a suffix, or None if its members are not to be decoded.
         repair_to: A folder for repaired copies of bad shards; None for no repair.
         processes: Number of processes.
@@ -111,47 +115,72 @@ def check_shards(
     Raises:
         ConfigError: Two shards to repair have the same name.
     """
-    indexed = _local_entries(urls)
-    entries, findings = _remote_entries(urls)
+    settings = settings or TransportSettings(cache_dir=str(cache.root))
+    indexed = local_entries(urls)
+    entries, findings = remote_entries(urls, settings)
     tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
-    check = partial(check_shard, cache=cache, decoder_of=decoder_of)
+    check = partial(check_shard, cache=cache, settings=settings, decoder_of=decoder_of)
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
     findings += [finding for shard in surveys for finding in shard.findings]
-    findings += _missing(urls, indexed)
-    findings += repeated_keys(urls, surveys, partial(_key_of, cache))
+    findings += missing_listed(urls, indexed)
+    findings += repeated_keys(urls, surveys, partial(_key_of, cache, settings))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
         wanted = _to_repair(urls, findings)
-        saved = map_parallel(save, wanted, processes)
-        repairs = dict(zip(map(redact, wanted), saved, strict=True))
+        saved = map_parallel(partial(save, settings=settings), wanted, processes)
+        repairs = _repairs(wanted, saved, findings)
     return Checked(sum(shard.samples for shard in surveys), findings, repairs)
+
+
+def _repairs(
+    urls: Sequence[str], saved: Iterable[Salvage | Finding], findings: list[Finding]
+) -> dict[str, Salvage]:
+    """The repairs by redacted URL; what kept others from being made is added to the findings."""
+    repairs: dict[str, Salvage] = {}
+    for url, each in zip(urls, saved, strict=True):
+        if isinstance(each, Finding):
+            findings.append(each)
+        else:
+            repairs[redact(url)] = each
+    return repairs
 
 
 def check_shard(
     task: tuple[str, Mapping[str, Any] | None],
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     decoder_of: DecoderOf | None = None,
 ) -> ShardSurvey:
     """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
     url, entry = task
     try:
-        with local_copy(url, cache) as shard:
+        with local_copy(url, cache, settings) as shard:
             return under_url(_check_file(shard, entry, decoder_of), url)
-    except DamagedShardError as error:
-        return unfetched(url, error)
+    except NOT_SURVEYED as error:
+        return without_samples(url, error)
 
 
 def repair_shard(
-    url: str, *, folder: Path, cache: CacheFolder, decoder_of: DecoderOf | None = None
-) -> Salvage:
-    """Save the whole samples of one shard to a folder; see `salvage`."""
+    url: str,
+    *,
+    folder: Path,
+    cache: CacheFolder,
+    settings: TransportSettings | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> Salvage | Finding:
+    """Save the whole samples of one shard to a folder; see `salvage`.
+
+    A shard that cannot be fetched again is a finding: nothing is known to be lost.
+    """
     try:
-        with local_copy(url, cache) as shard:
+        with local_copy(url, cache, settings) as shard:
             return salvage(shard.path, folder, _known_table(shard), decoder_of)
-    except DamagedShardError as error:  # it is empty, or cannot be fetched
+    except DamagedShardError as error:  # it is empty
         return Salvage(None, 0, {"": str(error)})
+    except (StorageError, IndexMismatchError) as error:
+        return finding_of(error, redact(url))
 
 
 def _check_file(
@@ -160,7 +189,7 @@ def _check_file(
     path, known = shard.path, _known_table(shard)
     try:
         table = scan_members(path, with_crc32=True)
-    except (DamagedShardError, ShardNotFoundError) as error:
+    except DamagedShardError as error:
         return ShardSurvey(path, findings=_damage(path, error, known))
     survey = ShardSurvey(path, table.num_samples, table.file_size)
     passed_over = lay_out(table, path).passed_over
@@ -190,8 +219,8 @@ def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
     return wanted
 
 
-def _key_of(cache: CacheFolder, url: str, sample: int) -> str:
-    with local_copy(url, cache) as shard:
+def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: int) -> str:
+    with local_copy(url, cache, settings) as shard:
         return scan_members(shard.path).key(sample)
 
 
@@ -200,9 +229,9 @@ def _known_table(shard: LocalShard) -> MemberTable | None:
     return TableStore(shard.cache).kept_table(shard.path)
 
 
-def _damage(path: str, error: Exception, known: MemberTable | None) -> list[Finding]:
+def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> list[Finding]:
     """Findings about the damaged byte, the last sound member before it, and the samples hit."""
-    first = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+    first = finding_of(error, path)
     if not Path(path).is_file() or not Path(path).stat().st_size:
         return [first]
     before: str | None = None
@@ -323,54 +352,3 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
                 )
                 findings.append(Finding("undecodable member", message, path, key, offset))
     return findings
-
-
-def _local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The entries of all shards in the wids JSONs beside local shards, by path."""
-    folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
-    return {
-        str(folder / name): entry | {"source": str(path)}
-        for folder in folders
-        for path in json_files(folder)
-        for name, entry in entries_by_name(read_json(path, containing=MARKER)).items()
-    }
-
-
-def _remote_entries(urls: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Entries from the JSON files in remote folders, by URL, and findings where they disagree."""
-    folders: dict[str, dict[str, str]] = {}
-    for url in urls:
-        if not is_local(url) and has_ranges(url):
-            folder, name = split_url(url)
-            folders.setdefault(folder, {})[name] = url
-    entries: dict[str, dict[str, Any]] = {}
-    findings: list[Finding] = []
-    with closing(Storages(remote_storages(TransportSettings(policy=LOOK_UP)))) as storages:
-        for folder, named in folders.items():
-            try:
-                claims = remote_claims(folder, named, partial(_fetched_beside, storages))
-            except IndexMismatchError as error:
-                findings.append(Finding("stale count", str(error), folder))
-                continue
-            for name, claim in claims.items():
-                size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
-                entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
-    return entries, findings
-
-
-def _fetched_beside(storages: Storages, url: str, max_bytes: int) -> bytes | None:
-    return storages.of(url).read_whole([url], max_bytes + 1)[0]
-
-
-def _missing(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Findings about shards that do not exist, though an index of these shards lists them."""
-    sources = {indexed[str(Path(url))]["source"] for url in urls if str(Path(url)) in indexed}
-    return [
-        Finding(
-            "missing shard",
-            f"{path} does not exist, but {entry['source']} lists it; fetch it, or index again",
-            path,
-        )
-        for path, entry in indexed.items()
-        if entry["source"] in sources and not os.path.isfile(path)  # noqa: PTH113 never raises
-    ]

@@ -11,9 +11,11 @@ from zlib import compress
 
 import numpy as np
 
+from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tables import TableStore
 
@@ -56,10 +58,15 @@ class Content:
     ratio: float
 
 
-def contents_of(url: str, suffixes: Sequence[str], cache: CacheFolder) -> dict[str, Content]:
+def contents_of(
+    url: str,
+    suffixes: Sequence[str],
+    cache: CacheFolder,
+    settings: TransportSettings | None = None,
+) -> dict[str, Content]:
     """The contents of the first members of each of these fields in one shard."""
     contents: dict[str, Content] = {}
-    with _open_shard(url, cache) as reader:
+    with _open_shard(url, cache, settings) as reader:
         table = reader.table
         for suffix in suffixes:
             data = [
@@ -86,18 +93,25 @@ def content_of(members: Sequence[bytes]) -> Content:
 
 
 def class_counts(
-    urls: Sequence[str], suffix: str, *, cache: CacheFolder, processes: int = 1
+    urls: Sequence[str],
+    suffix: str,
+    *,
+    cache: CacheFolder,
+    settings: TransportSettings | None = None,
+    processes: int = 1,
 ) -> Counter[str]:
     """How many samples have each value of a small text field, over all shards."""
     total: Counter[str] = Counter()
-    count = partial(_classes_of, suffix=suffix, cache=cache)
+    count = partial(_classes_of, suffix=suffix, cache=cache, settings=settings)
     for classes in map_parallel(count, urls, processes):
         total.update(classes)
     return total
 
 
-def _classes_of(url: str, suffix: str, cache: CacheFolder) -> Counter[str]:
-    with _open_shard(url, cache) as reader:
+def _classes_of(
+    url: str, suffix: str, cache: CacheFolder, settings: TransportSettings | None
+) -> Counter[str]:
+    with _open_shard(url, cache, settings) as reader:
         table = reader.table
         if suffix not in table.suffixes:
             return Counter()
@@ -109,12 +123,11 @@ def _classes_of(url: str, suffix: str, cache: CacheFolder) -> Counter[str]:
         )
 
 
-def preview(reader: ShardReader, sample: int, suffix: str) -> str | None:
+def preview(sample: ChosenSample, suffix: str) -> str | None:
     """The beginning of a text, or dtype and shape of an array; None for any other member."""
-    extent = reader.table.find(sample, suffix)
-    if extent is None or extent[1] > _MAX_PREVIEWED:
+    if sample.sizes[suffix] > _MAX_PREVIEWED:
         return None
-    data = reader.read(sample, suffix)
+    data = sample.read(suffix)
     kind = _kind(data)[0] if data else "nothing"
     if kind == "npy":
         return _layout_of(data)
@@ -125,8 +138,10 @@ def preview(reader: ShardReader, sample: int, suffix: str) -> str | None:
 
 
 @contextmanager
-def _open_shard(url: str, cache: CacheFolder) -> Generator[ShardReader, None, None]:
-    with local_copy(url, cache) as shard:
+def _open_shard(
+    url: str, cache: CacheFolder, settings: TransportSettings | None
+) -> Generator[ShardReader, None, None]:
+    with local_copy(url, cache, settings) as shard:
         table = TableStore(shard.cache).table_of(shard.path)
         with ShardReader(shard.path, table) as reader:
             yield reader

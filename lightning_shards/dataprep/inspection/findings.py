@@ -9,10 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.inspection.layout import PassedOver
+from lightning_shards.errors import (
+    DamagedShardError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardError,
+    ShardNotFoundError,
+    StorageError,
+)
 from lightning_shards.shards.members import MemberTable
 
 Rule = Literal[
     "damaged shard",
+    "unread shard",
     "missing shard",
     "changed shard",
     "changed member",
@@ -40,6 +49,18 @@ NOTES: frozenset[Rule] = frozenset(
     }
 )
 """Rules of findings that may be intended: they are reported, and are not failures."""
+
+WITHOUT_SAMPLES: frozenset[Rule] = frozenset({"damaged shard", "unread shard", "missing shard"})
+"""Rules of findings about shards of which no sample is known."""
+
+NOT_SURVEYED = (
+    ShardNotFoundError,
+    FileAccessError,
+    IndexMismatchError,
+    StorageError,
+    DamagedShardError,
+)
+"""Errors about one shard, in spite of which others can be read."""
 
 MAX_DOTTED = 4
 """If more suffixes than this end alike, they come from dots in keys and not from fields."""
@@ -73,6 +94,27 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """The finding in plain values."""
         return asdict(self) | {"is_failure": self.is_failure}
+
+
+def finding_of(error: ShardError, shard: str) -> Finding:
+    """The finding about a shard that could not be read to its end, by the class of its error.
+
+    Only what the bytes of a shard are can be damage. What kept them from being read is none, such
+    as a store that does not answer or that refuses, or a shard that is just being replaced.
+    """
+    rule: Rule = "unread shard"
+    if isinstance(error, DamagedShardError):
+        rule = "damaged shard"
+    elif isinstance(error, ShardNotFoundError):
+        rule = "missing shard"
+    return Finding(rule, str(error), shard, byte=_damaged_byte(error))
+
+
+def _damaged_byte(error: ShardError) -> int | None:
+    """The offset in the message of an error about a shard."""
+    head, found, tail = str(error).rpartition(", at byte ")
+    digits = tail.partition(";")[0]
+    return int(digits) if found and head and digits.isdigit() else None
 
 
 def key_hashes(table: MemberTable) -> NDArray[np.uint64]:
@@ -128,14 +170,17 @@ def _repeat(rule: Rule, table: MemberTable, shard: str, sample: int, count: int)
 
 
 def find_repeats_between(
-    hashes: Sequence[NDArray[np.uint64]], shards: Sequence[str], key_of: Callable[[int, int], str]
+    hashes: Sequence[NDArray[np.uint64]],
+    shards: Sequence[str],
+    key_of: Callable[[int, int], str | None],
 ) -> list[Finding]:
     """A finding about keys that are in several shards.
 
     Args:
         hashes: `key_hashes` of each shard.
         shards: Paths of the shards.
-        key_of: Gives the key of a sample, by the number of its shard and its number in it.
+        key_of: Gives the key of a sample, by the number of its shard and its number in it; None if
+            it cannot be read again.
     """
     # numbers: the shard of each key of `every`; order: positions in `every` by hash.
     # pairs: positions of keys with equal hashes; between: those pairs whose shards differ.
@@ -152,8 +197,9 @@ def find_repeats_between(
     earlier, other = int(numbers[pairs[0][between[first]]]), int(numbers[later[first]])
     start = sum(len(of_shard) for of_shard in hashes[:other])
     key = key_of(other, int(later[first]) - start)
+    named = "one" if key is None else repr(key)
     message = (
-        f"{len(between):,} keys are in several shards, first {key!r} of {shards[earlier]}; "
+        f"{len(between):,} keys are in several shards, first {named} of {shards[earlier]}; "
         "readers of tars do not mind, energon does: give the keys of each shard a prefix for it"
     )
     return [Finding("repeated key", message, shards[other], key, count=len(between))]

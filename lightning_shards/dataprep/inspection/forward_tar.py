@@ -8,9 +8,11 @@ much as a few MiB (at 30 ms and 80 MB/s 2.4 MB).
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.tar.walk import BLOCK, Buffer, damaged
+from lightning_shards.shards.urls import redact
 
 _AT_ONCE: Final = 1 << 18
 """Bytes that are taken out of a stream at once, and of which a checksum is made at once."""
@@ -89,6 +91,24 @@ class ForwardTar(Buffer):
             raise damaged("was cut short while it was read", self._url, start + len(self._data))
 
 
+class CountedReads:
+    """Passes reads on, and tells after each how far they have come.
+
+    Args:
+        read_on: Reads.
+        note: Takes the offset behind the last byte that was read.
+    """
+
+    def __init__(self, read_on: ReadOn, note: Callable[[int], object]) -> None:
+        self._read_on, self._note = read_on, note
+
+    def __call__(self, offset: int, least: int) -> bytes:
+        """At least so many bytes from an offset on, fewer if there are no more."""
+        data = self._read_on(offset, least)
+        self._note(offset + len(data))
+        return data
+
+
 class WholeStream:
     """Reads a stream to its end, also what is not asked for.
 
@@ -138,5 +158,8 @@ class HeaderWindows:
         reads = ShardReads(self._url, [start], [stop], self._stat, memoryview(data))
         ((size,),) = self._storage.read_ranges([reads])
         if size < 0:
-            raise damaged("changed while it was read", self._url, start)
+            raise IndexMismatchError(
+                f"{redact(self._url)} changed while it was read; give the command again when it "
+                "is whole"
+            )
         return bytes(memoryview(data)[offset - start : size])

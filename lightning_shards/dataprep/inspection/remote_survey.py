@@ -10,12 +10,18 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_shards.dataprep.inspection.findings import Finding, find_passed_over
+from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    Finding,
+    find_passed_over,
+)
 from lightning_shards.dataprep.inspection.forward_tar import (
+    CountedReads,
     ForwardTar,
     HeaderWindows,
     WholeStream,
@@ -24,39 +30,25 @@ from lightning_shards.dataprep.inspection.one_pass import ScannedTar, scan_once
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
     Survey,
-    damaged_byte,
     describe_shard,
-    each_shard,
     survey_of,
+    without_samples,
 )
-from lightning_shards.errors import (
-    DamagedShardError,
-    FileAccessError,
-    IndexMismatchError,
-    ShardNotFoundError,
-    StorageError,
-)
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.dataprep.read_positions import ReadPositions, read_positions
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.members import MemberTable, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.progress_line import watched_bytes_bar
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore, write_table
-from lightning_shards.shards.tar.walk import damaged
-from lightning_shards.shards.urls import redact
+from lightning_shards.shards.urls import redact, split_url
 
 _RECORD: Final = ".scanned"
 """Ends the name of a record, which lies beside the table in the cache."""
-
-
-_OF_ONE_SHARD: Final = (
-    ShardNotFoundError,
-    FileAccessError,
-    DamagedShardError,
-    IndexMismatchError,
-)
-"""Errors in spite of which the other shards are surveyed."""
 
 
 class ShardFacts(NamedTuple):
@@ -83,33 +75,40 @@ class RemoteScan:
         with_checksums: Whether every byte is read.
         put: Writes an object, and tells whether another one was replaced; None: no table goes to
             the store.
+        positions: Where is noted how far each shard is read.
     """
 
     storage: Storage
     cache: CacheFolder
     with_checksums: bool
     put: Callable[[str, bytes], bool] | None = None
+    positions: ReadPositions | None = None
 
-    def __call__(self, task: tuple[str, Path | str | None]) -> ShardSurvey:
+    def __call__(self, task: tuple[int, str, Path | str | None]) -> ShardSurvey:
         """The survey of one shard, whose table is published at a path, a URL or nowhere.
 
-        A shard that is damaged, absent or refused is a finding, and others are surveyed all the
-        same.
+        A shard that is damaged, absent, refused or just being replaced is a finding, and others
+        are surveyed all the same.
 
         Raises:
             StorageError: The store does not answer, after all retries.
             ConfigError: The store cannot be reached with these settings.
         """
-        url, place = task
-        name = redact(url)
+        number, url, place = task
         stat = ShardStat(0, 0)
         try:
             stat = shard_stat(url, self.storage)
-            facts = self._kept(url, stat) or self._kept_anew(self._scanned(url, stat), url)
-        except _OF_ONE_SHARD as error:
-            damage = Finding("damaged shard", str(error), name, byte=damaged_byte(error))
-            return ShardSurvey(name, size_bytes=stat.size, findings=[damage])
-        found = ShardSurvey(name, facts.table.num_samples, stat.size, facts.md5)
+            facts = self._kept(url, stat)
+            if facts is None:
+                note = partial(self._note, number, stat.size)
+                facts = self._kept_anew(self._scanned(url, stat, note), url)
+        except StorageError:  # it would not answer for the others, either
+            raise
+        except NOT_SURVEYED as error:
+            return without_samples(url, error, stat.size)
+        finally:
+            self._note(number, stat.size, stat.size, is_done=True)
+        found = ShardSurvey(redact(url), facts.table.num_samples, stat.size, facts.md5)
         describe_shard(found, facts.table, facts.passed_over)
         if isinstance(place, Path):
             replace_file(place, published(facts.table))
@@ -123,18 +122,26 @@ class RemoteScan:
         assert table is not None  # it was kept
         return table.key(sample)
 
-    def _scanned(self, url: str, stat: ShardStat) -> ShardFacts:
+    def _note(self, number: int, size: int, read: int, *, is_done: bool = False) -> None:
+        if self.positions is not None:
+            self.positions.note(number, min(read, size), size, is_done=is_done)
+
+    def _scanned(self, url: str, stat: ShardStat, note: Callable[[int], object]) -> ShardFacts:
         """Read the shard, of which nothing may change meanwhile."""
         digest = hashlib.md5(usedforsecurity=False)
         if self.with_checksums:
             with self.storage.open_stream(url) as stream:
-                data = ForwardTar(redact(url), stat.size, WholeStream(stream, digest))
+                reads = CountedReads(WholeStream(stream, digest), note)
+                data = ForwardTar(redact(url), stat.size, reads)
                 scanned = scan_once(data, redact(url), with_crc32=True)
         else:
-            windows = HeaderWindows(self.storage, url, stat)
+            windows = CountedReads(HeaderWindows(self.storage, url, stat), note)
             scanned = scan_once(ForwardTar(url, stat.size, windows), url, with_crc32=False)
         if shard_stat(url, self.storage) != stat:
-            raise damaged("changed while it was read: a program still writes it", url, 0)
+            raise IndexMismatchError(
+                f"{redact(url)} changed while it was read: a program still writes it; give the "
+                "command again when it is whole"
+            )
         return _facts_of(scanned, url, stat, digest.hexdigest() if self.with_checksums else None)
 
     def _kept(self, url: str, stat: ShardStat) -> ShardFacts | None:
@@ -179,16 +186,27 @@ def survey_remote(
     Raises:
         StorageError: A store does not answer; what was finished before is kept.
     """
-    tasks = list(zip(urls, places or [None] * len(urls), strict=True))
-    found = each_shard("scanned", scan, urls, tasks, processes, show=show_progress, at_once=1)
+    tasks = list(zip(range(len(urls)), urls, places or [None] * len(urls), strict=True))
     try:
-        return survey_of(list(found), urls, scan.key_of)
+        with read_positions(len(urls)) as positions:
+            noting = replace(scan, positions=positions)
+            look = partial(_words_and_bytes, positions, split_url(urls[0])[0])
+            with watched_bytes_bar(look, show=show_progress):
+                found = list(map_parallel(noting, tasks, processes, at_once=1))
+        return survey_of(found, urls, scan.key_of)
     except StorageError as error:
         raise StorageError(
             f"{error}; what was read is kept: give the same command again to go on"
         ) from None
     finally:
         scan.storage.close_all()
+
+
+def _words_and_bytes(positions: ReadPositions, folder: str) -> tuple[str, int, int]:
+    seen = positions.seen()
+    shards = "shard" if seen.number == 1 else "shards"
+    words = f"scanned {seen.done:,} of {seen.number:,} {shards} in {folder}"
+    return words, seen.read, seen.total
 
 
 def _facts_of(scanned: ScannedTar, url: str, stat: ShardStat, md5: str | None) -> ShardFacts:

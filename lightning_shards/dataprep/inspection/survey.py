@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    WITHOUT_SAMPLES,
     Finding,
     find_dotted_keys,
     find_missing_fields,
@@ -24,16 +26,18 @@ from lightning_shards.dataprep.inspection.findings import (
     find_repeats,
     find_repeats_between,
     find_unsafe_names,
+    finding_of,
     key_hashes,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.processes import MOST_AT_ONCE, map_parallel
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.errors import DamagedShardError, ShardError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore
@@ -90,7 +94,7 @@ class ShardSurvey:
         lacking: Key of the first sample without a suffix, by suffix.
         example_keys: Keys of the first and the last sample.
         hashes: `key_hashes` of all samples.
-        findings: Findings about the shard; a damaged shard has nothing else.
+        findings: Findings about the shard; one that could not be read has nothing else.
         has_replaced_table: Whether another member table lay beside the shard.
     """
 
@@ -106,9 +110,9 @@ class ShardSurvey:
     has_replaced_table: bool = False
 
     @property
-    def is_damaged(self) -> bool:
-        """Whether the shard could not be read."""
-        return any(finding.rule == "damaged shard" for finding in self.findings)
+    def is_readable(self) -> bool:
+        """Whether the shard could be read to its end."""
+        return all(finding.rule not in WITHOUT_SAMPLES for finding in self.findings)
 
 
 @dataclass(slots=True)
@@ -145,6 +149,7 @@ def survey(
     urls: Sequence[str],
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     with_checksums: bool = False,
     table_paths: Sequence[Path] = (),
     processes: int = 1,
@@ -155,17 +160,18 @@ def survey(
     Args:
         urls: The shards.
         cache: Folder of the member tables.
+        settings: How remote shards are reached.
         with_checksums: Whether each byte is read.
         table_paths: Where the table of each sound shard is published; empty: nowhere.
         processes: Number of processes.
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
     """
-    look = partial(_survey_task, cache=cache, with_checksums=with_checksums)
+    look = partial(_survey_task, cache=cache, settings=settings, with_checksums=with_checksums)
     tasks = list(zip(urls, table_paths or [None] * len(urls), strict=True))
     shards = list(each_shard("scanned", look, urls, tasks, processes, show=show_progress))
 
     def key_of(url: str, sample: int) -> str:
-        with local_copy(url, cache) as shard:
+        with local_copy(url, cache, settings) as shard:
             return TableStore(shard.cache).table_of(shard.path).key(sample)
 
     return survey_of(shards, urls, key_of)
@@ -193,14 +199,10 @@ def each_shard(
     processes: int,
     *,
     show: bool | None,
-    at_once: int = MOST_AT_ONCE,
 ) -> Iterator[ShardSurvey]:
-    """The survey that the function makes of each shard's task, with a line of progress.
-
-    A process gets so many tasks at once.
-    """
+    """The survey that the function makes of each shard's task, with a line of progress."""
     with progress_line(verb, len(urls), split_url(urls[0])[0], show=show) as step:
-        for shard in map_parallel(function, tasks, processes, at_once):
+        for shard in map_parallel(function, tasks, processes):
             yield shard
             step()
 
@@ -209,46 +211,61 @@ def repeated_keys(
     urls: Sequence[str], shards: Sequence[ShardSurvey], key_of: Callable[[str, int], str]
 ) -> list[Finding]:
     """Findings about keys that several sound shards have; `key_of` looks up one of a shard."""
-    sound = [pair for pair in zip(urls, shards, strict=True) if not pair[1].is_damaged]
+    sound = [pair for pair in zip(urls, shards, strict=True) if pair[1].is_readable]
+
+    def key_if_read(number: int, sample: int) -> str | None:
+        try:
+            return key_of(sound[number][0], sample)
+        except StorageError:  # all shards were read, and what was found of them is to be told
+            return None
+
     return find_repeats_between(
-        [shard.hashes for _, shard in sound],
-        [shard.path for _, shard in sound],
-        lambda number, sample: key_of(sound[number][0], sample),
+        [shard.hashes for _, shard in sound], [shard.path for _, shard in sound], key_if_read
     )
 
 
 def _survey_task(
-    task: tuple[str, Path | None], *, cache: CacheFolder, with_checksums: bool
+    task: tuple[str, Path | None],
+    *,
+    cache: CacheFolder,
+    settings: TransportSettings | None,
+    with_checksums: bool,
 ) -> ShardSurvey:
     url, table_path = task
-    return survey_shard(url, cache=cache, with_checksums=with_checksums, table_path=table_path)
+    return survey_shard(
+        url, cache=cache, settings=settings, with_checksums=with_checksums, table_path=table_path
+    )
 
 
 def survey_shard(
     url: str,
     *,
     cache: CacheFolder,
+    settings: TransportSettings | None = None,
     with_checksums: bool = False,
     table_path: Path | None = None,
 ) -> ShardSurvey:
-    """Survey one shard; damage or a failed download is a finding and not an error.
+    """Survey one shard; that it is damaged or cannot be read is a finding and not an error.
 
     The table of a sound one is published at `table_path`, if one is given.
     """
+    table = b""
     try:
-        with local_copy(url, cache) as shard:
-            found = _survey_file(shard, with_checksums=with_checksums)
-            if table_path is not None and not found.is_damaged:
-                replace_file(table_path, published(TableStore(shard.cache).table_of(shard.path)))
-            return under_url(found, url)
-    except DamagedShardError as error:
-        return unfetched(url, error)
+        with local_copy(url, cache, settings) as shard:
+            found = under_url(_survey_file(shard, with_checksums=with_checksums), url)
+            if table_path is not None and found.is_readable:
+                table = published(TableStore(shard.cache).table_of(shard.path))
+    except NOT_SURVEYED as error:
+        return without_samples(url, error)
+    if table_path is not None and table:
+        replace_file(table_path, table)
+    return found
 
 
-def unfetched(url: str, error: DamagedShardError) -> ShardSurvey:
-    """The survey of a remote shard that could not be fetched."""
+def without_samples(url: str, error: ShardError, size_bytes: int = 0) -> ShardSurvey:
+    """The survey of a shard that could not be read to its end."""
     name = redact(url)
-    return ShardSurvey(name, findings=[Finding("damaged shard", str(error), name)])
+    return ShardSurvey(name, size_bytes=size_bytes, findings=[finding_of(error, name)])
 
 
 def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
@@ -270,18 +287,10 @@ def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
         shard_survey.md5 = file_md5(path) if with_checksums else None
         passed_over = lay_out(table, path).passed_over
         describe_shard(shard_survey, table, find_passed_over(passed_over, path))
-    except (DamagedShardError, ShardNotFoundError) as error:
-        damage = Finding("damaged shard", str(error), path, byte=damaged_byte(error))
+    except DamagedShardError as error:
         size = Path(path).stat().st_size if Path(path).is_file() else 0
-        return ShardSurvey(path, size_bytes=size, findings=[damage])
+        return without_samples(path, error, size)
     return shard_survey
-
-
-def damaged_byte(error: Exception) -> int | None:
-    """The offset in the message of an error about a shard."""
-    head, found, tail = str(error).rpartition(", at byte ")
-    digits = tail.partition(";")[0]
-    return int(digits) if found and head and digits.isdigit() else None
 
 
 def file_md5(path: str) -> str:
@@ -336,7 +345,7 @@ def _findings_of_all(
     whole: Survey, urls: Sequence[str], key_of: Callable[[str, int], str]
 ) -> list[Finding]:
     """Findings that need all shards: missing fields, dotted keys, repeated keys."""
-    sound = [shard for shard in whole.shards if not shard.is_damaged]
+    sound = [shard for shard in whole.shards if shard.is_readable]
     samples_with = {suffix: sizes.samples for suffix, sizes in whole.fields.items()}
     lacking: dict[str, tuple[str, str]] = {}
     unplaced = set(samples_with)

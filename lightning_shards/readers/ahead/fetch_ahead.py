@@ -10,9 +10,12 @@ from time import perf_counter
 from typing import Final
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.plan.schedule import WorkerEpoch
 from lightning_shards.readers.ahead.piece_plan import Announcement
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.system.cancellation import wait_for_event
+from lightning_shards.system.stage_byte import Fetching
 
 _FIRST_S: Final = 5.0
 """A first batch waits so long for the first announcement, which takes a few requests: in a cache
@@ -27,7 +30,9 @@ class FetchAhead:
 
     The thread that does so is started by the first `reach`. If the pieces of a block cannot be
     known, the thread ends with a warning: batches then fetch what they need, and raise the error if
-    it is one of theirs. A shard that was replaced is an error of the next batch.
+    it is one of theirs. A shard that was replaced is an error of the next batch. What follows the
+    first announcement is asked for when the first batch is made, which so shares the network with
+    no tables of later blocks.
 
     Args:
         announcements: Positions in the order of the batches, without end. It is asked by the thread
@@ -49,10 +54,18 @@ class FetchAhead:
         self._announcements, self._announce, self._end = announcements, announce, end
         self._changed = threading.Condition()
         self._reached = (0, -1)
-        self._is_started = self._is_closed = False
+        self._batches, self._is_closed = 0, False
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
         self.waited_s = 0.0
+
+    def told(
+        self, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
+    ) -> Iterator[LoadedBatch]:
+        """The batches of an epoch; each one is read when this has been told where it is."""
+        for step in epoch.own_steps():
+            self.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
+            yield next(batches)
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position.
@@ -66,12 +79,14 @@ class FetchAhead:
         """
         with self._changed:
             self._reached = max(self._reached, (turn, position))
+            self._batches += 1
             self._changed.notify_all()
-            is_first, self._is_started = not self._is_started, True
+            is_first = self._batches == 1
         if is_first:
             threading.Thread(target=self._run, name="fetch-ahead", daemon=True).start()
             began = perf_counter()
-            wait_for_event(self._has_announced, _FIRST_S)
+            with Fetching():
+                wait_for_event(self._has_announced, _FIRST_S)
             self.waited_s = perf_counter() - began
         with self._changed:
             if self._error is not None:
@@ -93,7 +108,10 @@ class FetchAhead:
                     if self._is_closed:
                         return
                     self._announce(reads)  # with the lock: nothing is announced after `close`
-                self._has_announced.set()
+                    is_first = not self._has_announced.is_set()
+                    self._has_announced.set()
+                    if is_first:  # the first batch has the network for itself
+                        self._changed.wait_for(lambda: self._is_closed or self._batches > 1)
         except IndexMismatchError as error:
             with self._changed:
                 self._error = error

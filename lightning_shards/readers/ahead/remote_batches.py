@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Event
+from time import perf_counter
 from typing import Final, TypeVar
 
 from lightning_shards.errors import StorageError
@@ -21,25 +22,33 @@ from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20
-"""Batches that are read together have so many bytes at most where pieces are fetched ahead. Of 64
+"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
 MiB a process would read most of its share of a block before the pieces are there."""
 
 _PAUSE_S: Final = 30.0
 """Seconds for which nothing is asked of a store that did not answer, after all retries."""
+
+_OTHERS_S: Final = 0.2
+"""Seconds without a table after which those of other processes are fetched by this one, too."""
+
+_LOOK_S: Final = 0.01
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
 
-def buffer_beside(ahead: FetchAhead | None) -> ReadBuffer:
+def buffer_beside(ahead: FetchAhead | None, shards: OpenShards) -> ReadBuffer:
     """Memory for what is read together, as much as goes with what is fetched ahead.
 
-    The first batch is then read alone, since each of its samples is a request.
+    The first batch is then read alone, since each of its samples is a request. Where all that was
+    to be fetched is in the cache, as much is read together as of local files.
     """
     if ahead is None:
-        return ReadBuffer(most_bytes=MOST_BYTES)
-    return ReadBuffer(limit=1, most_bytes=_MOST_BYTES)
+        return ReadBuffer()
+    return ReadBuffer(
+        limit=1, most_bytes=lambda: MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES
+    )
 
 
 @contextmanager
@@ -67,18 +76,29 @@ def fetched_ahead(
 class ShardTables:
     """The member tables of shards by their numbers, for one thread.
 
+    Each process of a node fetches its share of the tables that all of them need, shard number
+    modulo processes, and finds the others in the cache folder as soon as they are there. What does
+    not come, since its process lags or has ended, it fetches, too.
+
     Args:
         index: The shards and their counts, which are known.
         cache: Where tables are kept.
         storages: Make what reads the shards, for the tables alone.
+        share: The number of this process among those of the node that fetch, and how many these
+            are.
     """
 
     def __init__(
-        self, index: ShardIndex, cache: CacheFolder, storages: Mapping[str, MakeStorage] | None
+        self,
+        index: ShardIndex,
+        cache: CacheFolder,
+        storages: Mapping[str, MakeStorage] | None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self._index, self._storages = index, Storages(storages)
+        self._index, self._storages, self._share = index, Storages(storages), share
         self._tables = TableStore(cache, storages=self._storages)
         self._closed, self._total = Event(), FetchTotals()
+        self._just_fetched, self._are_others_there = set[str](), True
 
     def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
         """The tables of these shards, fetched at once where they are not kept.
@@ -88,15 +108,22 @@ class ShardTables:
         """
         counts = self._index.counts
         assert counts is not None  # the indexed reader has them
+        number, processes = self._share
         urls = [self._index.urls[shard] for shard in shards]
-        self._until_answered(lambda: self._tables.fetch(urls))
+        of_others = [self._index.urls[shard] for shard in shards if shard % processes != number]
+        self._fetch([self._index.urls[shard] for shard in shards if shard % processes == number])
+        self._wait_for_others(of_others)
+        self._fetch(of_others)
         return [
-            self._tables.table_of(self._index.urls[shard], expected_samples=int(counts[shard]))
-            for shard in shards
+            self._tables.table_of(url, expected_samples=int(counts[shard]))
+            for url, shard in zip(urls, shards, strict=True)
         ]
 
     def require_same(self, shards: Sequence[int]) -> None:
         """Ask the stores whether remote ones of these shards are what their tables say.
+
+        Those are not asked about whose tables were fetched here, because size and version of a
+        shard are asked for with its table.
 
         Raises:
             IndexMismatchError: One is another version; its run is the last with the old tables.
@@ -104,6 +131,8 @@ class ShardTables:
         """
         of_storages: dict[str, list[int]] = {}
         for shard in shards:
+            if self._index.urls[shard] in self._just_fetched:
+                continue
             of_storages.setdefault(scheme_of(self._index.urls[shard]), []).append(shard)
         for numbers in of_storages.values():
             urls = [self._index.urls[shard] for shard in numbers]
@@ -128,6 +157,21 @@ class ShardTables:
         self.fetch_totals()  # closed storages would count from zero
         self._closed.set()
         self._storages.close()
+
+    def _fetch(self, urls: Sequence[str]) -> None:
+        self._just_fetched.update(self._until_answered(lambda: self._tables.fetch(urls)))
+
+    def _wait_for_others(self, urls: Sequence[str]) -> None:
+        """Wait as long as other processes bring some of these tables.
+
+        If none comes, there may be no other process: then nobody is waited for until one comes.
+        """
+        missing, came = self._tables.missing(urls), perf_counter()
+        self._are_others_there |= len(missing) < len(urls)
+        while missing and self._are_others_there and not self._closed.wait(_LOOK_S):
+            left = self._tables.missing(missing)
+            came = perf_counter() if len(left) < len(missing) else came
+            missing, self._are_others_there = left, perf_counter() - came < _OTHERS_S
 
     def _until_answered(self, ask: Callable[[], _T]) -> _T:
         """What is asked for, again after a pause for as long as stores do not answer.

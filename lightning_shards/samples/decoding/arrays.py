@@ -4,10 +4,10 @@ Raw numbers are the bytes of a C array or of `numpy.ndarray.tofile`, little-endi
 dimension, such as token ids. No other module knows safetensors.
 """
 
+import json
 from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.samples.loaded_torch import load_torch
 from lightning_shards.samples.member_bytes import FieldMembers
 
@@ -41,9 +40,9 @@ class _ArrayLayout(NamedTuple):
 
 
 def decode_npy(data: bytes) -> np.ndarray:
-    """The array in an .npy file; pickled objects and archives (.npz) are refused."""
+    """The array in an .npy file; pickled objects are refused."""
     if not data.startswith(_NUMPY):
-        kind = "an archive (.npz): decode it as 'raw'" if data.startswith(_ZIP) else "no .npy file"
+        kind = "an archive (.npz): decode it as 'npz'" if data.startswith(_ZIP) else "no .npy file"
         raise ValueError(f"this is {kind}")
     start = _NPY_PREFIX + int.from_bytes(data[_NPY_PREFIX - 2 : _NPY_PREFIX], "little")
     header = _header(data[:start] if data.startswith(_MAGIC) else data[:_NPY_LONGEST])
@@ -82,19 +81,6 @@ def decode_safetensors(data: bytes) -> "torch.Tensor | dict[str, torch.Tensor]":
     if len(tensors) == 1:
         return next(iter(tensors.values()))
     return dict(sorted(tensors.items()))  # the library gives them in no fixed order
-
-
-def require_safetensors() -> None:
-    """Check that the library is installed.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    if find_spec("safetensors") is None:
-        raise ConfigError(
-            "decoding 'safetensors' needs safetensors, which is not installed: "
-            "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
-        )
 
 
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
@@ -148,6 +134,20 @@ def _layout(header: bytes) -> _ArrayLayout | None:
         return None
     return _ArrayLayout(shape, dtype)
 
+
+def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
+    array = np.array(json.loads(data))  # lists of several lengths raise
+    is_number = array.dtype.kind in "if" and np.can_cast(array.dtype, dtype, "same_kind")
+    if not is_number and array.size:
+        raise ValueError(f"it holds {array.dtype}, of which there is no array of {dtype}")
+    return array.astype(dtype)
+
+
+JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    f"json_{dtype}": partial(_decode_json_numbers, dtype=dtype)
+    for dtype in ("int64", "float32", "float64")
+}
+"""Decoders of a number, a list of numbers, or lists in lists, by the name of the array's type."""
 
 NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
     dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS

@@ -11,7 +11,7 @@ import re
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final, cast
 
 from lightning_shards.errors import IndexMismatchError
@@ -243,7 +243,8 @@ def _wids_claims(
 def _entry_parts(base: object, url: str) -> tuple[str, ...]:
     """The relative path of an entry; empty if it does not lead below the index's folder."""
     path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
-    return () if _UNSAFE_NAME.search(path) else PurePosixPath(path).parts
+    parts = () if _UNSAFE_NAME.search(path) else path.split("/")
+    return tuple(part for part in parts if part not in ("", "."))
 
 
 def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:

@@ -36,11 +36,11 @@ def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTabl
         IndexMismatchError: One is of a shard of another size.
         ShardError: The store does not answer.
     """
-    contents = storage.read_whole(list(map(published_url, urls)), MAX_PUBLISHED_BYTES + 1)
+    tables = list(map(published_url, urls))
+    contents, stats = storage.read_beside(tables, MAX_PUBLISHED_BYTES + 1, urls)
     lacking = [url for url, data in zip(urls, contents, strict=True) if data is None]
     indexes = storage.read_whole(list(map(dali_url, lacking)), MAX_PUBLISHED_BYTES + 1)
     dali = dict(zip(lacking, indexes, strict=True)) if lacking else {}
-    stats = storage.stats(urls)
     return (
         _published_table(url, data, stat)
         if data is not None

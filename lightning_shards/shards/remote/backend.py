@@ -1,7 +1,7 @@
 """One request to a store: the protocol of a backend, its answer, and why one failed."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -61,6 +61,9 @@ class RangeAnswer:
         chunks: The bytes; it raises RequestFailure where they break off.
         has_ranges: Whether the store sent this range, and not the whole object, out of which the
             range is cut.
+        read_into: The same bytes without a copy, where they can be had so: fills memory with what
+            has arrived, and gives the number of bytes, 0 behind the last one. It raises as `chunks`
+            does; only one of the two is used.
     """
 
     begin: int
@@ -69,6 +72,7 @@ class RangeAnswer:
     version: str
     chunks: Iterable[bytes | memoryview]
     has_ranges: bool = True
+    read_into: Callable[[memoryview], int] | None = None
 
 
 class RequestBackend(Protocol):

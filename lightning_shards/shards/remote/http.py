@@ -24,6 +24,7 @@ from lightning_shards.shards.remote.http_client import (
     HttpReply,
     HttpTarget,
     basic,
+    body_reader,
     drain,
     failure_of_http_error,
     split_user,
@@ -155,7 +156,9 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
         if not first <= last < size:
             raise RequestFailure("the server answers with an impossible range")
         version = version_of(headers.get("ETag"), changed, size)
-        return RangeAnswer(first, last + 1, size, version, chunks_of(response))
+        into = body_reader(response, last + 1 - first)
+        chunks = chunks_of(response)
+        return RangeAnswer(first, last + 1, size, version, chunks, read_into=into)
     if response.status != _OK:
         raise _refused(response)
     chunks = chunks_of(response)

@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from http.client import HTTPResponse
 from socket import SHUT_RDWR
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urljoin, urlsplit
@@ -263,6 +264,33 @@ def split_user(url: str) -> tuple[str, str]:
 def basic(user: str) -> str:
     """The header value for a user and a password that were part of a URL."""
     return f"Basic {b64encode(unquote(user).encode()).decode()}"
+
+
+def body_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview], int] | None:
+    """What reads a body of so many bytes to memory, as it arrives; None if it has another size.
+
+    urllib3 makes new bytes of each part, which costs more than to read it from the kernel. So it
+    is read from the file of http.client below. The connection is given back behind the last byte.
+    """
+    raw = getattr(response, "_original_response", None)
+    if not isinstance(raw, HTTPResponse) or raw.chunked or raw.length != size:
+        return None
+
+    def read_into(memory: memoryview) -> int:
+        try:
+            read: int = cast("Any", raw.fp).readinto1(memory)
+            raw.length = left = cast("int", raw.length) - read
+            if not left:
+                response.read(decode_content=False)  # of no byte, which is how it is ended
+        except (HTTPError, OSError, ValueError, AttributeError) as error:
+            # What a closing thread leaves behind may be None
+            is_known = isinstance(error, (HTTPError, TimeoutError))
+            failure = failure_of_http_error(error if is_known else OSError())
+        else:
+            return read
+        raise failure
+
+    return read_into
 
 
 def drain(response: BaseHTTPResponse) -> None:

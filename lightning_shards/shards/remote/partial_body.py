@@ -1,6 +1,6 @@
 """A range that is being read: what has arrived, and how it goes on after a break."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lightning_shards.shards.remote.backend import (
     RangeAnswer,
@@ -65,9 +65,8 @@ class PartialBody:
         with backend.get(self._url, begin, self._end, self.version) as answer:
             self._accept(answer, begin)
             flow = Flow(policy, now)
-            for chunk in answer.chunks:
-                self._append(chunk, answer.stop)
-                flow.count(len(chunk), is_last=self._arrived == len(self.data))
+            for size in self._arriving(answer):
+                flow.count(size, is_last=self._arrived == len(self.data))
             missing = answer.stop - self._begin - self._arrived
             if missing > 0:
                 raise RequestFailure(f"the answer ends {missing:,} bytes too early")
@@ -105,6 +104,21 @@ class PartialBody:
         if self.size < 0:
             self.size = answer.size
             self.data = bytearray(stop - self._begin)
+
+    def _arriving(self, answer: RangeAnswer) -> Iterator[int]:
+        """Keep what arrives, and give the number of bytes each time."""
+        if answer.read_into is None:
+            for chunk in answer.chunks:
+                self._append(chunk, answer.stop)
+                yield len(chunk)
+            return
+        with memoryview(self.data) as memory:
+            while self._arrived < answer.stop - self._begin:
+                size = answer.read_into(memory[self._arrived : answer.stop - self._begin])
+                if not size:
+                    return
+                self._arrived += size
+                yield size
 
     def _append(self, chunk: bytes | memoryview, answered_stop: int) -> None:
         stop = self._arrived + len(chunk)

@@ -311,7 +311,8 @@ class RemoteTransport(Transport):
         return None
 
     def _counter(self) -> RequestCounter:
-        return self._counters.setdefault(os.getpid(), RequestCounter())
+        pid = os.getpid()
+        return self._counters.get(pid) or self._counters.setdefault(pid, RequestCounter())
 
     def _of_this_process(self) -> "_Opened":
         """What this process opened; `setdefault` needs no lock, which a fork could inherit held."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from typing import IO, Final, NamedTuple, cast
 
-from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
+from lightning_shards.errors import ConfigError, ShardError, StorageError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
@@ -75,7 +75,10 @@ def local_copy(
         settings: How remote shards are reached; None: as the tools of their stores are set up.
 
     Raises:
-        DamagedShardError: The shard cannot be fetched to its end.
+        ShardNotFoundError: There is no such shard.
+        FileAccessError: Its store refuses to give it.
+        IndexMismatchError: It was replaced while it was fetched.
+        StorageError: It could not be fetched to its end.
         ConfigError: There is no room for the copy, or its store cannot be reached as it is set up.
     """
     if is_local(url):
@@ -114,14 +117,12 @@ def _fetch(url: str, file: IO[bytes], settings: TransportSettings) -> None:
             while chunk := cast("bytes", stream.read(_CHUNK)):
                 _write(file, chunk, url)
                 size += len(chunk)
-    except ConfigError:
+    except ShardError:  # it names the bytes and the URL
         raise
-    except ShardError as error:
-        raise DamagedShardError(str(error)) from error  # it names the bytes and the URL
     except Exception as error:  # noqa: BLE001 whatever webdataset or its programs raise
         problem = f"{type(error).__name__}: {program_problem(error)}"
     if problem:  # raised outside `except`, so that the error with the URL is not its context
-        raise DamagedShardError(
+        raise StorageError(
             f"{redact(url)} cannot be fetched: after {size:,} bytes {problem}; check the URL, the "
             "network, and who may read it"
         )

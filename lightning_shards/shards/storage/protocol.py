@@ -131,6 +131,12 @@ class Storage(Protocol):
         """
         return [self._whole(url, most_bytes) for url in urls]
 
+    def read_beside(
+        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """What `read_whole` gives for files and `stats` for their shards, asked at once."""
+        return self.read_whole(urls, most_bytes), self.stats(shards)
+
     def announce(self, reads: Sequence[ShardReads]) -> None:
         """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
 
@@ -140,6 +146,10 @@ class Storage(Protocol):
         All processes of a node name the same ranges, each with its own share of them first, so
         that each range is fetched once. Errors are not raised: whoever reads the bytes gets them.
         """
+
+    def has_fetched_ahead(self) -> bool:
+        """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
+        return True
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched from afar so far, and how long its batches waited."""

@@ -19,6 +19,7 @@ from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.shards.remote.transport import Body, Transport
 from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import result_of
+from lightning_shards.system.stage_byte import Fetching
 
 _BUFFER: Final = 1 << 18
 
@@ -57,7 +58,8 @@ class StreamCounts:
         """Wait for the result of a future; errors as of `cancellation.result_of`."""
         began = perf_counter()
         try:
-            return result_of(future)
+            with Fetching():
+                return result_of(future)
         finally:
             self.waited_s += perf_counter() - began
 

@@ -26,6 +26,7 @@ from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Stor
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import result_of, take_from
+from lightning_shards.system.stage_byte import Fetching
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
@@ -125,6 +126,10 @@ class RemoteStorage(Storage):
         except IndexMismatchError:
             return self._read_exactly(reads)  # which says of which shard
 
+    def has_fetched_ahead(self) -> bool:
+        """Whether pieces were named, and all that were named last are in the cache."""
+        return self._fetcher is None or self._fetcher.has_all()
+
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
         asked, streamed = self._transport.counts, self._streams.counts
@@ -153,7 +158,8 @@ class RemoteStorage(Storage):
         try:
             # Memory is filled here alone, so that nothing writes to it after an error
             while begun:
-                future = take_from(answered)
+                with Fetching():
+                    future = take_from(answered)
                 part, data = begun.pop(future), future.result()  # so that the bytes are freed
                 if data is None:
                     sizes[part.shard] = [-1] * len(sizes[part.shard])
@@ -169,6 +175,15 @@ class RemoteStorage(Storage):
     def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
         """Small objects, read at once; None for one that is not there or is not given."""
         return self._at_once([partial(self._whole, url, most_bytes) for url in urls])
+
+    def read_beside(
+        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """Small objects, and what `stat` gives for each shard: one round trip for all of them."""
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, most_bytes) for url in urls]
+        calls += [partial(self._stat, url) for url in shards]
+        answers = self._at_once(calls)
+        return answers[: len(urls)], answers[len(urls) :]
 
     def open_stream(self, url: str) -> io.BufferedReader:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
@@ -242,7 +257,8 @@ class RemoteStorage(Storage):
     def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         begun = [self._threads.begin(call) for call in calls]
         try:
-            return list(map(result_of, begun))  # which can be called off, as a request cannot
+            with Fetching():
+                return list(map(result_of, begun))  # which can be called off, as a request cannot
         finally:
             for future in begun:
                 future.cancel()

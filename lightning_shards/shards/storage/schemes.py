@@ -48,6 +48,10 @@ class Storages:
             self._made[scheme] = self._makers[scheme]()
         return self._made[scheme]
 
+    def has_fetched_ahead(self) -> bool:
+        """Whether none of them is still fetching what it was told to fetch ahead."""
+        return all(storage.has_fetched_ahead() for storage in tuple(self._made.values()))
+
     def fetch_totals(self) -> FetchTotals:
         """What all storages together have fetched from afar in this process."""
         totals = (storage.fetch_totals() for storage in tuple(self._made.values()))
@@ -95,6 +99,16 @@ def shared_out(
         return storages
     return {
         scheme: make.of_one_rank(ranks) if isinstance(make, MakeRemoteStorage) else make
+        for scheme, make in storages.items()
+    }
+
+
+def without_cache(storages: Mapping[str, MakeStorage] | None) -> Mapping[str, MakeStorage] | None:
+    """The same, so that what is read is fetched exactly and nothing ahead."""
+    if storages is None:
+        return None
+    return {
+        scheme: replace(make, cache=None) if isinstance(make, MakeRemoteStorage) else make
         for scheme, make in storages.items()
     }
 

@@ -3,6 +3,10 @@
 import pytest
 from fault_server import fault_server
 
+from tests.tools.conftest import run_here, run_json
+
+__all__ = ["run_here", "run_json"]
+
 
 @pytest.fixture(scope="session")
 def index_server():

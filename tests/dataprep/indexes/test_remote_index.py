@@ -14,7 +14,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.tools import index
+from lightning_shards.tools import index, shard_options
 from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import batches, module
 from tests.tools.conftest import start, write_members, write_samples
@@ -27,7 +27,9 @@ TABLES = ["--format", "wids,members"]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(index, "TransportSettings", partial(TransportSettings, policy=QUICK))
+    monkeypatch.setattr(
+        shard_options, "TransportSettings", partial(TransportSettings, policy=QUICK)
+    )
 
 
 @pytest.fixture
@@ -45,18 +47,8 @@ def urls(folder, server):
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """Runs the tool, which is to end by itself; gives its exit status and its JSON."""
-
-    def call(*arguments):
-        status, given = 0, ["--cache-dir", tmp_path / "cache", "--processes", 1, "--json"]
-        try:
-            index.main([*map(str, [*arguments, *given])])
-        except SystemExit as stop:
-            status = stop.code
-        return status, json.loads(capsys.readouterr().out)
-
-    return call
+def run(run_here):
+    return run_here(index.main)
 
 
 @pytest.fixture
@@ -202,7 +194,7 @@ def test_a_shard_that_changes_while_it_is_read_has_no_index(run, urls, server, t
     server.faults = [None, None, Fault("replace")]
     status, document = run(urls, "--output", tmp_path / "out")
     [found] = [each for each in document["findings"] if each["is_failure"]]
-    assert (status, document["written"]) == (1, [])
+    assert (status, document["written"], found["rule"]) == (2, [], "unread shard")
     assert "train-000000.tar changed while it was read" in found["message"]
     assert len(list((tmp_path / "cache").rglob("*.scanned"))) == 2
 
@@ -221,21 +213,18 @@ def test_a_store_that_does_not_answer_ends_the_run_and_keeps_what_is_done(
     assert len(of_shards(asked_for_bytes(server))) == 2
 
 
-@pytest.mark.parametrize("absent", ["404", "403"])
-def test_a_shard_that_is_not_there_does_not_keep_others_from_being_read(
-    run, urls, server, tmp_path, absent
+@pytest.mark.parametrize(("rule", "expected"), [("missing shard", 1), ("unread shard", 2)])
+def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_read(
+    run, urls, server, tmp_path, rule, expected
 ):
-    if absent == "404":
+    if rule == "missing shard":
         del server.objects["data/train-000001.tar"]
     else:
         server.faults = [None] * 3 + [Fault("status", 403)] * 2
     status, document = run(f"{urls}?sig=s3cr3t", *TABLES, "--output", tmp_path / "out")
     [found] = [each for each in document["findings"] if each["is_failure"]]
-    assert (status, document["samples"], document["written"]) == (1, 6, [])
-    assert (found["rule"], found["shard"]) == (
-        "damaged shard",
-        f"{server.url}/data/train-000001.tar",
-    )
+    assert (status, document["samples"], document["written"]) == (expected, 6, [])
+    assert (found["rule"], found["shard"]) == (rule, f"{server.url}/data/train-000001.tar")
     assert "s3cr3t" not in json.dumps(document)
     assert len(list((tmp_path / "out").iterdir())) == 2
 

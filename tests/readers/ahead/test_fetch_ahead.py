@@ -74,6 +74,7 @@ def test_what_cannot_be_known_is_said_once_and_ends_the_thread(make_ahead, told,
 
     ahead = make_ahead(failing())
     ahead.reach(0, 0)
+    ahead.reach(0, 5)
     assert wait_for(lambda: "no such table" in caplog.text, WITHIN_S)
     ahead.reach(0, 9)
     assert told == ["first"]
@@ -89,10 +90,11 @@ def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
 
     ahead = make_ahead(announcements())
     ahead.reach(0, 0)
+    ahead.reach(0, 5)
     asked.set()
     assert wait_for(lambda: ahead._error is not None, WITHIN_S)
     with pytest.raises(IndexMismatchError, match="another object"):
-        ahead.reach(0, 5)
+        ahead.reach(0, 9)
 
 
 def test_a_first_batch_learns_at_once_that_its_shard_was_replaced(make_ahead):
@@ -104,6 +106,21 @@ def test_a_first_batch_learns_at_once_that_its_shard_was_replaced(make_ahead):
         make_ahead(announcements()).reach(0, 0)
 
 
+def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):
+    asked = threading.Event()
+
+    def announcements():
+        yield Announcement(0, 0, reads_named("first"))
+        asked.set()
+        yield Announcement(0, 5, reads_named("second"))
+
+    ahead = make_ahead(announcements())
+    ahead.reach(0, 9)
+    assert not asked.wait(0.1)
+    ahead.reach(0, 9)
+    assert asked.wait(WITHIN_S)
+
+
 def test_nothing_is_told_after_closing(make_ahead, told, caplog):
     reached = threading.Event()
 
@@ -113,6 +130,7 @@ def test_nothing_is_told_after_closing(make_ahead, told, caplog):
         yield Announcement(0, 5, reads_named("second"))
 
     ahead = make_ahead(announcements())
+    ahead.reach(0, 9)
     ahead.reach(0, 9)
     ahead.close()
     reached.set()

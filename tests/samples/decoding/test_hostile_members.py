@@ -1,7 +1,10 @@
 """Bytes made to break a decoder become the error of a sample, whatever the decoder raised."""
 
+import gzip
 import io
+import resource
 import struct
+import zipfile
 import zlib
 from contextlib import suppress
 
@@ -13,10 +16,15 @@ from PIL import Image
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
+from lightning_shards.samples.decoding import compressed
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 
 MEMBERS = {"__key__": "k", "__url__": "0.tar"}
+
+
+BOMB = bytes(2**28)
+"""Packed it is small; decoders may unpack 2**22 bytes of it here."""
 
 
 def npy(header, data=b"", version=1):
@@ -29,10 +37,36 @@ def header(shape, kind="<f4"):
     return f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}"
 
 
-def npz():
+def npz(save=np.savez, **arrays):
     file = io.BytesIO()
-    np.savez(file, a=np.zeros(2))
+    save(file, **arrays or {"a": np.zeros(2)})
     return file.getvalue()
+
+
+def zip_of(*entries, method=zipfile.ZIP_DEFLATED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def lying_npz(claim=50):
+    """One that says `claim` bytes of an entry, and unpacks to more."""
+    data = bytearray(zip_of(("a.npy", BOMB)))
+    for place in (data.index(b"PK\1\2") + 24, data.index(b"PK\3\4") + 22):
+        data[place : place + 4] = struct.pack("<I", claim)
+    return bytes(data)
+
+
+def chunk(data, size=None):
+    packed = b"~TenBin~" + struct.pack("<q", len(data) if size is None else size) + data
+    return packed + bytes(-len(packed[16:]) % 64)
+
+
+def ten_header(kind, *sides, rank=None):
+    words = struct.pack(f"<{1 + len(sides)}q", len(sides) if rank is None else rank, *sides)
+    return chunk(kind.ljust(8, b"\0") + bytes(8) + words)
 
 
 def image(kind):
@@ -54,7 +88,7 @@ def png_of(width, height):
 
 
 HOSTILE = {
-    "an archive": ("npy", npz(), r"an archive \(\.npz\)"),
+    "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
     "a huge array": ("npy", npy(header((1 << 40,))), "speaks of 4398046511104 bytes, 0 follow"),
     "an overflow": ("npy", npy(header((1 << 33, 1 << 33))), "bytes, 0 follow"),
@@ -78,6 +112,35 @@ HOSTILE = {
         struct.pack("<Q", 59) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,9000000]}}',
         "'safetensors'",
     ),
+    "an npz of a pickle": ("npz", npz(a=np.array([{}], object)), "allow_pickle"),
+    "an npz bomb": ("npz", zip_of(*[(f"{n}.npy", BOMB[:-n]) for n in (1, 2)]), "more than 4194304"),
+    "an npz that lies": ("npz", lying_npz(), "decoded as 'npz'"),
+    "an npz with text": ("npz", zip_of(("a.txt", "a")), "no .npy file"),
+    "an npz by lzma": ("npz", zip_of(("a", b"a"), method=zipfile.ZIP_LZMA), "compressed by method"),
+    "a cut npz": ("npz", npz()[:-30], "no whole archive"),
+    "no npz": ("npz", b"PK", "no whole archive"),
+    "a .gz bomb": ("txt.gz", gzip.compress(BOMB, 1), "holds more than 4194304 bytes"),
+    "deep cbor": ("cbor", b"\x81" * 200_000, "decoded as 'cbor'"),
+    "a huge cbor": ("cbor", b"\x9b" + (1 << 40).to_bytes(8, "big"), "decoded as 'cbor'"),
+    "huge cbor bytes": ("cbor", b"\x5b" + (1 << 60).to_bytes(8, "big"), "decoded as 'cbor'"),
+    "no cbor": ("cbor", b"", "decoded as 'cbor'"),
+    "deep msgpack": ("msgpack", b"\x91" * 200_000, "decoded as 'msgpack'"),
+    "a huge msgpack": ("mp", b"\xdd\xff\xff\xff\xff", "decoded as 'msgpack'"),
+    "huge msgpack bytes": ("msg", b"\xc6\xff\xff\xff\xff", "decoded as 'msgpack'"),
+    "msgpack and more": ("msgpack", b"\1\2", "decoded as 'msgpack'"),
+    "a cut .gz": ("npy.gz", gzip.compress(npy(header((2,)), bytes(8)))[:-9], "is damaged"),
+    "a spoilt .gz": ("txt.gz", gzip.compress(b"abc")[:-8] + bytes(8), "is damaged"),
+    "no .gz": ("txt.gz", b"abc", "is damaged"),
+    "a .gz of no json": ("json.gz", gzip.compress(b"["), "decoded as 'json'"),
+    "no ten": ("ten", b"abc", "begins at its byte 0"),
+    "a long chunk": ("ten", chunk(b"abc", 1 << 60), "speaks of 1152921504606846976 bytes"),
+    "a negative chunk": ("ten", chunk(b"abc", -1), "speaks of -1 bytes"),
+    "a ten without numbers": ("ten", ten_header(b"f4", 1), "no numbers follow"),
+    "a ten of objects": ("ten", ten_header(b"O", 1) + chunk(bytes(8)), "is damaged"),
+    "a ten of no rank": ("ten", ten_header(b"f4", 1, rank=9) + chunk(bytes(4)), "is damaged"),
+    "a ten header cut": ("ten", chunk(b"f4") + chunk(b""), "is damaged"),
+    "a huge ten": ("ten", ten_header(b"f4", 1 << 60) + chunk(b""), "0 bytes follow"),
+    "a negative ten": ("ten", ten_header(b"f4", -1, -1) + chunk(bytes(4)), "4 bytes follow"),
     "a bomb": ("png", png_of(30_000, 30_000), "for field 'x'"),
     "a wide bomb": ("png", png_of(2**31 - 1, 1), "for field 'x'"),
     "a pixel too many": ("png", png_of(10_000, 8_948), "more than 89478485"),
@@ -90,11 +153,14 @@ def field_of(suffix):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message):
+def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
+    monkeypatch.setattr(compressed, "_MOST_BYTES", 2**22)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     with pytest.raises(SampleError, match=message):
         field_of(suffix).decode(MEMBERS | {suffix: data})
     with pytest.raises(SampleError):
         decode_column(field_of(suffix), ListedBytes([data, data]))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2**17
 
 
 WHOLE = {
@@ -105,6 +171,11 @@ WHOLE = {
     "safetensors": struct.pack("<Q", 60)
     + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      '
     + bytes(8),
+    "npz": npz(np.savez_compressed),
+    "cbor": b"\xa1aa\x83\x01\xf6\xf9\x3c\x00",
+    "msgpack": b"\x81\xa1a\x93\x01\xc0\xca\x3f\x80\0\0",
+    "json.gz": gzip.compress(b"[1, 2, 3]"),
+    "ten": ten_header(b"f4", 2, 1) + chunk(bytes(8)),
     **{kind: image(kind.upper()) for kind in ("png", "jpeg", "webp", "tiff", "gif", "bmp")},
 }
 

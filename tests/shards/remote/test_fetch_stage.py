@@ -1,17 +1,23 @@
 """What a loader counts of the network: requests, bytes, and the time that batches waited."""
 
 import pickle
+import threading
+from contextlib import suppress
 
 import pytest
 from fault_server import Fault
+from waiting import wait_for
 
 from lightning_shards import build
+from lightning_shards.errors import ShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import reader_choice
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.stage_clock import STAGES
+from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.system import stage_byte
+from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.messages import MessageMaker
 from lightning_shards.workers.shared_buffers import ReceivedBuffers
 from tests.shards.remote.conftest import QUICK
@@ -86,6 +92,60 @@ def test_what_is_in_the_cache_is_read_and_not_fetched(published_shards, tmp_path
     times_of(module(published_shards, tmp_path, **whole), epochs=8)
     again = times_of(module(published_shards, tmp_path, **whole), epochs=2)
     assert again.fetched.read_bytes > 4 * again.fetched.fetched_bytes
+
+
+@pytest.fixture
+def published():
+    """The stage that this process publishes, by name."""
+    before, byte = stage_byte.published_byte(), memoryview(bytearray(1))
+    stage_byte.publish_stages_in(byte)
+    yield lambda: stage_of(byte[0])
+    stage_byte.publish_stages_in(before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"loader": ROOMY}, {"sampling": "sequential"}, {"reader": "stream"}],
+    ids=["exactly", "cached", "sequential", "stream"],
+)
+def test_a_process_that_waits_for_a_server_says_that_it_fetches(
+    published_shards, server, tmp_path, published, settings
+):
+    stream = (
+        module(published_shards, tmp_path, **settings).source("train").batches(Place(), Cursor())
+    )
+    seen, is_wanted = [], threading.Event()
+    is_wanted.set()
+
+    def check():
+        seen.append(published())
+        if not is_wanted.is_set():
+            raise KeyboardInterrupt
+
+    def read():
+        with suppress(KeyboardInterrupt, ShardError), Cancellable(check):
+            while True:
+                next(stream)
+
+    reading = threading.Thread(target=read)
+    server.always = Fault("stall", 3)
+    reading.start()
+    try:
+        assert wait_for(lambda: seen, 10)
+    finally:
+        is_wanted.clear()
+        reading.join(10)
+        stream.close()
+    assert set(seen) == {"fetch"}
+
+
+def test_a_thread_that_nobody_waits_for_publishes_nothing(published):
+    with stage_byte.Fetching():
+        assert published() == "start"
+    with Cancellable(lambda: None):
+        with stage_byte.Fetching():
+            assert published() == "fetch"
+        assert published() == "start"
 
 
 def test_local_batches_have_neither_stage_nor_totals(local, tmp_path):

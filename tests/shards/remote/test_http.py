@@ -248,7 +248,7 @@ def test_closing_wakes_who_waits_for_a_server_or_pauses(fault, policy, make_tran
         time.sleep(0.001)
     time.sleep(0.02)
     transport.close()
-    thread.join(1)
+    thread.join(5)  # it would wait for half a minute
     assert not thread.is_alive()
     assert "the connections were closed" in str(errors[0])
 

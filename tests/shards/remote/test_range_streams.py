@@ -22,6 +22,7 @@ from tests.shards.remote.test_remote_storage import fetchers, wait_until_gone
 
 pytestmark = pytest.mark.network
 
+ENDS_WITHIN_S = 5  # a second where nothing else runs; without an end it would be 30
 SMALL = StreamAhead(ranges=3, range_bytes=4_000, first_bytes=1_000)
 
 
@@ -157,7 +158,7 @@ def test_a_stream_that_is_left_in_a_stall_ends_its_threads(
     began = time.monotonic()
     stream.close()
     wait_until_gone(started)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < ENDS_WITHIN_S
     server.reset()
     server.objects["data/0.tar"] = DATA
     with storage.open_stream(url) as stream:
@@ -209,7 +210,7 @@ def test_a_stalled_stream_is_called_off(server, make_storage, url, first):
     with pytest.raises(EnoughError), Cancellable(enough):
         read()
     wait_until_gone(fetchers() - before)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < ENDS_WITHIN_S
     server.reset()
     server.objects["data/0.tar"] = DATA
     with storage.open_stream(url) as stream:
@@ -316,7 +317,7 @@ class TestWithoutRanges:
         stream.raw.read(1_000)
         began = time.monotonic()
         stream.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < ENDS_WITHIN_S
 
     def test_a_whole_object_above_the_limit_of_cut_ranges_is_streamed(
         self, storage, url, monkeypatch

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.network
 WITHIN_S = 10
 PIECES = 3  # whole shards: short runs that come side by side are one piece
 ROOMY = {"cache_gib": 1}
+SHARDS = range(len(COUNTS))
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +154,7 @@ def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
         target=end_while_fetching, args=(remote, is_fetched)
     )
     killed.start()
-    killed.join(WITHIN_S)
+    killed.join(3 * WITHIN_S)
     assert killed.exitcode == -signal.SIGKILL
     own = module(local, tmp_path, shuffle_block=4).source("train")
     for rank in range(ranks):
@@ -174,7 +175,7 @@ def test_no_thread_is_left_when_a_stream_is_closed(published_shards, server, tmp
         names = ("fetch", "lightning-shards-fetch", "fetch-ahead")
         return [each for each in set(threading.enumerate()) - before if each.name in names]
 
-    assert wait_for(lambda: not left(), 1.5), left()
+    assert wait_for(lambda: not left(), 5), left()  # a stall would last 30 s
 
 
 def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):
@@ -220,6 +221,51 @@ def test_fetching_ahead_goes_on_when_a_store_answers_again(
     tables.close()
     with pytest.raises(StorageError):
         tables.tables_of([1])  # whoever closed them waits for nothing
+
+
+def tables_by_two(published_shards, tmp_path):
+    """The tables of a source as the two processes of a node ask for them, with one cache."""
+    source = module(published_shards, tmp_path, cache="asked").source("train")
+    folder = CacheFolder(tmp_path / "tables")
+    return [ShardTables(source.index, folder, source.storages, (number, 2)) for number in (0, 1)]
+
+
+def tables_asked_for(server):
+    paths = [each.path.partition("?")[0] for each in server.asked]
+    return sorted(path.rpartition("/")[2] for path in paths if path.endswith(".members"))
+
+
+def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_batches, "_OTHERS_S", WITHIN_S)
+    both, found = tables_by_two(published_shards, tmp_path), []
+    server.asked.clear()
+    asking = [threading.Thread(target=lambda i=i: found.append(i.tables_of(SHARDS))) for i in both]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(WITHIN_S)
+    assert [[table.num_samples for table in tables] for tables in found] == [COUNTS] * 2
+    assert tables_asked_for(server) == [f"shard-{shard:06d}.tar.members" for shard in SHARDS]
+
+
+def test_a_process_fetches_the_tables_that_no_other_one_brings(published_shards, tmp_path):
+    alone, other = tables_by_two(published_shards, tmp_path)
+    assert [table.num_samples for table in alone.tables_of(SHARDS)] == COUNTS
+    assert not alone._are_others_there
+    other.tables_of(SHARDS)
+    assert other._are_others_there
+
+
+def test_a_shard_is_not_asked_about_whose_table_was_just_fetched(
+    published_shards, server, tmp_path
+):
+    one, other = tables_by_two(published_shards, tmp_path)
+    one.tables_of([0])
+    server.asked.clear()
+    one.require_same([0])
+    assert not server.asked
+    other.require_same([0])
+    assert len(server.asked) == 1
 
 
 def test_the_working_set_of_large_samples_is_what_all_ranks_of_a_node_prepare(

@@ -150,10 +150,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(DamagedShardError, match=message) as caught:
         _members(data)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert str(caught.value).startswith("https://host/000.tar ")  # no secrets
     assert str(caught.value).endswith("fetch or write this shard again")
     (tmp_path / "0.tar").write_bytes(data)
@@ -195,7 +195,7 @@ PIECES = st.one_of(
 def test_random_pieces_are_read_whole_or_refused_at_once(tmp_path_factory, pieces):
     path = tmp_path_factory.getbasetemp() / "pieces.tar"
     path.write_bytes(b"".join(pieces) + END)
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError:
@@ -205,7 +205,7 @@ def test_random_pieces_are_read_whole_or_refused_at_once(tmp_path_factory, piece
             for sample in range(table.num_samples):
                 for suffix in table.suffixes_of(sample):
                     assert len(shard.read(sample, suffix)) == table.find(sample, suffix)[1]
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 PAX_NAME = _member(_pax(path=b"p.txt"), flag=b"x")

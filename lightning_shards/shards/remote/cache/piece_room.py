@@ -6,9 +6,11 @@ that a recount sees what other processes are about to write.
 
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
 from lightning_shards.shards.remote.cache.limits import (
@@ -75,6 +77,8 @@ class PieceRoom:
 
     def __init__(self, folder: PieceFolder, runs: OpenRuns, counts: CacheCounts) -> None:
         self._folder, self._runs, self._counts = folder, runs, counts
+        # Threads of one process queue here: a lock of a file is asked for again and again
+        self._lock = Lock()
 
     def take(self, piece: Piece) -> NewPiece | None:
         """Room for a piece; None if there is none within the limit, whatever is dropped.
@@ -83,7 +87,7 @@ class PieceRoom:
             OSError: The folder cannot be used.
         """
         size = piece.size + TRAILER_BYTES
-        with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+        with self._counter() as file:
             if file is None:
                 return None
             used, needs = self._folder.read_used(file), self._runs.needs()
@@ -108,13 +112,25 @@ class PieceRoom:
         os.close(room.file)
         with suppress(FileNotFoundError):
             room.path.unlink()
-        with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+        with self._counter() as file:
             if file is None:
                 return
             used = self._folder.read_used(file) - room.size
             if is_full:
                 used, _ = self._evict(room.size, is_full=True)
             self._folder.write_used(file, used)
+
+    @contextmanager
+    def _counter(self) -> Generator[int | None, None, None]:
+        """The file of the counter, locked; None if that takes too long."""
+        if not self._lock.acquire(timeout=_WAIT_S):
+            yield None
+            return
+        try:
+            with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
+                yield file
+        finally:
+            self._lock.release()
 
     def _made(self, piece: Piece, size: int) -> NewPiece:
         path = self._folder.part_of(number_of(piece.folder, piece.name))

@@ -25,7 +25,8 @@ class FetchThreads:
         threads = max(1, threads)
         self._most, self._most_ahead = threads + 1, threads - threads // _LEFT_FOR_BATCHES
         self._limit_ahead = self._most_ahead
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # of all conditions, so that each wakes whom it concerns
+        self._is_work_there = threading.Condition(self._lock)
         self._batches: deque[_WaitedFor] = deque()
         self._soon: deque[Task] = deque()
         self._threads: list[threading.Thread] = []
@@ -42,15 +43,15 @@ class FetchThreads:
             BaseException: The first one that a task, or a check of the caller's thread, raised;
                 tasks that were not begun are dropped.
         """
-        batch = _WaitedFor(tasks)
-        with self._changed:
+        batch = _WaitedFor(tasks, self._lock)
+        with self._lock:
             if self._is_closed:
                 raise _closed()
             if batch.tasks:
                 self._batches.append(batch)
                 self._wake(len(batch.tasks))
             try:
-                wait_until(self._changed, lambda: batch.is_done)
+                wait_until(batch.ended, lambda: batch.is_done)
             finally:
                 self._end(batch, None)
         if batch.error is not None:
@@ -61,13 +62,13 @@ class FetchThreads:
 
         They must not raise.
         """
-        with self._changed:
+        with self._lock:
             self._soon = deque(() if self._is_closed else tasks)
             self._wake(min(len(self._soon), self._limit_ahead))
 
     def limit_soon(self, limit: int) -> None:
         """How many of them run at once, at least one; never more than threads are there for."""
-        with self._changed:
+        with self._lock:
             more = max(1, min(limit, self._most_ahead)) - self._limit_ahead
             self._limit_ahead += more
             if more > 0:
@@ -75,19 +76,19 @@ class FetchThreads:
 
     def add_soon(self, task: Task) -> None:
         """One more of them, behind all others."""
-        with self._changed:
+        with self._lock:
             if not self._is_closed:
                 self._soon.append(task)
                 self._wake(1)
 
     def stop(self) -> None:
         """Begin no further task; batches that wait get an error."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._soon.clear()
             while self._batches:
                 self._end(self._batches[0], _closed())
-            self._changed.notify_all()
+            self._is_work_there.notify_all()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads to end after `stop`; whether they have."""
@@ -97,19 +98,19 @@ class FetchThreads:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _wake(self, tasks: int) -> None:
-        """Let so many threads work; called with the lock."""
+        """Let so many threads work, each for as long as there is work; called with the lock."""
         for _ in range(min(tasks - self._idle, self._most - len(self._threads))):
             thread = threading.Thread(target=self._work, name="fetch", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._changed.notify_all()
+        self._is_work_there.notify(tasks)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not (self._batches or self._may_fetch_ahead() or self._is_closed):
                     self._idle += 1
-                    self._changed.wait()
+                    self._is_work_there.wait()
                     self._idle -= 1
                 if self._is_closed:
                     return
@@ -122,9 +123,8 @@ class FetchThreads:
             try:
                 task()
             finally:
-                with self._changed:
+                with self._lock:
                     self._ahead -= 1
-                    self._changed.notify_all()
 
     def _may_fetch_ahead(self) -> bool:
         return bool(self._soon) and self._ahead < self._limit_ahead
@@ -144,16 +144,16 @@ class FetchThreads:
         except BaseException as raised:  # noqa: BLE001 the thread that waits raises it
             error = raised
         finally:
-            with self._changed:
+            with self._lock:
                 batch.running -= 1
-                if error is not None:
+                if error is not None or batch.is_done:
                     self._end(batch, error)
-                self._changed.notify_all()
 
     def _end(self, batch: "_WaitedFor", error: BaseException | None) -> None:
         """Begin no further task of a batch; called with the lock."""
         batch.error = batch.error or error
         batch.tasks.clear()
+        batch.ended.notify()
         if batch in self._batches:
             self._batches.remove(batch)
 
@@ -165,10 +165,11 @@ def _closed() -> StorageError:
 
 
 class _WaitedFor:
-    """The tasks of one batch."""
+    """The tasks of one batch; whoever waits for them waits for `ended`."""
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    def __init__(self, tasks: Iterable[Task], lock: threading.RLock) -> None:
         self.tasks = deque(tasks)
+        self.ended = threading.Condition(lock)
         self.running = 0
         self.error: BaseException | None = None
 

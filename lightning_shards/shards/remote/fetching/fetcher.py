@@ -73,6 +73,10 @@ class Fetcher:
         if self._cache is not None:
             self._here().announce(pieces)
 
+    def has_all(self) -> bool:
+        """Whether pieces were announced, and all that were announced last are in the cache."""
+        return self._here().has_all()
+
     def read(self, reads: Sequence[ObjectReads]) -> list[list[int]]:
         """Read all ranges of a batch at once; nothing is written to their memory after the call.
 

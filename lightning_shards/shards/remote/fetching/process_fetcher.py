@@ -29,6 +29,7 @@ from lightning_shards.shards.remote.fetching.under_way import Coming, UnderWay
 from lightning_shards.shards.remote.transport import Body, Transport
 from lightning_shards.shards.urls import redact
 from lightning_shards.system.cancellation import raise_if_cancelled, wait_for_event
+from lightning_shards.system.stage_byte import Fetching
 
 _REMEMBERED: Final = 3
 """Announcements whose pieces are looked for: batches are read a little behind the last one."""
@@ -112,6 +113,12 @@ class ProcessFetcher:
         if self._has_read.is_set():
             self._begin(announced)
 
+    def has_all(self) -> bool:
+        """See `Fetcher.has_all`."""
+        with self._lock:
+            pieces = self._announced[-1].pieces if self._announced else []
+            return bool(pieces) and self._there.issuperset(pieces)
+
     def _begin(self, announced: AnnouncedPieces) -> None:
         with self._lock:
             known = self._there | self._under_way.keys()
@@ -142,18 +149,23 @@ class ProcessFetcher:
                 for part in (announced.cut(segment) if segment.piece is None else [segment])
             ]
         missing = [segment for segment in segments if not self._open.has_filled(segment)]
-        sizes: dict[str, int] = {}
-        began = self._now()
+        began, sizes, lacked = self._now(), dict[str, int](), 0
+        if missing:
+            with Fetching():
+                lacked = self._fill(missing, sizes)
+        waited_s = self._now() - began if missing else 0.0
+        self._count(read_bytes=wanted, cached_bytes=wanted - lacked, waited_s=waited_s)
+        return [lengths_read(each, sizes.get(each.url)) for each in reads]
+
+    def _fill(self, missing: list[Segment], sizes: dict[str, int]) -> int:
+        """Wait for what is missing or fetch it; how many of its bytes were fetched exactly."""
         if self._patience.is_worth_it(missing):
             missing = self._waited_for(missing)
         coming, at_once = self._shared_out(missing)
         self._fetch_exactly(at_once, sizes)
         late = [segment for piece in coming for segment in self._late(piece)]
         self._fetch_exactly(late, sizes)
-        waited_s = self._now() - began if missing else 0.0
-        lacked = bytes_of_segments(at_once) + bytes_of_segments(late)
-        self._count(read_bytes=wanted, cached_bytes=wanted - lacked, waited_s=waited_s)
-        return [lengths_read(each, sizes.get(each.url)) for each in reads]
+        return bytes_of_segments(at_once) + bytes_of_segments(late)
 
     def stop(self) -> None:
         """Begin nothing new."""
@@ -226,7 +238,7 @@ class ProcessFetcher:
     def _piece(self, piece: Piece) -> bytearray:
         body = self._body(piece.url, piece.version, piece.begin, piece.end)
         at_once = int(_PIECE_S * (self._link.bytes_per_s or 0) / piece.size)
-        self._threads.limit_soon(max(_LEAST_AHEAD, at_once))
+        self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
         self._count(ahead_bytes=len(body.data), ahead_requests=1)
         return body.data
 

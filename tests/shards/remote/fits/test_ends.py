@@ -20,6 +20,9 @@ from tests.shards.remote.published import publish, server_put
 pytestmark = pytest.mark.network
 
 GONE_WITHIN_S = 5.0
+"""On a machine that runs nothing else, as `-m matrix` asks for."""
+
+BESIDE_OTHERS_S = 10.0
 STALL = Fault("stall", 3)
 STATES = {"idle": None, "fetching": Fault("late", 0.03), "stalled": STALL}
 POOLS = {
@@ -86,17 +89,17 @@ def seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split):
         return time.perf_counter() - began, there
 
 
-def check(fits, urls, server, state, pool, number, cache_dir, **split):
+def check(fits, urls, server, state, pool, number, cache_dir, within_s=GONE_WITHIN_S, **split):
     seconds, there = seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split)
     sys.stdout.write(f"{state}, {pool}, {number.name}: {seconds:.1f} s, {there} processes\n")
     assert there >= (3 if "processes" in pool else 1)
-    assert seconds < GONE_WITHIN_S
+    assert seconds < within_s
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["inline"])
 def test_sigterm_ends_a_fit_that_waits_for_a_server(pool, fits, urls, server, memory):
-    check(fits, urls, server, "stalled", pool, signal.SIGTERM, memory)
+    check(fits, urls, server, "stalled", pool, signal.SIGTERM, memory, BESIDE_OTHERS_S)
     assert not (memory / "pieces").exists()
 
 

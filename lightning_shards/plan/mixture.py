@@ -1,0 +1,290 @@
+"""The order of a mixture: several data sets in one sequence, each round composed exactly.
+
+The sequence has no end, and epochs, batches and ranks only cut it. `MixtureSlots` says which
+component stands at each place, and each component is served its own endless sequence, pass after
+pass. So any stretch of the mixture is one stretch of each component. The slots of its example,
+where labels has 4 samples::
+
+    slots         w w l w l l w w | l w w w l w w l
+    labels            0   1 2     | 3       0     1
+    pass              0   0 0     | 0       1     1
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError, PlanError, StateError
+from lightning_shards.plan.draws import ORDER_VERSION
+from lightning_shards.plan.mixture_slots import RUN_END, MixtureSlots
+from lightning_shards.plan.order import Order
+
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureComponent:
+    """One data set of a mixture.
+
+    Attributes:
+        name: An identifier. It keys the order, by `component_seed`.
+        order: Its samples; its shards are numbered from 0. An epoch of this order is a pass, and
+            a ``resampled`` component stays in its first one.
+        num_shards: Number of its shards.
+        fingerprint: What a checkpoint knows its shards by.
+    """
+
+    name: str
+    order: Order
+    num_shards: int
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a component without samples.
+
+        Raises:
+            PlanError: It has none.
+        """
+        if self.order.samples < 1:
+            raise PlanError(
+                f"component {self.name!r} has {self.order.samples} samples; check its shards and "
+                "the counts in their index, or remove it from the mix"
+            )
+
+    @property
+    def pass_samples(self) -> int:
+        """Samples of its sequence before the next epoch of its order begins."""
+        is_endless = self.order.identity()["sampling"] == "resampled"
+        return RUN_END if is_endless else self.order.samples
+
+    def passes(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """These samples of its sequence, pass by pass: its number, and first and last position."""
+        while begin < end:
+            number, start = divmod(begin, self.pass_samples)
+            stop = min(start + end - begin, self.pass_samples)
+            yield number, start, stop
+            begin += stop - start
+
+    def describe(self) -> str:
+        """All that its sequence depends on, in words for a checkpoint."""
+        told = {"shards": self.fingerprint} if self.fingerprint else {}
+        told |= {"num_shards": self.num_shards, "samples": self.order.samples}
+        told |= self.order.identity()
+        return " ".join(f"{name}={value}" for name, value in told.items())
+
+
+@dataclass(frozen=True)
+class MixtureOrder(Order):
+    """The samples of several data sets in one order.
+
+    Shards are numbered over all components, in the order of `mix`. Positions from `samples` on
+    repeat those of the epoch.
+
+    Attributes:
+        mix: The components.
+        slots: Where in the sequence each of them stands.
+    """
+
+    mix: tuple[MixtureComponent, ...]
+    slots: MixtureSlots
+
+    def __post_init__(self) -> None:
+        """Refuse slots of other components.
+
+        Raises:
+            ConfigError: The names differ.
+        """
+        names = tuple(component.name for component in self.mix)
+        if names != self.slots.names:
+            raise ConfigError(
+                f"a mixture and its slots must name the same components, got {', '.join(names)} "
+                f"and {', '.join(self.slots.names)}; make the slots from the components' names"
+            )
+
+    def __reduce__(self) -> "tuple[type[MixtureOrder], tuple[object, ...]]":
+        """Pickle the arguments only: workers compute the rest again."""
+        return MixtureOrder, (self.mix, self.slots)
+
+    @property
+    def samples(self) -> int:
+        """Samples of an epoch; among them a sample may come several times, or not at all."""
+        return self.slots.epoch_samples
+
+    def at(self, epoch: int, start: int, stop: int) -> _Ints:
+        """The sample ids at positions start to stop of the epoch: shard, and sample in it.
+
+        int64, shape (stop - start, 2).
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        return self.at_spans(epoch, [(start, stop)])
+
+    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
+        """The results of `at` for each of these spans, concatenated; spans are in rising order."""
+        ids = [self._ids_at(places) for places in self.slots.places(epoch, spans)]
+        return np.concatenate([np.empty((0, 2), np.int64), *ids])
+
+    def components(self, epoch: int, start: int, stop: int) -> _Ints:
+        """The component at each of these positions, by its number in `mix`.
+
+        int64, shape (stop - start,).
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        pieces = self.slots.places(epoch, [(start, stop)])
+        numbers = [self.slots.look_up(places)[0].astype(np.int64) for places in pieces]
+        return np.concatenate([np.empty(0, np.int64), *numbers])
+
+    def consumed(self, epoch: int, position: int) -> _Ints:
+        """Samples of each component before this position, since the beginning of the run.
+
+        int64, shape (components,), by their numbers in `mix`. Samples at the end of an epoch that
+        no step served are counted, too: the next epoch goes on behind them.
+
+        Raises:
+            ConfigError: A position that is not in the epoch.
+        """
+        if not 0 <= position <= self.samples:
+            raise ConfigError(
+                f"position must be from 0 to the {self.samples} samples of an epoch, got "
+                f"{position}; repeats behind the end are not counted"
+            )
+        return self.slots.before(epoch * self.samples + position)
+
+    def following(self, epoch: int, position: int, count: int) -> _Ints:
+        """Ids that may stand for a bad sample here: the next ones of the same component.
+
+        int64, shape (count, 2). They are of the pass of the bad sample; behind its end they come
+        from its beginning.
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        (places,) = self.slots.places(epoch, [(position, position + 1)])
+        components, samples = self.slots.look_up(places)
+        number = int(components[0])
+        pass_number, start = divmod(int(samples[0]), self.mix[number].pass_samples)
+        ids = self.mix[number].order.following(pass_number, start, count)
+        ids[:, 0] += self._first_shards[number]
+        return ids
+
+    def footing(self, epoch: int, start: int, stop: int) -> _Ints:
+        """The ids of the blocks at which all components stand at these positions.
+
+        int64, shape (n, 2). A component with weight that has no sample there comes with the block
+        of its next one. So the blocks stay the same until one component leaves its own.
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        blocks = [np.empty((0, 2), np.int64)]
+        for first, last in self.slots.bounds(epoch, start, stop):
+            begins, ends = self.slots.before(first), self.slots.before(last)
+            for number, weight in enumerate(self.slots.weights_at(first)):
+                begin, end = int(begins[number]), int(ends[number])
+                blocks += self._blocks_of(number, begin, max(end, begin + 1) if weight else end)
+        return np.concatenate(blocks)
+
+    def identity(self) -> dict[str, int | str]:
+        """The version of the arithmetic, and all that the order depends on beside the shards."""
+        components = {f"component_{each.name}": each.describe() for each in self.mix}
+        return self._fixed() | {"stages": self.slots.schedule.to_text()} | components
+
+    def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:
+        """Check that a run whose order had this identity may go on with this order.
+
+        Stages that begin behind the trained samples may be others, and so may components that have
+        no weight before.
+
+        Args:
+            saved: The `identity` of the order that gave the trained samples.
+            trained: How many of the run these are: all epochs before the cursor's, and its samples.
+
+        Raises:
+            StateError: They are not the first ones of this order.
+        """
+        for name, value in self._fixed().items():
+            if saved.get(name) != value:
+                raise StateError(
+                    f"the checkpoint was made with {name}={saved.get(name)!r:.100}, this run has "
+                    f"{value!r}; set it back to resume, or start anew without the loader's state"
+                )
+        self.slots.schedule.require_same(saved.get("stages"), trained)
+        used = self.slots.schedule.names_before(trained)
+        for component in self.mix:
+            was, now = saved.get(f"component_{component.name}"), component.describe()
+            if component.name in used and was != now:
+                raise StateError(
+                    f"the checkpoint was made with the component {component.name!r} of {was}, this "
+                    f"run has {now}; set it back to resume, or give what is new another name and a "
+                    "weight in a stage that is still to come"
+                )
+
+    def _fixed(self) -> dict[str, int | str]:
+        """What cannot change while a run goes on."""
+        return {
+            "order_version": ORDER_VERSION,
+            "seed": self.slots.seed,
+            "sampling": "mixture",
+            "dataset_size": self.samples,
+            "round": self.slots.schedule.round_units,
+            "unit": self.slots.schedule.unit,
+        }
+
+    @cached_property
+    def _first_shards(self) -> list[int]:
+        """The shards of the components before each of them."""
+        shards = [component.num_shards for component in self.mix]
+        return [sum(shards[:number]) for number in range(len(shards))]
+
+    def _ids_at(self, places: _Ints) -> _Ints:
+        """The ids at rising places."""
+        # own: where one component stands, ascending; by_component: where its part of ids goes.
+        components, samples = self.slots.look_up(places)
+        ids: list[_Ints] = []
+        by_component: list[_Ints] = []
+        for number, component in enumerate(self.mix):
+            own = np.flatnonzero(components == number)
+            if own.size:
+                ids.append(_ids_of(component, samples[own]))
+                ids[-1][:, 0] += self._first_shards[number]
+                by_component.append(own)
+        sources = np.empty(len(places), np.int64)
+        sources[np.concatenate(by_component)] = np.arange(len(places))
+        return np.concatenate(ids).take(sources, axis=0)
+
+    def _blocks_of(self, number: int, begin: int, end: int) -> Iterator[_Ints]:
+        """The ids of the blocks of a component in which these samples are, pass by pass."""
+        component = self.mix[number]
+        for pass_number, start, stop in component.passes(begin, end):
+            blocks = component.order.footing(pass_number, start, stop)
+            blocks[:, 0] += self._first_shards[number]
+            yield blocks
+
+
+def component_seed(seed: int, name: str) -> int:
+    """The seed of a component's own order, from the seed of the run and its name alone.
+
+    No other component moves it, and the same shards under two names have two orders.
+
+    >>> component_seed(0, "web")
+    2568157234618764885
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
+
+
+def _ids_of(component: MixtureComponent, samples: _Ints) -> _Ints:
+    """The ids of rising sample numbers of one component, which numbers its own shards."""
+    begins = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist()]
+    spans_of_pass: dict[int, list[tuple[int, int]]] = {}
+    for first, last in zip(begins, [*begins[1:], 0], strict=True):
+        begin, end = int(samples[first]), int(samples[last - 1]) + 1
+        for pass_number, start, stop in component.passes(begin, end):
+            spans_of_pass.setdefault(pass_number, []).append((start, stop))
+    return np.concatenate([component.order.at_spans(*each) for each in spans_of_pass.items()])

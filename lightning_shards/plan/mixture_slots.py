@@ -1,0 +1,203 @@
+"""Which component of a mixture stands at each position, and its how many-th sample that is.
+
+A round has so many units of each component as `MixtureSchedule` says, and random words deal them
+to its slots. Nothing is asked of the components themselves: weights, seed and names are all that
+it depends on. Weights web=5 and labels=3 in rounds of 8::
+
+    slots         w w l w l l w w | l w w w l w w l
+    web           0 1   2     3 4 |   5 6 7   8 9
+    labels            0   1 2     | 3       4     5
+
+Components are dealt in the order of their names: neither the order in which a user names them nor
+a component without weight changes anything.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.draws import Purpose, random_words
+from lightning_shards.plan.mixture_schedule import MixtureSchedule
+from lightning_shards.plan.mixture_weights import check_component_names
+from lightning_shards.plan.order import BLOCKS_KEPT
+
+_Ints = NDArray[np.int64]
+
+RUN_END: Final = 2**62
+"""Where the sequence of a run ends: what is counted with its positions stays in int64."""
+
+_DEALT_AT_ONCE: Final = 16_384
+"""Units dealt together where rounds are shorter; 12 bytes each."""
+
+
+@dataclass(frozen=True)
+class MixtureSlots:
+    """The components at all positions of a run.
+
+    A *place* is a position of the run: position p of epoch e is place e x `epoch_samples` + p.
+    Components have the numbers of `names`. Positions behind the end of an epoch repeat it.
+
+    Attributes:
+        names: The components in the order in which users name them.
+        schedule: Their weights.
+        seed: 0 <= seed < 2**64.
+        epoch_samples: Samples of an epoch, whole rounds.
+    """
+
+    names: tuple[str, ...]
+    schedule: MixtureSchedule
+    seed: int
+    epoch_samples: int
+
+    def __post_init__(self) -> None:
+        """Refuse what deals no slots.
+
+        Raises:
+            ConfigError: Names that components cannot have, a schedule of other components, a
+                seed out of its range, or an epoch of no whole rounds.
+        """
+        check_component_names(self.names)
+        if self.schedule.names != tuple(sorted(self.names)):
+            raise ConfigError(
+                f"a mixture and its schedule must have the same components, got "
+                f"{', '.join(self.names)} and {', '.join(self.schedule.names)}; make the schedule "
+                "from the components' weights"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(
+                f"seed must be from 0 to {2**64 - 1}, got {self.seed}; it names a random stream"
+            )
+        round_samples = self.schedule.round_samples
+        if self.epoch_samples < 1 or self.epoch_samples % round_samples:
+            raise ConfigError(
+                f"an epoch of a mixture must be whole rounds of {round_samples} samples, got "
+                f"{self.epoch_samples} samples; take its size from epoch_of_mixture"
+            )
+
+    def __reduce__(self) -> "tuple[type[MixtureSlots], tuple[object, ...]]":
+        """Pickle the arguments only: workers compute the rest again."""
+        return MixtureSlots, (self.names, self.schedule, self.seed, self.epoch_samples)
+
+    def bounds(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The places of these positions: the first one and the one behind the last, lap by lap.
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        if epoch < 0 or (epoch + 1) * self.epoch_samples > RUN_END:
+            raise ConfigError(
+                "epoch must be at least 0 and end before sample 2**62 of the run, got "
+                f"{epoch} with {self.epoch_samples} samples each; epochs count from 0"
+            )
+        if not 0 <= start <= stop < 2**63:
+            raise ConfigError(
+                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+                "take them from EpochPlan.rank_span"
+            )
+        return self._laps(epoch, start, stop)
+
+    def places(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
+        """The places of rising spans of positions, int64, in pieces that rise."""
+        rising: list[_Ints] = []
+        for start, stop in spans:
+            for first, last in self.bounds(epoch, start, stop):
+                if rising and first <= rising[-1][-1]:
+                    yield np.concatenate(rising)
+                    rising.clear()
+                rising.append(np.arange(first, last, dtype=np.int64))
+        if rising:
+            yield np.concatenate(rising)
+
+    def look_up(self, places: _Ints) -> tuple[NDArray[np.int32], _Ints]:
+        """The component at each of these rising places, and the number of the sample.
+
+        Returns:
+            int32 and int64, shape (places,). Samples of a component are numbered over the whole
+            run: those at places that follow each other have consecutive numbers.
+        """
+        unit, at_once = self.schedule.unit, self._rounds_dealt * self.schedule.round_units
+        units, offsets = (places, 0) if unit == 1 else np.divmod(places, unit)
+        components, samples = np.empty(len(places), np.int32), np.empty(len(places), np.int64)
+        start = 0
+        while start < len(places):
+            group = int(units[start]) // at_once
+            stop = int(np.searchsorted(units, (group + 1) * at_once))
+            of_components, of_units = self._dealt(group)
+            slots = units[start:stop] - group * at_once
+            components[start:stop], samples[start:stop] = of_components[slots], of_units[slots]
+            start = stop
+        return components, samples * unit + offsets
+
+    def before(self, place: int) -> _Ints:
+        """Samples of each component before a place, int64, shape (components,)."""
+        unit, offset = divmod(place, self.schedule.unit)
+        round_number, slot = divmod(unit, self.schedule.round_units)
+        before = self.schedule.counts(round_number, round_number)[0][self._ranks]
+        if slot or offset:
+            group, round_in_group = divmod(round_number, self._rounds_dealt)
+            start = round_in_group * self.schedule.round_units
+            components, _ = self._dealt(group)
+            before += np.bincount(components[start : start + slot], minlength=len(self.names))
+            before *= self.schedule.unit
+            before[components[start + slot]] += offset
+            return before
+        return before * self.schedule.unit
+
+    def weights_at(self, place: int) -> tuple[int, ...]:
+        """The whole weight of each component at a place."""
+        weights = self.schedule.weights_at(place // self.schedule.round_samples)
+        return tuple(weights[rank] for rank in self._ranks)
+
+    def _laps(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        while start < stop:
+            position = start % self.epoch_samples
+            length = min(stop - start, self.epoch_samples - position)
+            first = epoch * self.epoch_samples + position
+            yield first, first + length
+            start += length
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        """Where each component is in the order of names."""
+        return [self.schedule.names.index(name) for name in self.names]
+
+    @cached_property
+    def _rounds_dealt(self) -> int:
+        return max(1, _DEALT_AT_ONCE // self.schedule.round_units)
+
+    @cached_property
+    def _dealt(self) -> Callable[[int], tuple[NDArray[np.int32], _Ints]]:
+        """The component and the number of each of the units that are dealt together."""
+        return lru_cache(maxsize=BLOCKS_KEPT)(self._deal)
+
+    def _deal(self, group: int) -> tuple[NDArray[np.int32], _Ints]:
+        # counts: units of each component before each round, shape (rounds + 1, components).
+        # words, slots, dealt, components: one entry per unit, shape (rounds, units of a round).
+        rounds, units = self._rounds_dealt, self.schedule.round_units
+        counts = self.schedule.counts(group * rounds, (group + 1) * rounds)
+        span = (group * rounds * units, (group + 1) * rounds * units)
+        words = random_words(Purpose.MIX_SLOTS, (self.seed, 0), span, resumed_at=0, stream=0)
+        slots = _stable_rows(words.reshape(rounds, units))
+        # The component of each column of counts, and then of each unit before it is dealt.
+        by_name = np.argsort(self._ranks).astype(np.int32)
+        dealt = np.repeat(np.tile(by_name, rounds), np.diff(counts, axis=0).ravel())
+        components = np.empty((rounds, units), np.int32)
+        np.put_along_axis(components, slots, dealt.reshape(rounds, units), axis=1)
+        # Over rounds, too, the units of a component are numbered in the order of their slots.
+        components, numbers = components.ravel(), np.empty(rounds * units, np.int64)
+        for component, begin, end in zip(by_name, counts[0], counts[-1], strict=True):
+            numbers[np.flatnonzero(components == component)] = np.arange(begin, end)
+        return components, numbers
+
+
+def _stable_rows(words: NDArray[np.uint64]) -> _Ints:
+    """The same as ``argsort(words, axis=1, kind="stable")``, faster if words seldom repeat."""
+    order = np.argsort(words, axis=1)
+    ordered = np.take_along_axis(words, order, axis=1)
+    has_ties = (ordered[:, 1:] == ordered[:, :-1]).any()
+    return np.argsort(words, axis=1, kind="stable") if has_ties else order

@@ -1,0 +1,144 @@
+"""Transforms that decode a clip of a sound or a video, and no more of a video than it shows.
+
+Each takes the bytes of a media file and gives a tensor of one shape, so that clips of files of any
+length fit one tensor (of videos, if all pictures have one size). Put them in `transforms`; the
+field is then not decoded before. No other module knows torchcodec, which decodes by FFmpeg.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.decoding.images import MAX_PIXELS
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_VALUES = 2**28
+"""Values of a clip of sound, which then has 1 GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeAudioClip:
+    """Decodes a clip of a sound to float32 of shape (channels, samples), from -1 to 1.
+
+    The file is decoded from its beginning up to the end of the clip; memory is taken for the clip
+    alone. What a file is too short for is zeros.
+
+    Attributes:
+        seconds: Length of the clip.
+        sample_rate: Samples a second; files of other rates are resampled.
+        num_channels: Channels of the clip; files of other numbers are mixed.
+        start_s: Where the clip begins in the file; None: drawn for each sample in each epoch.
+    """
+
+    seconds: float
+    sample_rate: int
+    num_channels: int = 1
+    start_s: float | None = None
+    takes_bytes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require_torchcodec()
+        if self.sample_rate < 1 or self.num_channels < 1:
+            raise ConfigError(
+                f"sample_rate and num_channels must be at least 1, got {self.sample_rate} and "
+                f"{self.num_channels}"
+            )
+        if not 1 <= self._num_values <= _MAX_VALUES:
+            raise ConfigError(
+                f"a clip of seconds={self.seconds} would have {self._num_values} values; it must "
+                f"have 1 to {_MAX_VALUES}"
+            )
+        if self.start_s is not None and self.start_s < 0:
+            raise ConfigError(f"start_s must be at least 0, or None, got {self.start_s}")
+
+    @property
+    def _num_values(self) -> int:
+        return round(self.seconds * self.sample_rate) * self.num_channels
+
+    def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
+        """The clip of one file."""
+        decoder = _decoders().AudioDecoder(
+            data, sample_rate=self.sample_rate, num_channels=self.num_channels
+        )
+        told = decoder.metadata
+        begin = told.begin_stream_seconds_from_header or 0.0
+        length = told.duration_seconds_from_header or 0.0
+        start = self.start_s
+        if start is None:
+            start = float(rng.uniform(0, max(length - self.seconds, 0)))
+        start += begin
+        found = decoder.get_samples_played_in_range(start, start + self.seconds).data
+        clip = found.new_zeros(self.num_channels, self._num_values // self.num_channels)
+        num_samples = min(clip.shape[1], found.shape[1])
+        clip[:, :num_samples] = found[:, :num_samples]
+        return clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeVideoClip:
+    """Decodes some frames of a video to uint8 of shape (frames, 3, height, width).
+
+    The other frames are decoded only where these depend on them. The last frame stands for those
+    that a file is too short for.
+
+    Attributes:
+        num_frames: Frames of the clip.
+        stride: Frames of the file from one frame of the clip to the next one.
+        start: Number of the first frame in the file; None: drawn for each sample in each epoch.
+    """
+
+    num_frames: int
+    stride: int = 1
+    start: int | None = None
+    takes_bytes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require_torchcodec()
+        if self.num_frames < 1 or self.stride < 1:
+            raise ConfigError(
+                f"num_frames and stride must be at least 1, got {self.num_frames} and {self.stride}"
+            )
+        if self.start is not None and self.start < 0:
+            raise ConfigError(f"start must be at least 0, or None, got {self.start}")
+
+    def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
+        """The clip of one file."""
+        decoder = _decoders().VideoDecoder(data)
+        height, width = decoder.metadata.height or 0, decoder.metadata.width or 0
+        if self.num_frames * height * width > MAX_PIXELS:
+            raise ValueError(
+                f"{self.num_frames} frames of {width} x {height} pixels are more than {MAX_PIXELS}"
+            )
+        last = len(decoder) - 1
+        start = self.start
+        if start is None:
+            length = (self.num_frames - 1) * self.stride
+            start = int(rng.integers(max(last - length, 0) + 1))
+        frames = start + np.arange(self.num_frames) * self.stride
+        return decoder.get_frames_at(np.minimum(frames, last).tolist()).data
+
+
+def _require_torchcodec() -> None:
+    if find_spec("torchcodec") is None:
+        raise ConfigError(
+            "clips of sounds and videos need torchcodec, which is not installed: "
+            "pip install 'lightning-shards[media]', and FFmpeg"
+        )
+
+
+@cache
+def _decoders() -> Any:
+    try:
+        return import_module("torchcodec.decoders")  # an extra
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            "torchcodec cannot be loaded: it needs the libraries of FFmpeg, and a build for the "
+            f"torch that is installed (for the CPU, or for its CUDA): {str(error)[-300:]}"
+        ) from error

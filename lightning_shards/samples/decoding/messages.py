@@ -1,0 +1,24 @@
+"""Decoders of values in the binary formats CBOR and MessagePack, by their libraries.
+
+No other module knows these libraries. Both bound how deep values are nested, and allocate no more
+than the bytes of the member.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+def decode_cbor(data: bytes) -> Any:
+    """The value in a .cbor file."""
+    return _library("cbor2").loads(data)
+
+
+def decode_msgpack(data: bytes) -> Any:
+    """The value in a .msgpack file; keys of maps are texts or bytes."""
+    return _library("msgpack").unpackb(data)
+
+
+@cache
+def _library(name: str) -> Any:
+    return import_module(name)  # of an extra

@@ -1,0 +1,41 @@
+"""Two real ranks that are told to end by SIGTERM while one of them gets no batch."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from forked_programs import ForkedPrograms
+from waiting import is_running, wait_for
+
+pytestmark = [pytest.mark.ddp, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("stalled_rank.py")
+STALLED_WITHIN_S = 120.0
+GONE_WITHIN_S = 20.0
+
+
+def waits_in_a_collective(folder: Path, stalled: int) -> bool:
+    """Whether the other rank is in a step for which the stalled one has no batch."""
+    steps = [path.stat().st_size for path in sorted(folder.glob("steps-*"))]
+    return len(steps) == 2 and 0 < steps[stalled] < steps[1 - stalled]
+
+
+@pytest.mark.parametrize("are_both_told", [True, False])
+@pytest.mark.parametrize("stalled", [0, 1])
+def test_a_rank_that_gets_no_batch_ends_with_those_that_wait_for_it(
+    tmp_path: Path,
+    pack_into: Callable[..., list[str]],
+    forked_programs: ForkedPrograms,
+    stalled: int,
+    *,
+    are_both_told: bool,
+) -> None:
+    pack_into(tmp_path, [40], "shard")
+    with forked_programs.started([PROGRAM, tmp_path, stalled], tmp_path, ranks=2) as running:
+        assert wait_for(lambda: waits_in_a_collective(tmp_path, stalled), STALLED_WITHIN_S)
+        for rank, pid in enumerate(running.pids):
+            if are_both_told or rank == stalled:
+                os.kill(pid, signal.SIGTERM)
+        assert wait_for(lambda: not any(map(is_running, running.pids)), GONE_WITHIN_S)

@@ -1,0 +1,366 @@
+"""The order of a mixture: equal to a naive model, frozen by a golden file, cut anywhere."""
+
+import json
+import pickle
+import tracemalloc
+from fractions import Fraction
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_mixtures import component, draw_mixture, example_mixture, mixture
+
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.draws import ORDER_VERSION, Purpose
+from lightning_shards.plan.mixture import MixtureOrder, component_seed
+from lightning_shards.plan.mixture_schedule import WeightChange
+from lightning_shards.plan.mixture_slots import MixtureSlots
+from lightning_shards.plan.mixture_weights import MAX_ROUND
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.pieces import pieces_ahead
+from lightning_shards.plan.schedule import EpochSchedule
+
+GOLDEN = Path(__file__).with_name("golden_mixture.json")
+CHANGES = [
+    WeightChange({"web": 1, "labels": 6, "synth": 1}, samples=72, over=2),
+    WeightChange({"synth": 1}, epoch=4),
+]
+
+
+def golden_now():
+    """What the golden file holds; write it anew only with a new ORDER_VERSION."""
+    small = [
+        [
+            unit,
+            seed,
+            epoch,
+            order.components(epoch, 0, 24).tolist(),
+            order.at(epoch, 0, 24).tolist(),
+        ]
+        for unit in (1, 3)
+        for seed in (7, 2**64 - 1)
+        for order in [example_mixture(seed, unit=unit)]
+        for epoch in (0, 3)
+    ]
+    changing = example_mixture(7, changes=CHANGES, rounds=9)
+    staged = [[epoch, changing.at(epoch, 0, 72).tolist()] for epoch in range(5)]
+    huge = [component(name, np.full(10**4, 10**5), 7, run=64) for name in ("a", "b", "c")]
+    far = mixture(huge, {"a": 0.123456789, "b": 3, "c": 1}, round_units=64, rounds=10**6, seed=7)
+    return {
+        "order_version": ORDER_VERSION,
+        "component_seed": [component_seed(seed, "web") for seed in (0, 7, 2**64 - 1)],
+        "small (unit, seed, epoch, components, samples)": small,
+        "stages (epoch, samples)": staged,
+        "huge (epoch 1234, samples)": far.at(1234, 5_000_000, 5_000_064).tolist(),
+    }
+
+
+def test_orders_equal_the_golden_file():
+    assert golden_now() == json.loads(GOLDEN.read_text())
+
+
+# A naive model: Python's fractions and whole lists, one unit at a time.
+
+
+def naive_counts(weights, units):
+    """Units of each component among the first ones of a stage."""
+    counts = [int(Fraction(units * weight, sum(weights)) + Fraction(1, 2)) for weight in weights]
+    largest = weights.index(max(weights))
+    counts[largest] += units - sum(counts)
+    return counts
+
+
+def naive_stretches(schedule, rounds):
+    """Units of each component before each of the first rounds."""
+    stage, start = schedule.stages[0], [0] * len(schedule.names)
+    for number in range(rounds + 1):
+        units = (number - stage.first_round) * schedule.round_units
+        counts = [a + b for a, b in zip(start, naive_counts(stage.weights, units), strict=True)]
+        for next_stage in schedule.stages:
+            if next_stage.first_round == number:
+                stage, start = next_stage, counts
+        yield counts
+
+
+def naive_units(order, rounds):
+    """(name, number) of each unit."""
+    schedule, size = order.slots.schedule, order.slots.schedule.round_units
+    counts = list(naive_stretches(schedule, rounds))
+    philox = np.random.Philox(
+        key=np.array([order.slots.seed, 0], np.uint64),
+        counter=np.array([0, 0, 0, int(Purpose.MIX_SLOTS)], np.uint64),
+    )
+    words = philox.random_raw(rounds * size).tolist()
+    for number in range(rounds):
+        slots = sorted(range(size), key=lambda slot: words[number * size + slot])
+        dealt = [
+            name
+            for name, begin, end in zip(
+                schedule.names, counts[number], counts[number + 1], strict=True
+            )
+            for _ in range(end - begin)
+        ]
+        by_slot = dict(zip(slots, dealt, strict=True))
+        following = dict(zip(schedule.names, counts[number], strict=True))
+        for slot in range(size):
+            name = by_slot[slot]
+            yield name, following[name]
+            following[name] += 1
+
+
+def naive(order, rounds):
+    """(component, shard, sample) at each position of the run."""
+    unit = order.slots.schedule.unit
+    names = [each.name for each in order.mix]
+    found = []
+    for name, number in naive_units(order, rounds):
+        part = order.mix[names.index(name)]
+        shards_before = sum(each.num_shards for each in order.mix[: names.index(name)])
+        for sample in range(number * unit, (number + 1) * unit):
+            pass_number, position = divmod(sample, part.order.samples)
+            if part.order.sampling == "resampled":
+                pass_number, position = 0, sample
+            ((shard, in_shard),) = part.order.at(pass_number, position, position + 1).tolist()
+            found.append((names.index(name), shard + shards_before, in_shard))
+    return found
+
+
+def served(order, rounds):
+    """The same as the order gives it."""
+    found, places = [], rounds * order.slots.schedule.round_samples
+    for epoch in range(-(-places // order.samples)):
+        stop = min(order.samples, places - epoch * order.samples)
+        numbers = order.components(epoch, 0, stop).tolist()
+        ids = order.at(epoch, 0, stop).tolist()
+        found += [(number, *pair) for number, pair in zip(numbers, ids, strict=True)]
+    return found
+
+
+def test_orders_equal_the_naive_model():
+    drawn = (draw_mixture(np.random.default_rng((1, seed)), most=300) for seed in count())
+    short = (order for order in drawn if order.slots.schedule.round_samples <= 300)
+    for order in islice(short, 20):
+        rounds = min(60, 1_000 // order.slots.schedule.round_samples)
+        assert served(order, rounds) == naive(order, rounds)
+
+
+def test_orders_with_all_kinds_of_changes_equal_the_naive_model():
+    order = example_mixture(3, changes=CHANGES, rounds=5, unit=2)
+    assert served(order, 40) == naive(order, 40)
+
+
+def test_weights_of_many_digits_equal_the_naive_model():
+    components = [component(name, [50]) for name in ("a", "b", "c")]
+    weights = {"a": 1 / 3, "b": 0.123456789012345, "c": 1.23e-19}
+    order = mixture(components, weights, round_units=50, rounds=40)
+    assert sum(order.slots.schedule.stages[0].weights) > 2**63
+    assert served(order, 60) == naive(order, 60)
+
+
+# What does not depend on what.
+
+
+def positions_of(order, name, stop=400):
+    """Where a component stands, and its samples as it numbers its own shards."""
+    number = [each.name for each in order.mix].index(name)
+    places = np.flatnonzero(order.components(0, 0, stop) == number)
+    shards_before = sum(each.num_shards for each in order.mix[:number])
+    return places, order.at(0, 0, stop)[places] - [shards_before, 0]
+
+
+def test_the_order_of_names_changes_no_sample():
+    forth, back = (example_mixture(rounds=50), example_mixture(rounds=50))
+    back = MixtureOrder(
+        forth.mix[::-1],
+        MixtureSlots(forth.slots.names[::-1], forth.slots.schedule, 0, forth.samples),
+    )
+    for name in forth.slots.names:
+        for one, other in zip(positions_of(forth, name), positions_of(back, name), strict=True):
+            assert one.tolist() == other.tolist()
+
+
+def test_a_component_without_weight_changes_nothing():
+    order = example_mixture(rounds=50)
+    weights = {"aaa": 0, "web": 5, "labels": 2, "synth": 1}
+    more = mixture([component("aaa", [9]), *order.mix], weights, rounds=50)
+    assert (more.at(0, 0, 400) - [1, 0]).tolist() == order.at(0, 0, 400).tolist()
+
+
+def test_other_weights_leave_each_component_its_own_order():
+    order = example_mixture(rounds=50)
+    other = mixture(order.mix, {"web": 1, "labels": 3, "synth": 4}, rounds=50)
+    for name in order.slots.names:
+        one, two = positions_of(order, name)[1].tolist(), positions_of(other, name)[1].tolist()
+        shared = min(len(one), len(two))
+        assert one[:shared] == two[:shared]
+
+
+def test_the_same_shards_under_two_names_have_two_orders():
+    order = mixture([component(name, [100]) for name in ("a", "b")], {"a": 1, "b": 1}, rounds=100)
+    first, second = (positions_of(order, name, 200)[1][:, 1].tolist() for name in ("a", "b"))
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+
+
+def test_slots_differ_from_round_to_round_and_from_seed_to_seed():
+    rounds = [
+        tuple(example_mixture(seed).components(epoch, start, start + 8).tolist())
+        for seed in range(5)
+        for epoch in range(5)
+        for start in (0, 8, 16)
+    ]
+    assert len(set(rounds)) > 0.6 * len(rounds)  # 8! / (5! 2! 1!) = 168 kinds
+
+
+def test_every_slot_is_equally_likely():
+    order = example_mixture(rounds=10_000)
+    slots = order.components(0, 0, 80_000).reshape(10_000, 8)
+    for number, weight in enumerate((5, 2, 1)):
+        expected = 10_000 * weight / 8
+        found = (slots == number).sum(axis=0)
+        spread = np.sqrt(10_000 * weight / 8 * (1 - weight / 8))
+        assert (abs(found - expected) < 4 * spread).all()
+
+
+# The rest of what an order says.
+
+
+def test_following_is_of_the_same_component_and_pass():
+    order = example_mixture()
+    for position, number in enumerate(order.components(2, 0, 24).tolist()):
+        bad, *others = order.at(2, position, position + 1).tolist()
+        assert others == []
+        following = order.following(2, position, order.mix[number].order.samples).tolist()
+        shards = {shard for shard, _ in following}
+        begin = sum(each.num_shards for each in order.mix[:number])
+        assert shards <= set(range(begin, begin + order.mix[number].num_shards))
+        if order.mix[number].name != "synth":
+            assert following[-1] == bad
+            assert len(set(map(tuple, following))) == order.mix[number].order.samples
+
+
+def test_following_goes_on_with_what_comes_next():
+    order = mixture([component("a", [400])], {"a": 1}, rounds=100)
+    assert order.following(0, 3, 5).tolist() == order.at(0, 4, 9).tolist()
+
+
+def test_the_footing_has_a_block_of_each_component():
+    components = [component(name, [4096], block=64, run=16) for name in ("a", "b", "c")]
+    order = mixture(components, {"a": 6, "b": 2, "c": 0}, rounds=100)
+    footing = order.footing(0, 10, 11)
+    assert len(footing) == 2 * 64
+    assert set(footing[:, 0].tolist()) == {0, 1}
+    assert set(map(tuple, order.at(0, 10, 11).tolist())) <= set(map(tuple, footing.tolist()))
+
+
+def test_pieces_are_looked_at_until_a_component_leaves_its_block():
+    """Not until the next sample of another component, which would be the next position."""
+    components = [component(name, [4096], block=64, run=16) for name in ("a", "b")]
+    order = mixture(components, {"a": 3, "b": 1}, rounds=1000)
+    epochs = EpochSchedule(order.samples, 32, "drop")
+    ahead = pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=16)
+    stretches = [(each.start, each.stop) for each, _ in zip(ahead, range(9), strict=False)]
+    consumed = [order.consumed(0, stop).tolist() for _, stop in stretches]
+    assert [any(number % 64 == 0 for number in counts) for counts in consumed] == [True] * 9
+
+
+def test_positions_behind_the_end_repeat_the_epoch():
+    order = example_mixture()
+    twice = 2 * order.at(3, 0, 24).tolist()
+    assert order.at(3, 24, 72).tolist() == twice
+    assert order.at_spans(3, [(20, 24), (24, 30), (44, 50)]).tolist() == [
+        *twice[20:24],
+        *twice[:6],
+        *twice[20:26],
+    ]
+    assert order.components(3, 20, 28).tolist() == [
+        *order.components(3, 20, 24).tolist(),
+        *order.components(3, 0, 4).tolist(),
+    ]
+
+
+def test_equal_mixtures_are_equal_and_travel_without_what_they_remember():
+    order = example_mixture()
+    size = len(pickle.dumps(order))
+    order.at(0, 0, 24)
+    assert len(pickle.dumps(order)) == size
+    assert pickle.loads(pickle.dumps(order)) == order == example_mixture()
+    assert hash(order) == hash(example_mixture())
+    assert order != example_mixture(1)
+    assert order != example_mixture(changes=CHANGES)
+
+
+@pytest.mark.parametrize(("round_units", "limit"), [(64, 32), (4_096, 32), (MAX_ROUND, 160)])
+def test_seeking_in_a_huge_mixture_takes_little_memory(round_units, limit):
+    weights = dict(zip("abcdefgh", (160, 32, 16, 16, 12, 8, 8, 4), strict=True))
+    counts = np.full(10**4, 10**5)
+    tracemalloc.start()
+    try:
+        components = [component(name, counts, run=64, block=16_384) for name in weights]
+        rounds = 10**9 // round_units
+        order = mixture(components, weights, round_units=round_units, rounds=rounds)
+        epoch, start = divmod(10**10, order.samples)
+        order.at(epoch, start, start + 256)
+        assert tracemalloc.get_traced_memory()[1] / 2**20 < limit
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ((-1, 0, 1), "epoch must be at least 0 and end before sample 2.*, got -1 with 24 samples"),
+        ((2**60, 0, 1), r"epoch must be at least 0 .*, got 1152921504606846976 with 24"),
+        ((0, -1, 1), r"positions must be 0 <= start <= stop < 2\*\*63, got -1 to 1;"),
+        ((0, 2, 1), "positions must be .*, got 2 to 1;"),
+        ((0, 0, 2**63), "positions must be .*, got 0 to 9223372036854775808;"),
+    ],
+)
+def test_impossible_queries_are_refused(query, message):
+    order = example_mixture()
+    for ask in (order.at, order.components, order.footing):
+        with pytest.raises(ConfigError, match=message):
+            ask(*query)
+
+
+@pytest.mark.parametrize("position", [-1, 25])
+def test_only_positions_of_the_epoch_are_counted(position):
+    with pytest.raises(ConfigError, match=f"position must be from 0 to the 24 .*, got {position};"):
+        example_mixture().consumed(0, position)
+
+
+def test_the_last_epoch_of_a_run_can_be_asked_for():
+    order = example_mixture()
+    last = 2**62 // 24 - 1
+    assert len(order.at(last, 0, 24)) == 24
+    assert order.consumed(last, 24).sum() == (last + 1) * 24
+
+
+def test_a_component_without_samples_is_refused():
+    with pytest.raises(PlanError, match="component 'web' has 0 samples; check its shards"):
+        component("web", [0, 0])
+
+
+def test_mixtures_that_fit_not_together_are_refused():
+    order, slots = example_mixture(), example_mixture().slots
+    with pytest.raises(ConfigError, match="its slots must name the same components, got web, labe"):
+        MixtureOrder(order.mix[:2], slots)
+    with pytest.raises(ConfigError, match="its schedule must have the same components, got web an"):
+        MixtureSlots(("web",), slots.schedule, 0, 24)
+    with pytest.raises(
+        ConfigError, match="must be whole rounds of 8 samples, got 20 samples; take"
+    ):
+        MixtureSlots(slots.names, slots.schedule, 0, 20)
+    with pytest.raises(ConfigError, match="seed must be from 0 to 18446744073709551615, got -1;"):
+        MixtureSlots(slots.names, slots.schedule, -1, 24)
+
+
+def test_a_seed_of_its_own_gives_a_component_its_order():
+    web = example_mixture(5).mix[0].order
+    assert web == SampleOrder(web.counts, component_seed(5, "web"), "shuffled", 3, 8)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden_now()).replace("]]], ", "]]],\n") + "\n")

@@ -1,0 +1,40 @@
+"""Decoders as a user writes them: callables from bytes to a value."""
+
+import random
+
+import numpy as np
+
+
+def decode_wav(data):
+    """Samples of 16 bits behind a head of four bytes."""
+    if not data.startswith(b"WAVE"):
+        raise LookupError("no head")
+    return np.frombuffer(data[4:], "<i2")
+
+
+class Scaled:
+    """One with a setting."""
+
+    deterministic = True
+
+    def __init__(self, by=2):
+        self.by = by
+
+    def __call__(self, data):
+        return decode_wav(data) * self.by
+
+
+def drawn(data):
+    """One that draws, as decoders should not."""
+    return len(data) + random.random()
+
+
+def lazily_drawn(data):
+    """One that draws from torch, which it imports itself."""
+    import torch
+
+    return len(data) + float(torch.rand(()))
+
+
+def with_rng(data, rng):
+    return data

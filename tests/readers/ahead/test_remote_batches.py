@@ -1,0 +1,37 @@
+"""How much batches read at once beside what is fetched ahead."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lightning_shards.readers.ahead.remote_batches import buffer_beside
+
+MIB = 2**20
+
+
+@dataclass
+class Shards:
+    """Open shards of which all is there that was to be fetched, or not."""
+
+    is_there: bool = False
+
+    def has_fetched_ahead(self):
+        return self.is_there
+
+
+def test_as_much_is_read_at_once_as_of_local_files_when_all_is_there():
+    shards = Shards()
+    buffer = buffer_beside(cast("Any", object()), cast("Any", shards))
+    assert buffer.limit == 1  # the first batch comes alone
+    buffer.take(32 * MIB)
+    assert buffer.limit == 4 * MIB
+    shards.is_there = True
+    assert buffer.limit == 64 * MIB
+    shards.is_there = False  # the next block is announced
+    assert buffer.limit == 4 * MIB
+
+
+def test_without_a_cache_the_limit_grows_from_a_few_mebibytes():
+    buffer = buffer_beside(None, cast("Any", Shards()))
+    assert buffer.limit == 4 * MIB
+    buffer.take(16 * MIB)
+    assert buffer.limit == 64 * MIB

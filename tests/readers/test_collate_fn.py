@@ -1,0 +1,308 @@
+"""What a `collate_fn` is given, what becomes of what it returns, and its errors."""
+
+import copy
+from collections import UserDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards.cli import one_line
+from lightning_shards.errors import ConfigError, TransformError
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.replay import batch_keys
+from lightning_shards.samples.decoding.crops import DecodeResize
+
+FIELDS = {"image": "png", "label": "cls"}
+READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Gives the samples as they came, in a list."""
+
+    takes_arrays: bool = False
+
+    def __call__(self, samples):
+        return samples
+
+
+def listed(samples):
+    return list(samples)
+
+
+def labels_alone(samples):
+    return {"label": torch.tensor([sample["label"] for sample in samples])}
+
+
+@dataclass
+class Target:
+    """A part of a batch that is of the user's own class."""
+
+    boxes: torch.Tensor
+    name: str
+    rest: object = None
+
+
+def everything(samples):
+    """A batch of all that may travel."""
+    numbers = torch.tensor([sample["label"] for sample in samples])
+    large = torch.stack([sample["image"] for sample in samples]).repeat(1, 1, 200, 200)
+    return {
+        "tensor": large,
+        "array": numbers.numpy(),
+        "targets": [Target(torch.full((2, 4), n), f"n{n}", {"m": [n, None]}) for n in numbers],
+        "nested": UserDict(mask=numbers > 3, deep={"list": [numbers, (numbers + 1, "text")]}),
+        "texts": [str(n) for n in numbers.tolist()],
+        "nothing": None,
+    }
+
+
+def fail_on_three(samples):
+    numbers = [sample["label"] for sample in samples]
+    return {"label": [10 / (3 - number) for number in numbers]}
+
+
+def jitter_label(label, rng):
+    return label + rng.random()
+
+
+def split_of(urls, reader, **settings):
+    return SplitConfig(urls, **{"sampling": "sequential", "reader": reader} | settings)
+
+
+def plain(value):
+    """A form of any batch that can be compared: the types, and what is in them."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return type(value).__name__, str(value.dtype), np.asarray(value).tolist()
+    if isinstance(value, dict | UserDict):
+        return type(value).__name__, [(name, plain(each)) for name, each in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [plain(each) for each in value]
+    if isinstance(value, Target):
+        return "Target", plain(vars(value))
+    return value
+
+
+@READERS
+def test_it_gets_whole_samples(pack_shards, make_module, reader):
+    split = split_of(pack_shards([2, 1]), reader, collate_fn=Kept(), remainder="pad")
+    module = make_module(split, fields=FIELDS, decode={"image": "gray"})
+    first, last = module.loader("train")
+    assert [list(sample) for sample in first] == 2 * [
+        ["image", "label", "__key__", "__url__", "__id__", "__weight__"]
+    ]
+    assert [sample["label"] for sample in first + last] == [0, 1, 2, 0]
+    assert [sample["__key__"] for sample in first] == ["000000", "000001"]
+    assert [sample["__id__"] for sample in first + last] == [(0, 0), (0, 1), (1, 0), (0, 0)]
+    assert [sample["__weight__"] for sample in first + last] == [1.0, 1.0, 1.0, 0.0]
+    assert last[0]["__url__"].endswith("shard-000001.tar")
+    assert first[0]["image"].shape == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "transforms", [{}, {"image": DecodeResize(size=4)}], ids=["decoded", "cropped"]
+)
+@pytest.mark.parametrize("takes_arrays", [False, True])
+@READERS
+def test_pixels_are_tensors_unless_it_takes_arrays(
+    pack_shards, make_module, reader, takes_arrays, transforms
+):
+    split = split_of(pack_shards([2]), reader, collate_fn=Kept(takes_arrays=takes_arrays))
+    module = make_module(split, fields=FIELDS, transforms=transforms)
+    (batch,) = module.loader("train")
+    expected = np.ndarray if takes_arrays else torch.Tensor
+    assert [type(sample["image"]) for sample in batch] == [expected, expected]
+    assert [sample["image"].shape for sample in batch] == [(3, 4, 4), (3, 4, 4)]
+    assert np.asarray(batch[1]["image"]).tolist() == np.ones((3, 4, 4)).tolist()
+
+
+def test_without_arrays_wanted_torch_is_told_to_the_workers(pack_shards, make_module):
+    urls = pack_shards([2])
+
+    def loads_torch(collate_fn, **settings):
+        split = split_of(urls, "indexed", collate_fn=collate_fn)
+        return make_module(split, **settings).source("train").describe().loads_torch
+
+    assert loads_torch(Kept(), fields=FIELDS)
+    assert not loads_torch(Kept(takes_arrays=True), fields=FIELDS)
+    assert not loads_torch(None, fields=FIELDS)
+    assert not loads_torch(Kept())
+    assert loads_torch(Kept(), fields=FIELDS, transforms={"image": DecodeResize(size=4)})
+
+
+def test_a_stream_gives_tensors_to_stages_whatever_the_collate_fn_takes(pack_shards, make_module):
+    seen = []
+
+    def look(samples):
+        for sample in samples:
+            seen.append(type(sample["image"]))
+            yield sample | {"extra": 1}
+
+    split = split_of(pack_shards([2]), "auto", collate_fn=Kept(takes_arrays=True), stages=[look])
+    (batch,) = make_module(split, fields=FIELDS).loader("train")
+    assert set(seen) == {torch.Tensor}
+    assert batch[0]["extra"] == 1
+
+
+def test_samples_read_together_are_those_read_one_by_one(pack_shards, make_module, monkeypatch):
+    split = split_of(pack_shards([5]), "indexed", collate_fn=Kept(), sampling="shuffled")
+    module = make_module(split, fields=FIELDS, transforms={"label": jitter_label})
+    together = list(module.loader("train"))
+    monkeypatch.setattr("lightning_shards.readers.indexed.can_decode", lambda _: False)
+    monkeypatch.setattr(BatchReader, "batch", None)
+    assert plain(list(module.loader("train"))) == plain(together)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@READERS
+def test_a_dict_gets_the_reserved_entries_that_it_lacks(
+    pack_shards, make_module, reader, remainder
+):
+    split = split_of(pack_shards([3]), reader, collate_fn=labels_alone, remainder=remainder)
+    batch = list(make_module(split).loader("train"))[-1]
+    weight = ["__weight__"] if remainder == "pad" else []
+    assert list(batch) == ["__key__", "label", "__id__", *weight]
+    if weight:
+        assert batch["__key__"] == ["000002", "000000"]
+        assert batch["__id__"].tolist() == [[0, 2], [0, 0]]
+        assert batch["__weight__"].tolist() == [1.0, 0.0]
+        assert batch["__weight__"].dtype == torch.float32
+
+
+def own_entries(samples):
+    samples.pop()  # which changes nothing but its own batch
+    return {"__id__": "mine", "__weight__": 7}
+
+
+def test_the_entries_of_its_own_are_kept(pack_shards, make_module):
+    split = split_of(pack_shards([2]), "indexed", collate_fn=own_entries, remainder="pad")
+    (batch,) = make_module(split).loader("train")
+    assert batch == {"__key__": ["000000", "000001"], "__id__": "mine", "__weight__": 7}
+
+
+@dataclass(frozen=True)
+class Gives:
+    """A collate function of a constant."""
+
+    value: object
+
+    def __call__(self, samples):
+        return copy.copy(self.value)
+
+
+POOLS = {
+    "inline": (0, {}),
+    "threads": (2, {"pool": "threads"}),
+    "fork": (2, {"multiprocessing_context": "fork"}),
+    "forkserver": pytest.param((2, {}), marks=[pytest.mark.ddp, pytest.mark.slow]),
+}
+
+
+@pytest.mark.parametrize("pool", [*POOLS.values()], ids=POOLS)
+def test_anything_travels_from_every_pool(pack_shards, make_module, pool):
+    num_workers, settings = pool
+    split = split_of(pack_shards([4]), "indexed", collate_fn=everything)
+    fields = {"fields": FIELDS, "decode": {"image": "gray"}}
+    alone = make_module(split, **fields).loader("train")
+    module = make_module(split, loader=LoaderConfig(**settings), num_workers=num_workers, **fields)
+    with module.loader("train") as loader:
+        batches = list(loader)
+    assert plain(batches) == plain(list(alone))
+    targets = batches[1]["targets"]
+    assert [target.boxes[0, 0].item() for target in targets] == [2, 3]
+    assert type(batches[1]["array"]) is torch.Tensor
+    assert batches[1]["nothing"] is None
+
+
+ODD = [None, [1, "a"], 5, torch.ones(2), np.ones(2), (1, None), Target(torch.ones(3), "t")]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_may_be_anything(pack_shards, make_module, value, num_workers):
+    split = split_of(pack_shards([2]), "indexed", collate_fn=Gives(value))
+    fork = LoaderConfig(multiprocessing_context="fork")
+    module = make_module(split, loader=fork, num_workers=num_workers)
+    with module.loader("train") as loader:
+        (batch,) = loader
+    assert plain(batch) == plain(torch.as_tensor(value) if isinstance(value, np.ndarray) else value)
+    assert "the first batch" in repr(module.peek("train"))
+
+
+@pytest.mark.parametrize("on_bad_sample", ["raise", "substitute"])
+@READERS
+def test_its_error_names_it_and_the_samples_of_the_batch(
+    pack_shards, make_module, reader, on_bad_sample
+):
+    bad = {"on_bad_sample": on_bad_sample, "max_bad": 2 * (on_bad_sample == "substitute")}
+    split = split_of(pack_shards([9, 3]), reader, collate_fn=fail_on_three, batch_size=10, **bad)
+    with pytest.raises(TransformError) as caught:
+        list(make_module(split).loader("train"))
+    assert one_line(caught.value) == (
+        "collate_fn, which is fail_on_three, failed on the batch of samples '000000', '000001', "
+        "'000002', '000003', '000004', '000005', '000006', '000007' and 2 more: "
+        "ZeroDivisionError: division by zero; it is called with a list of samples, each a dict of "
+        "fields"
+    )
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_one_that_cannot_be_pickled_is_refused_at_once(pack_shards, make_module):
+    split = split_of(pack_shards([4]), "indexed", collate_fn=lambda samples: samples)
+    with pytest.raises(ConfigError, match=r"^collate_fn is .*<lambda>, which cannot be sent to w"):
+        make_module(split, num_workers=1).loader("train")
+    threads = LoaderConfig(pool="threads")
+    with make_module(split, num_workers=1, loader=threads).loader("train") as loader:
+        assert len(list(loader)) == 2
+
+
+def test_what_cannot_travel_is_named(pack_shards, make_module):
+    def loader(value):
+        split = split_of(pack_shards([4]), "indexed", collate_fn=Gives(value))
+        fork = LoaderConfig(multiprocessing_context="fork")
+        return make_module(split, loader=fork, num_workers=1).loader("train")
+
+    with pytest.raises(ConfigError, match=r"^field 'f' cannot travel from a worker process"):
+        loader({"f": [lambda: 1]})
+    with pytest.raises(ConfigError, match=r"^the batch cannot travel from a worker process"):
+        loader([lambda: 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"collate_fn": 5}, "collate_fn must be a callable, its import path"),
+        ({"collate_fn": "torch.no_such"}, "collate_fn is 'torch.no_such', which cannot be loaded"),
+        (
+            {"collate_fn": listed, "batch_format": "tuple"},
+            "collate_fn of 'train' makes whole batches, and batch_format='tuple'",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make_module, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_module(SplitConfig("a.tar"), **settings)
+
+
+def test_a_split_has_its_own_and_a_configuration_names_it(pack_shards, make_module):
+    urls = pack_shards([2])
+    module = make_module(
+        {"urls": urls, "sampling": "sequential"},
+        val={"urls": urls, "collate_fn": "builtins.list"},
+        collate_fn=labels_alone,
+    )
+    (train,), (val,) = module.loader("train"), module.loader("val")
+    assert list(train) == ["__key__", "label", "__id__"]
+    assert [sample["label"] for sample in val] == [0, 1]
+
+
+@READERS
+def test_a_replay_needs_no_batch(pack_shards, make_module, reader):
+    split = split_of(pack_shards([5]), reader, collate_fn=fail_on_three, batch_size=5)
+    source = make_module(split).source("train")
+    rows = batch_keys(source, Place(), 0, range(1), num_workers=1)
+    assert [row.key for row in rows[0]] == [f"{number:06d}" for number in range(5)]

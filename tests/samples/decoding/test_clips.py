@@ -1,0 +1,137 @@
+"""Clips of sounds and videos: what a clip shows, and that any number of workers draws the same."""
+
+import io
+import wave
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards import DecodeAudioClip, DecodeVideoClip, LoaderConfig, ShardDataModule
+from lightning_shards.errors import TransformError
+from lightning_shards.samples.decoding import clips
+
+try:
+    import torchcodec.decoders  # noqa: F401
+    from torchcodec.encoders import VideoEncoder
+except (ImportError, OSError, RuntimeError) as error:
+    pytest.skip(f"the extra `media`, or FFmpeg, is missing: {error}", allow_module_level=True)
+
+RATE = 8000
+FRAMES = 20
+
+
+def wav(seconds=2.0, first=0):
+    """A ramp, of which every sample tells its number."""
+    numbers = (first + np.arange(int(seconds * RATE))).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, RATE, 0, "NONE", ""))
+        writer.writeframes(numbers.tobytes())
+    return file.getvalue()
+
+
+def video(tmp_path):
+    """Gray frames of 32 x 48 pixels, each brighter than the one before."""
+    gray = torch.arange(FRAMES, dtype=torch.uint8) * 12
+    frames = gray[:, None, None, None].expand(FRAMES, 3, 32, 48).contiguous()
+    path = tmp_path / "video.mp4"
+    VideoEncoder(frames, frame_rate=10).to_file(path)
+    return path.read_bytes()
+
+
+def numbers_of(clip):
+    return (clip[0] * 2**15).round().int().tolist()
+
+
+def rng():
+    return np.random.default_rng(3)
+
+
+def test_a_clip_of_a_sound_is_the_part_that_was_asked_for():
+    clip = DecodeAudioClip(seconds=0.01, sample_rate=RATE, start_s=0.5)(wav(), rng())
+    assert (clip.dtype, clip.shape) == (torch.float32, (1, 80))
+    assert numbers_of(clip) == list(range(4000, 4080))
+
+
+def test_a_clip_is_drawn_from_the_whole_sound():
+    decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
+    starts = [numbers_of(decode(wav(), draws))[0] for _ in range(40)]
+    assert 0 <= min(starts) < 2000
+    assert 10_000 < max(starts) <= 12_000
+    assert numbers_of(decode(wav(), rng())) == numbers_of(decode(wav(), rng()))
+
+
+def test_a_short_sound_is_followed_by_zeros():
+    clip = DecodeAudioClip(seconds=1, sample_rate=RATE)(wav(0.25, first=1), rng())
+    assert numbers_of(clip) == [*range(1, 2001), *[0] * 6000]
+
+
+def test_sounds_are_resampled_and_mixed():
+    decode = DecodeAudioClip(seconds=1, sample_rate=2 * RATE, num_channels=2)
+    assert decode(wav(), rng()).shape == (2, 2 * RATE)
+
+
+def brightness(clip):
+    return clip.float().mean((1, 2, 3)).tolist()
+
+
+@pytest.mark.parametrize(("stride", "start"), [(1, 0), (3, 4), (1, None), (4, None)])
+def test_a_clip_of_a_video_has_the_frames_that_were_asked_for(tmp_path, stride, start):
+    clip = DecodeVideoClip(num_frames=4, stride=stride, start=start)(video(tmp_path), rng())
+    assert (clip.dtype, clip.shape) == (torch.uint8, (4, 3, 32, 48))
+    steps = [after - before for before, after in pairwise(brightness(clip))]
+    assert steps == pytest.approx([12 * stride] * 3, abs=3)
+    if start is not None:
+        assert brightness(clip)[0] == pytest.approx(12 * start, abs=3)
+
+
+def test_all_frames_of_a_video_are_drawn(tmp_path):
+    data, decode, draws = video(tmp_path), DecodeVideoClip(num_frames=17), rng()
+    first = {round(brightness(decode(data, draws))[0] / 12) for _ in range(40)}
+    assert first == {0, 1, 2, 3}
+
+
+def test_the_last_frame_stands_for_those_that_are_missing(tmp_path):
+    clip = DecodeVideoClip(num_frames=3, stride=FRAMES)(video(tmp_path), rng())
+    assert brightness(clip)[1:] == pytest.approx([12 * (FRAMES - 1)] * 2, abs=3)
+
+
+def test_more_pixels_than_an_image_may_have_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(clips, "MAX_PIXELS", 4 * 32 * 48 - 1)
+    with pytest.raises(ValueError, match="4 frames of 48 x 32 pixels are more than 6143"):
+        DecodeVideoClip(num_frames=4)(video(tmp_path), rng())
+
+
+def module(tmp_path, write_tar, num_workers=0, **settings):
+    url = str(write_tar(tmp_path / "0.tar", [(f"{n}.wav", wav(1 + n / 8)) for n in range(8)]))
+    data = ShardDataModule(
+        {"urls": url, "sampling": "shuffled"},
+        fields={"audio": "wav"},
+        transforms={"audio": DecodeAudioClip(seconds=0.5, sample_rate=RATE)},
+        batch_size=4,
+        num_workers=num_workers,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), **settings),
+    )
+    return data.loader("train")
+
+
+def test_clips_are_the_same_under_workers_and_threads(tmp_path, write_tar):
+    expected = [batch["audio"].tolist() for batch in module(tmp_path, write_tar)]
+    for settings in ({"num_workers": 2}, {"num_workers": 2, "pool": "threads"}):
+        loader = module(tmp_path, write_tar, **settings)
+        assert [batch["audio"].tolist() for batch in loader] == expected
+        loader.close()
+
+
+def test_a_file_that_is_no_sound_is_an_error_that_names_it(tmp_path, write_tar):
+    url = str(write_tar(tmp_path / "0.tar", [("0.wav", b"no sound")]))
+    decode = DecodeAudioClip(seconds=0.5, sample_rate=RATE)
+    data = ShardDataModule(
+        {"urls": url, "sampling": "sequential"}, fields={"audio": "wav"}, batch_size=1,
+        transforms={"audio": decode}, num_workers=0,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )  # fmt: skip
+    with pytest.raises(TransformError, match="field 'audio' failed on sample '0'"):
+        next(iter(data.loader("train")))

@@ -1,0 +1,168 @@
+"""The formats of members: equal to what webdataset decodes, alone and as the column of a batch."""
+
+import gzip
+import io
+import json
+
+import cbor2
+import msgpack
+import numpy as np
+import pytest
+from webdataset import autodecode, tenbin
+
+from lightning_shards.errors import ConfigError, SampleError, UnsafeError
+from lightning_shards.readers.batch_reader import decode_column
+from lightning_shards.samples.decoding import decoders
+from lightning_shards.samples.fields import make_fields
+from lightning_shards.samples.member_bytes import ListedBytes
+
+MEMBERS = {"__key__": "k", "__url__": "0.tar"}
+ARRAYS = {
+    "a": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "b": np.array(0.5, np.float32),
+    "c": np.zeros((0, 4), np.uint8),
+}
+VALUE = {"a": [1, 2.5, None, True], "b": {"c": "größe"}, "d": b"\0"}
+
+
+def saved(save, *arrays, **named):
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
+
+FORMATS = {
+    "npz": saved(np.savez, **ARRAYS),
+    "left.npz": saved(np.savez_compressed, **ARRAYS),
+    "npy": saved(np.save, ARRAYS["a"]),
+    "ten": bytes(tenbin.encode_buffer([ARRAYS["a"], np.arange(3.0)])),
+    "tb": bytes(tenbin.encode_buffer([ARRAYS["a"]], ["note"])),
+    "mp": msgpack.packb(VALUE),
+    "msg": msgpack.packb([1, 2]),
+    "txt": "größe".encode(),
+    "transcript": b"a",
+    "cls": b"7",
+    "inx": b"8",
+    "json": json.dumps([1, {"a": None}]).encode(),
+}
+
+
+def field_of(suffix, decoder=None):
+    return make_fields({"x": suffix}, {"x": decoder} if decoder else {}, frozenset())[0]
+
+
+def decode(suffix, data, decoder=None):
+    return field_of(suffix, decoder).decode(MEMBERS | {suffix: data})
+
+
+def plain(value):
+    """A value whose equality is that of its types, shapes and bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {name: plain(entry) for name, entry in value.items()}
+    return list(map(plain, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_member_is_decoded_as_webdataset_does(suffix, packed):
+    data = gzip.compress(FORMATS[suffix]) if packed else FORMATS[suffix]
+    suffix += ".gz" * packed
+    expected = autodecode.default_decoder({"__key__": "k", suffix: data})[suffix]
+    decoded = decode(suffix, data)
+    assert type(decoded) is type(expected)
+    assert plain(decoded) == plain(expected)
+    column = decode_column(field_of(suffix), ListedBytes([data, data]))
+    assert plain(list(column)) == [plain(expected)] * 2
+
+
+def test_arrays_may_be_written_to():
+    for suffix in ("npz", "ten"):
+        value = decode(suffix, FORMATS[suffix])
+        for array in value.values() if isinstance(value, dict) else value:
+            array[...] = 1
+
+
+def test_ten_has_what_webdataset_cannot_read_or_write():
+    data = bytes(tenbin.encode_buffer([np.arange(3, dtype=np.int32)]))
+    assert decode("ten", data.replace(b"i4\0", b"u4\0", 1))[0].dtype == np.uint32
+    data = bytes(tenbin.encode_buffer([ARRAYS["b"], ARRAYS["c"]]))  # nor can it read these
+    assert plain(decode("ten", data)) == plain([ARRAYS["b"], ARRAYS["c"]])
+
+
+@pytest.mark.parametrize("suffix", ["cbor", "a.cbor", "cbor.gz"])
+def test_cbor_is_decoded(suffix):
+    data = cbor2.dumps(VALUE)
+    assert decode(suffix, gzip.compress(data) if suffix.endswith("gz") else data) == VALUE
+
+
+def test_a_gz_of_several_parts_is_all_of_them():
+    data = gzip.compress(b"a") + gzip.compress(b"b" * 10**7) + bytes(512)
+    assert decode("txt.gz", data) == "a" + "b" * 10**7
+
+
+def test_numbers_of_packed_members_are_one_column():
+    members = ListedBytes([gzip.compress(b"%d" % number) for number in range(3)])
+    assert decode_column(field_of("cls.gz"), members).tolist() == [0, 1, 2]
+    members = ListedBytes([gzip.compress(bytes([number, 0])) for number in range(3)])
+    assert decode_column(field_of("bin.gz", "uint16"), members).tolist() == [[0], [1], [2]]
+
+
+def test_packed_bytes_stay_packed_where_they_are_wanted_raw_or_by_their_whole_suffix():
+    data = gzip.compress(b"abc")
+    assert decode("txt.gz", data, "raw") == data
+    for end, size in ((".gz", len(data)), (".nii.gz", len(data)), (".nii", 3)):
+        (field,) = make_fields({"x": "nii.gz"}, {end: len}, frozenset())
+        assert field.decode(MEMBERS | {"nii.gz": data}) == size
+
+
+def test_what_is_refused_is_refused_packed():
+    for suffix in ("pkl.gz", "pth.gz"):
+        with pytest.raises(UnsafeError, match="can run any program"):
+            field_of(suffix)
+    for suffix in ("tar.gz", "gz"):
+        with pytest.raises(ConfigError, match="a suffix without a decoder"):
+            field_of(suffix)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "extra"), [("cbor", "messages"), ("mp", "messages"), ("safetensors", "tensors")]
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(suffix, extra, monkeypatch):
+    monkeypatch.setattr(decoders, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=rf"pip install 'lightning-shards\[{extra}\]'"):
+        field_of(suffix)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text", "expected"),
+    [
+        ("json_int64", "[1, -2]", np.array([1, -2])),
+        ("json_int64", "3", np.array(3)),
+        ("json_float32", "[[1, 2], [3, 4.5]]", np.array([[1, 2], [3, 4.5]], np.float32)),
+        ("json_float64", "[]", np.zeros(0)),
+        ("json_int64", "[[], []]", np.zeros((2, 0), np.int64)),
+    ],
+)
+def test_lists_of_numbers_in_json_are_arrays(decoder, text, expected):
+    assert plain(decode("json", text.encode(), decoder)) == plain(expected)
+    column = decode_column(field_of("json", decoder), ListedBytes([text.encode()] * 2))
+    assert plain(column) == plain(np.stack([expected] * 2))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text", "message"),
+    [
+        ("json_int64", "[1, 2.5]", "it holds float64, of which there is no array of int64"),
+        ("json_int64", '["1"]', "it holds <U1"),
+        ("json_float32", "[1, null]", "it holds object"),
+        ("json_float32", "[[1], [2, 3]]", "inhomogeneous"),
+        ("json_int64", "[true]", "it holds bool"),
+        ("json_int64", "[9223372036854775808]", "it holds uint64"),
+        ("json_float32", '{"a": 1}', "it holds object"),
+    ],
+)
+def test_other_values_in_json_are_no_arrays_of_numbers(decoder, text, message):
+    with pytest.raises(SampleError, match=message):
+        decode("json", text.encode(), decoder)

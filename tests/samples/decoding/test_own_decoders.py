@@ -1,0 +1,171 @@
+"""Decoders of the user's own, by field and by suffix, with errors that say which sample is bad."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from user_decoders import Scaled, decode_wav, drawn, with_rng
+
+from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.samples.fields import make_fields
+
+READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
+SAMPLES = 8
+
+
+def wav(number, size=3):
+    return b"WAVE" + np.arange(number, number + size, dtype="<i2").tobytes()
+
+
+@pytest.fixture
+def load(tmp_path, write_tar):
+    """The loader of a tar in file order, of four samples a batch."""
+
+    def loader(decode, reader="indexed", data=wav, num_workers=0, max_bad=0, **settings):
+        members = [(f"{n}.{s}", data(n)) for n in range(SAMPLES) for s in ("wav", "left.wav")]
+        url = str(write_tar(tmp_path / "0.tar", members))
+        bad = {"on_bad_sample": "substitute", "max_bad": max_bad} if max_bad else {}
+        data_module = ShardDataModule(
+            train=SplitConfig(url, sampling="sequential", reader=reader, **bad),
+            fields={"audio": "wav", "left": "left.wav"},
+            decode=decode,
+            batch_size=4,
+            num_workers=num_workers,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), **settings),
+        )
+        return data_module.loader("train")
+
+    return loader
+
+
+def batches_of(loader):
+    return [
+        {name: value.tolist() for name, value in batch.items() if name in {"audio", "left"}}
+        for batch in loader
+    ]
+
+
+EXPECTED = [[[n, n + 1, n + 2] for n in range(first, first + 4)] for first in (0, 4)]
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("decode", "factor"),
+    [
+        ({".wav": decode_wav}, 1),
+        ({".wav": "user_decoders.decode_wav"}, 1),
+        ({"audio": decode_wav, "left": Scaled()}, 2),
+        ({".wav": decode_wav, ".left.wav": Scaled(3)}, 3),
+        ({".wav": "raw", "audio": decode_wav, "left": "user_decoders.Scaled"}, 2),
+        ({".WAV": decode_wav, "left": {"class_path": "user_decoders.Scaled"}}, 2),
+    ],
+)
+def test_the_longest_suffix_counts_and_a_field_goes_before_it(load, reader, decode, factor):
+    for number, batch in enumerate(batches_of(load(decode, reader))):
+        assert batch["audio"] == EXPECTED[number]
+        assert batch["left"] == [[factor * x for x in row] for row in EXPECTED[number]]
+
+
+def test_a_configuration_names_decoders_by_import_path(tmp_path, write_tar):
+    url = str(write_tar(tmp_path / "0.tar", [("0.wav", wav(5))]))
+    spec = {"class_path": "user_decoders.Scaled", "init_args": {"by": 3}}
+    config = tmp_path / "config.yaml"
+    for decode in ({"audio": spec}, {".wav": spec}):
+        config.write_text(
+            f"train: {{urls: {url}, sampling: sequential, decode: {decode}}}\n"
+            f"fields: {{audio: wav}}\nbatch_size: 1\nnum_workers: 0\n"
+            f"loader: {{cache_dir: {tmp_path}}}\n"
+        )
+        (batch,) = ShardDataModule.from_config(config).loader("train")
+        assert batch["audio"].tolist() == [[15, 18, 21]]
+
+
+def test_suffixes_may_name_decoders_of_the_package_and_the_data_set_takes_them(tmp_path, write_tar):
+    path = write_tar(tmp_path / "0.tar", [("0.wav", wav(5)), ("0.bin", b"\1\2")])
+    settings = {"fields": {"audio": "wav", "x": "bin"}, "cache_dir": str(tmp_path)}
+    decode = {"audio": decode_wav, ".bin": "uint8"}
+    sample = ShardDataset(str(path), decode=decode, **settings)[0]
+    assert (sample["audio"].tolist(), sample["x"].tolist()) == ([5, 6, 7], [1, 2])
+
+
+def spoilt(number):
+    return b"none" if number == 6 else wav(number)
+
+
+@READERS
+def test_what_it_raises_names_sample_member_and_decoder(load, reader):
+    with pytest.raises(SampleError) as caught:
+        batches_of(load({".wav": decode_wav}, reader, spoilt))
+    assert str(caught.value).replace(
+        str(caught.value).split(" of ")[1].split(": ")[0], "0.tar"
+    ) == (
+        "sample '6' of 0.tar: member 'wav' (4 bytes) cannot be decoded as "
+        "'user_decoders.decode_wav' for field 'audio': LookupError: no head; repair the shard, or "
+        "that function"
+    )
+    assert isinstance(caught.value.__cause__, LookupError)
+    loader = load({".wav": decode_wav}, reader, spoilt, max_bad=1)
+    assert [batch["__weight__"].sum().item() for batch in loader] == [4, 3]
+
+
+@READERS
+def test_other_shapes_are_an_error_that_names_both_samples(load, reader):
+    with pytest.raises(SampleError, match=r"\(3,\) int16 in sample '4', but \(2,\) .*sample '6'"):
+        batches_of(load({".wav": decode_wav}, reader, lambda n: wav(n, 2 if n == 6 else 3)))
+
+
+@pytest.mark.parametrize("name", ["drawn", "lazily_drawn"])
+def test_what_one_draws_is_the_samples_own_wherever_it_is_decoded(load, name):
+    decode = {".wav": f"user_decoders.{name}"}
+    random.seed(7)
+    torch.manual_seed(7)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    expected = batches_of(load(decode))
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert len({x for batch in expected for x in batch["audio"]}) == SAMPLES
+    for num_workers in (1, 2):
+        loader = load(decode, num_workers=num_workers)
+        assert batches_of(loader) == expected
+        loader.close()
+
+
+def test_threads_want_one_that_says_that_it_draws_nothing(load):
+    threads = {"pool": "threads", "num_workers": 1}
+    with pytest.raises(ConfigError, match=r"the decoder of 'audio', .*`deterministic = True`"):
+        load({".wav": drawn}, **threads)
+    loader = load({".wav": Scaled(1)}, **threads)
+    assert [batch["audio"] for batch in batches_of(loader)] == EXPECTED
+    loader.close()
+
+
+def test_one_that_cannot_be_sent_to_workers_is_named(load):
+    with pytest.raises(ConfigError, match=r"the decoder of 'audio' is .*lambda.*cannot be sent"):
+        next(iter(load({".wav": lambda _data: 0}, num_workers=1)))
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (
+            {".wave": decode_wav},
+            r"suffix '\.wave', in which none .* ends: \['wav'\]; correct it",
+        ),
+        (
+            {"audio": with_rng},
+            r"'audio', user_decoders\.with_rng, has a parameter `rng`.*takes_b",
+        ),
+        ({"audio": 3}, r"decoder of 'audio' must be .*a callable.*got 3"),
+        ({"audio": "wave"}, "asks for decoder 'wave', which does not exist"),
+        ({}, "'wav', a suffix without a decoder"),
+    ],
+)
+def test_decoders_that_cannot_be_are_refused(decode, message):
+    with pytest.raises(ConfigError, match=message):
+        make_fields({"audio": "wav"}, decode, frozenset())
+
+
+def test_an_import_path_that_leads_nowhere_is_an_error_of_the_configuration():
+    with pytest.raises(ConfigError, match=r"of 'audio' is 'user_decoders\.decode_wave'.*did you"):
+        SplitConfig("0.tar", decode={"audio": "user_decoders.decode_wave"})
