@@ -86,13 +86,11 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
     config = data.split(split)
     epochs = _schedule(split, config, index)
     fields = with_found_classes(data.fields_of(split), index.urls, index.class_files)
-    transforms, max_bad = config.transforms or {}, _max_bad(split, config, data.batch_format)
-    sampling = config.sampling
+    transforms, sample_transforms = config.transforms or {}, tuple(config.sample_transforms or ())
+    sampling, max_bad = config.sampling, _max_bad(split, config, data.batch_format)
     assert sampling is not None  # the settings are complete
-    choice = ReaderChoice(split, config.reader, sampling, bool(config.stages))
-    reader, loader = choice.of(index), data.loader
-    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
-        require_forkable(index.urls)
+    reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
+    _require_forkable(data, index)
     if reader == "stream":
         from lightning_shards.readers.stream import StreamSource
 
@@ -104,16 +102,24 @@ def make_source(data: DataConfig, split: Split, index: ShardIndex, ranks: int = 
             max_bad=max_bad,
             collation=data.collation_of(split),
             storages=_streamed_storages(data, index),
+            sample_transforms=sample_transforms,
         )
     assert index.counts is not None  # the choice sees to it
     order = SampleOrder(index.counts, data.seed, sampling, config.shuffle_run, config.shuffle_block)
     return IndexedSource(
-        *(index, epochs, order, data.seed, fields, transforms, CacheFolder(loader.cache_dir)),
+        *(index, epochs, order, data.seed, fields, transforms, CacheFolder(data.loader.cache_dir)),
         batch_format=data.batch_format,
         max_bad=max_bad,
         collation=data.collation_of(split),
         storages=_storages(data, split, index, order, ranks * epochs.batch_size),
+        sample_transforms=sample_transforms,
     )
+
+
+def _require_forkable(data: DataConfig, index: ShardIndex) -> None:
+    loader = data.loader
+    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
+        require_forkable(index.urls)
 
 
 def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:

@@ -62,7 +62,10 @@ class ShardDataModule(ModuleSettings):
         test: The shards to test on; each sample once over all ranks.
         predict: The shards to predict on; each sample once over all ranks.
         fields: Batch key to member suffixes, the first that a sample has:
-            ``{"image": "jpg;png", "label": "cls"}``.
+            ``{"image": "jpg;png", "label": "cls"}``. With a ``?`` after them, as in ``"cls?"``,
+            samples may have none, and the value is None.
+        defaults: Batch key to the value of samples that lack an optional field, instead of None;
+            it stands for the decoded value.
         decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,
             text, int, class, json, npy, rgb, gray, pil, or a callable from bytes to a value (or its
             import path, or class_path and init_args). Default: by suffix.
@@ -71,6 +74,9 @@ class ShardDataModule(ModuleSettings):
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
+        sample_transforms: Callables from a dict of fields to a dict of fields (or what names them),
+            applied to each sample one after the other, before `transforms`; they may add, drop and
+            rename fields. ``rng`` as for `transforms`.
         collate_fn: Callable from the list of the samples of a batch (dicts of fields) to the batch,
             or what names it as in `transforms`. Default: tensors stacked, numbers as tensors,
             anything else as lists.
@@ -94,9 +100,11 @@ class ShardDataModule(ModuleSettings):
         predict: SplitConfig | None = None,
         *,
         fields: dict[str, str],
+        defaults: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         classes: dict[str, list[str]] | None = None,
         transforms: dict[str, Any] | None = None,
+        sample_transforms: list[Any] | None = None,
         collate_fn: Any = None,
         batch_keys: list[str] | None = None,
         device_transforms: dict[str, Any] | None = None,
@@ -186,12 +194,12 @@ class ShardDataModule(ModuleSettings):
         for name, transform in self.device_transforms.items():
             if isinstance(batch, dict) and name in batch:
                 batch[name] = transform(batch[name])
-            elif name in fields and (is_collated or isinstance(batch, dict)):
+            elif name in fields and is_collated:
                 raise ConfigError(
                     f"device_transforms names {name!r}, and the batch that collate_fn made has no "
                     "such entry; name an entry of the dict that it returns"
                 )
-            elif name in fields:
+            elif name in fields and not isinstance(batch, dict):
                 number = fields.index(name)
                 batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)

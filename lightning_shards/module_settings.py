@@ -22,7 +22,8 @@ class ModuleSettings(pl.LightningDataModule):
         super().__init__()
         self.splits = data.splits
         self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
-        self.transforms = data.transforms or {}
+        self.defaults, self.transforms = data.defaults or {}, data.transforms or {}
+        self.sample_transforms = data.sample_transforms or []
         self.collate_fn, self.batch_keys = data.collate_fn, data.batch_keys
         self.device_transforms = data.device_transforms or {}
         self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
@@ -56,9 +57,11 @@ class ModuleSettings(pl.LightningDataModule):
         return DataConfig(
             **self.splits,
             fields=self.fields,
+            defaults=self.defaults,
             decode=self.decode,
             classes=self._classes,
             transforms=self.transforms,
+            sample_transforms=self.sample_transforms,
             collate_fn=self.collate_fn,
             batch_keys=self.batch_keys,
             device_transforms=self.device_transforms,

@@ -5,7 +5,12 @@ from typing import Any, Literal
 
 from lightning_shards.config.checks import require_at_least, require_choice
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.parsing import load_callable, load_callables, load_decoders
+from lightning_shards.config.parsing import (
+    load_callable,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+)
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.class_labels import with_given_classes
@@ -28,9 +33,11 @@ class DataConfig:
     predict: SplitConfig | None = None
     _: KW_ONLY
     fields: dict[str, str]
+    defaults: dict[str, Any] | None = None
     decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
     collate_fn: Any = None
     batch_keys: list[str] | None = None
     device_transforms: dict[str, Any] | None = None
@@ -52,6 +59,8 @@ class DataConfig:
         for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
             loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
             object.__setattr__(self, name, loaded)
+        sample_transforms = load_callable_list("sample_transforms", self.sample_transforms or [])
+        object.__setattr__(self, "sample_transforms", sample_transforms)
         object.__setattr__(self, "decode", load_decoders(self.decode or {}))
         if self.collate_fn is not None:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
@@ -91,9 +100,13 @@ class DataConfig:
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,
             fields=self.fields if config.fields is None else config.fields,
+            defaults=self.defaults or {} if config.defaults is None else config.defaults,
             decode=self.decode or {} if config.decode is None else config.decode,
             classes=self.classes or {} if config.classes is None else config.classes,
             transforms=self.transforms if config.transforms is None else config.transforms,
+            sample_transforms=self.sample_transforms or []
+            if config.sample_transforms is None
+            else config.sample_transforms,
             collate_fn=self.collate_fn if config.collate_fn is None else config.collate_fn,
             batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
@@ -108,13 +121,13 @@ class DataConfig:
         fields, transforms = config.fields or {}, config.transforms or {}
         decode = config.decode or {}
         unknown = sorted(transforms.keys() - fields.keys())
-        if unknown and not config.stages:  # a stage may add fields
+        if unknown and not (config.stages or config.sample_transforms):  # these may add fields
             raise ConfigError(
                 f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
                 "or add one to fields"
             )
         unsafe = frozenset(self.allow_unsafe or ())
-        made = make_fields(fields, decode, unsafe, transforms)
+        made = make_fields(fields, decode, unsafe, transforms, config.defaults)
         return with_given_classes(made, config.classes or {})
 
     def collation_of(self, split: Split) -> Collation:

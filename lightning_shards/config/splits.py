@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.config.checks import require_at_least, require_choice
-from lightning_shards.config.parsing import build, load_callable, load_callables, load_decoders
+from lightning_shards.config.parsing import (
+    build,
+    load_callable,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+)
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact_pattern
 
@@ -35,12 +41,16 @@ class SplitConfig:
             for the others.
         batch_size: Samples per rank and step; overrides the module's for this split.
         fields: Batch key to member suffixes; overrides the module's for this split.
+        defaults: Batch key to the value of samples that lack an optional field; overrides the
+            module's for this split.
         decode: Batch key, or a suffix with its dot, to decoder; overrides the module's for this
             split.
         classes: Batch key to the names of classes, in the order of their numbers; overrides the
             module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
+        sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
+            as in `transforms`; overrides the module's for this split.
         collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
             as in `transforms`; overrides the module's for this split.
         batch_keys: Reserved entries of a batch; overrides the module's for this split.
@@ -61,9 +71,11 @@ class SplitConfig:
     remainder: Literal["drop", "pad", "balanced"] | None = None
     batch_size: int | None = None
     fields: dict[str, str] | None = None
+    defaults: dict[str, Any] | None = None
     decode: dict[str, Any] | None = None
     classes: dict[str, list[str]] | None = None
     transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
     collate_fn: Any = None
     batch_keys: list[str] | None = None
     stages: list[Any] = field(default_factory=list[Any])
@@ -120,10 +132,12 @@ class SplitConfig:
             object.__setattr__(self, "transforms", transforms)
         if self.decode is not None:
             object.__setattr__(self, "decode", load_decoders(self.decode))
+        if self.sample_transforms is not None:
+            loaded = load_callable_list("sample_transforms", self.sample_transforms)
+            object.__setattr__(self, "sample_transforms", loaded)
         if self.collate_fn is not None:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
-        stages = [load_callable(f"stages[{i}]", stage) for i, stage in enumerate(self.stages)]
-        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "stages", load_callable_list("stages", self.stages))
 
 
 def split_configs(given: Mapping[Split, object]) -> dict[Split, SplitConfig | None]:

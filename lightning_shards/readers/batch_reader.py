@@ -12,7 +12,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
@@ -46,13 +46,25 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
-from lightning_shards.samples.decoding.decoders import Decoder, Decoding
+from lightning_shards.samples.decoding.decoders import Decoding
 from lightning_shards.samples.fields import Field, counted
-from lightning_shards.samples.member_bytes import ABSENT, FieldMembers, Ints, MemberBytes
+from lightning_shards.samples.member_bytes import (
+    ABSENT,
+    FieldMembers,
+    Ints,
+    MemberBytes,
+    SampleKeys,
+)
+from lightning_shards.samples.sample_transforms import (
+    batch_fields,
+    fields_of,
+    require_not_taken,
+    require_same_fields,
+)
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.members import ENCODING, ShardReader
+from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.tables import release_pages
 
@@ -66,11 +78,13 @@ def can_decode(field: Field) -> bool:
     return len(field.decodings) == 1
 
 
-def _decoder_of(field: Field) -> Decoder:
+def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
     (decoding,) = field.decodings
     function = field.function(decoding)
 
-    def decode(data: bytes) -> Any:
+    def decode(data: bytes | None) -> Any:
+        if data is None:
+            return field.missing_value()
         try:
             return function(data)
         except Exception as error:
@@ -79,7 +93,9 @@ def _decoder_of(field: Field) -> Decoder:
     return decode
 
 
-def decode_column(field: Field, members: FieldMembers, arena: Arena | None = None) -> Column:
+def decode_column(
+    field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
+) -> Column:
     """One field of a batch, as `Field.decode` and `collate` make it.
 
     Raises:
@@ -90,18 +106,21 @@ def decode_column(field: Field, members: FieldMembers, arena: Arena | None = Non
     decode = _COLUMNS.get(decoding)
     if classes is not None and not decoding.is_gzipped:
         decode = partial(_numbers, classes)
-    if decode is not None:
+    if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
             if column is not None:
                 return column
-    values = map(_decoder_of(field), members.to_list())
+    values = map(_decoder_of(field), members.with_gaps())
     samples = ({field.name: value, "__key__": ""} for value in values)
     return column_of(list(counted(samples, [field], {})), field.name, arena)
 
 
-def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers:
-    return members.loaded() if isinstance(members, LargeMembers) else members
+def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
+    """Those that can be read at once; of the others none is read yet."""
+    if isinstance(members, LargeMembers) and not members.has_gaps:
+        return members.loaded()
+    return members
 
 
 def _ints(members: FieldMembers) -> Ints:
@@ -182,13 +201,14 @@ class BatchReader:
         self._first_positions = [start for start, _ in spans]
         self._stops = [0, *accumulate(stop - start for start, stop in spans)]
         self._weights = weights or [()] * len(spans)
-        transformed = [field for field in self._fields if field.name in transforms.names]
+        transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             stamps, self._keys, extents = _find(self._shards, self._fields, ids)
             stops = np.array(self._stops[1:])
-            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
+            optional = [n for n, field in enumerate(self._fields) if field.is_optional]
+            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
@@ -205,24 +225,23 @@ class BatchReader:
         if self._collation.collate_fn is not None:
             return self._whole_samples(number)
         start, stop = self._stops[number : number + 2]
-        transformed = self._transforms.names
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        plain = [field for field in self._fields if field.name not in transformed]
+        plain = [field for field in self._fields if field.name not in self._decoders]
         read = [(field, _loaded(members[field.name])) for field in plain]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: decode_column(field, data, self._arena) for field, data in read}
         self._clock.lap("decode", begin, "collate")
         keys = self._keys.part(start, stop)
-        if transformed:
-            shards: list[int] = self._ids[start:stop, 0].tolist()
-            urls = [self._shards.urls[shard] for shard in shards]
-            samples = [
-                {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
-            ]
+        if not self._transforms.is_empty:
+            samples = self._bare_samples(keys, start, stop)
             with self._transforms.keeping_globals():
-                columns |= self._transformed(samples, members, self._first_positions[number])
-            columns = {name: columns[name] for name in members}
+                made = self._transformed(samples, members, self._first_positions[number])
+            require_not_taken(samples[0], columns)
+            columns |= made
+            names = [*columns.keys() - made.keys(), *fields_of(samples[0])]
+            names = batch_fields(names, self._names, self._format)
+            columns = {name: columns[name] for name in names}
         ids = self._ids[start:stop].copy()
         weights, reserved = self._weights[number], self._collation.reserved
         batch = join_columns(keys, columns, ids, weights, self._format, reserved)
@@ -236,26 +255,34 @@ class BatchReader:
         members = self._ahead.members(start, stop)
         return dict(zip(self._names, members, strict=True))
 
+    def _bare_samples(self, keys: list[str], start: int, stop: int) -> list[Sample]:
+        """The samples start to stop without their fields."""
+        ids = [(shard, sample) for shard, sample in self._ids[start:stop].tolist()]
+        return [
+            {"__key__": key, "__url__": self._shards.urls[sample_id[0]], "__id__": sample_id}
+            for key, sample_id in zip(keys, ids, strict=True)
+        ]
+
     def _whole_samples(self, number: int) -> LoadedBatch:
         """A batch of whole samples, as a `collate_fn` takes them."""
         start, stop = self._stops[number : number + 2]
         decoders = {field.name: _decoder_of(field) for field in self._fields}
         begin = self._clock.begin("read")
-        data = {name: iter(each) for name, each in self.members(start, stop).items()}
-        samples: list[Sample] = []
+        members = self.members(start, stop)
+        data = {name: iter(members[name].with_gaps()) for name in decoders}
+        samples = self._bare_samples(self._keys.part(start, stop), start, stop)
         with self._transforms.keeping_globals():
-            for row, key in enumerate(self._keys.part(start, stop)):
-                shard, sample_number = self._ids[start + row].tolist()
-                sample: Sample = {name: next(each) for name, each in data.items()}
+            for row, sample in enumerate(samples):
+                position = self._first_positions[number] + row
+                sample.update({name: next(each) for name, each in data.items()})
                 begin = self._clock.lap("read", begin, "decode")
+                self._transforms.seed_decoders(position)
                 for name, decode in decoders.items():
                     sample[name] = decode(sample[name])
                 self._clock.lap("decode", begin, "transform")
-                sample["__key__"], sample["__url__"] = key, self._shards.urls[shard]
-                sample["__id__"] = shard, sample_number
-                position = self._first_positions[number] + row
-                samples.append(self._transforms.apply(sample, position))
+                samples[row] = self._transforms.apply(sample, position)
                 begin = self._clock.begin("read")
+                require_same_fields(samples[0], samples[row])
         with self._clock.on("collate"):
             plain = [field for field in self._fields if field.name not in self._decoders]
             samples = list(counted(samples, plain, {}))
@@ -264,14 +291,19 @@ class BatchReader:
         return LoadedBatch(given, self._digests[number], stages=self._clock.take())
 
     def _transformed(
-        self, samples: list[Sample], members: Mapping[str, Iterable[bytes]], position: int
+        self,
+        samples: list[Sample],
+        members: Mapping[str, MemberBytes | LargeMembers],
+        position: int,
     ) -> dict[str, Column]:
-        """The fields that have a transform, made sample by sample: one image is held at a time."""
+        """The fields that transforms take or make, sample by sample: one image is held at a time.
+
+        Each of the samples is replaced by the one with these fields.
+        """
         decoders = self._decoders
-        data = {name: iter(members[name]) for name in decoders}
+        data = {name: iter(members[name].with_gaps()) for name in decoders}
         pixels = self._new_pixels(len(samples))
-        others = [name for name in decoders if name not in pixels]
-        columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
+        columns: dict[str, GrowingColumn] = {}
         for number, sample in enumerate(samples):
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
@@ -281,10 +313,14 @@ class BatchReader:
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
             rows = {name: column[number] for name, column in pixels.items()}
-            self._transforms.apply(sample, position + number, rows)
+            made = samples[number] = self._transforms.apply(sample, position + number, rows)
             begin = self._clock.begin("collate")
+            if number == 0:
+                others = [name for name in fields_of(made) if name not in pixels]
+                columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
+            require_same_fields(samples[0], made)
             for name, column in columns.items():
-                sample[name] = column.put(sample[name])
+                made[name] = column.put(made[name])
             self._clock.lap("collate", begin, "collate")
         with self._clock.on("collate"):
             return {**pixels, **{n: column.finished(samples, n) for n, column in columns.items()}}
@@ -297,38 +333,9 @@ class BatchReader:
         }
 
 
-class _Keys:
-    """The keys of some samples, cut out of one text when they are asked for.
-
-    Args:
-        data: The text, uint8.
-        starts: Where each key begins in it.
-        lengths: bytes of each.
-    """
-
-    def __init__(self, data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
-        self._starts, self._stops = starts, starts + lengths
-        text = data.tobytes()
-        self._text = text.decode("ascii") if text.isascii() else text
-        self._alike: NDArray[np.str_] | None = None
-        length = int(lengths[0])
-        is_plain = text.isascii() and b"\0" not in text  # with which numpy fills an item
-        if length and is_plain and (lengths == length).all():
-            # an item of so many letters, of four bytes each, begins at each of them
-            shape, letters = (len(data) - length + 1,), data.astype(np.uint32)
-            self._alike = np.ndarray(shape, f"U{length}", letters, strides=(4,))
-
-    def part(self, start: int, stop: int) -> list[str]:
-        if self._alike is not None:
-            return self._alike[self._starts[start:stop]].tolist()
-        text, starts, stops = self._text, self._starts[start:stop], self._stops[start:stop]
-        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-        if isinstance(text, str):
-            return [text[a:b] for a, b in pairs]
-        return [str(text[a:b], *ENCODING) for a, b in pairs]
-
-
-def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamps, _Keys, Extents]:
+def _find(
+    shards: OpenShards, fields: Sequence[Field], ids: Ints
+) -> tuple[Stamps, SampleKeys, Extents]:
     """What the tables say of these samples; the storage is told what will be read."""
     order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
@@ -352,7 +359,7 @@ def _find(shards: OpenShards, fields: Sequence[Field], ids: Ints) -> tuple[Stamp
     joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
     return (
         stamps,
-        _Keys(np.concatenate(keys), key_starts[back], key_lengths[back]),
+        SampleKeys(np.concatenate(keys), key_starts[back], key_lengths[back]),
         Extents(*(values[..., back] for values in joined)),
     )
 
@@ -373,8 +380,12 @@ def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples
     table = reader.table
     members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
     sizes = np.where(members < 0, ABSENT, table.sizes[members])
+    # where nothing is to be read, the read of what is near is not cut
+    offsets = np.where(
+        members < 0, table.offsets[table.sample_starts[samples]], table.offsets[members]
+    )
     sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
-    return Extents(shards, table.offsets[members], sizes, sums.astype(np.int64))
+    return Extents(shards, offsets, sizes, sums.astype(np.int64))
 
 
 def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,6 @@ from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.fetch_meter import FetchMeter
 from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.readers.ahead.remote_batches import (
@@ -35,7 +34,7 @@ from lightning_shards.readers.bad_samples import (
     weights_of,
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.readers.open_shards import OpenShards, read_sample, require_optional_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
@@ -45,9 +44,11 @@ from lightning_shards.samples.fields import (
     Field,
     counted,
     decoding_loads_torch,
+    optional_names,
     own_decoders,
     with_arrays,
 )
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -56,6 +57,7 @@ from lightning_shards.samples.transforms import (
     Transform,
     layouts_of,
     repeated,
+    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
@@ -82,6 +84,7 @@ class IndexedSource:
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         storages: Storages of schemes that the package does not read by itself: scheme to a
             callable, which is pickled and makes the storage in the process that reads.
+        sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
     """
 
@@ -95,6 +98,7 @@ class IndexedSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
 
     def __post_init__(self) -> None:
@@ -131,8 +135,7 @@ class IndexedSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, fields=self.fields)
-            + self.collation.callables,
+            callables=named_callables(*self._steps, fields=self.fields) + self.collation.callables,
             loads_torch=self._loads_torch,
             reserved=self.collation.reserved,
             storages=self.storages,
@@ -151,14 +154,19 @@ class IndexedSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Names of transforms that may draw from the global generators."""
-        return drawing_names(self.transforms, fields=self.fields)
+        return drawing_names(*self._steps, fields=self.fields)
+
+    @property
+    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
+        """The transforms of fields and those of samples."""
+        return self.transforms, self.sample_transforms
 
     @property
     def _loads_torch(self) -> bool:
         if self.collation.takes_arrays:
-            return decoding_loads_torch(self.fields, self.transforms)
+            return decoding_loads_torch(self.fields, *self._steps)
         made_by_crops = bool(layouts_of(self.transforms))
-        return made_by_crops or decoding_loads_torch(self.fields, self.transforms, plain=False)
+        return made_by_crops or decoding_loads_torch(self.fields, *self._steps, plain=False)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
@@ -174,8 +182,12 @@ class IndexedSource:
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
+            sample_transforms=repeated_of_samples(self.sample_transforms),
             storages=without_cache(self.storages),
         )
+        if optional_names(self.fields) and self.index.counts is not None:
+            with OpenShards(self.index, self.cache, storages=alone.storages) as shards:
+                require_optional_fields(shards, self.fields, self.index.counts)
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def batches(
@@ -187,7 +199,7 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         clock = StageClock()
-        fields = with_arrays(self.fields, self.transforms, plain=self.collation.takes_arrays)
+        fields = with_arrays(self.fields, *self._steps, plain=self.collation.takes_arrays)
         unreadable: set[tuple[int, int]] = set()
         storages = shared_out(self.storages, len(place.ranks_of_node))
         share = share_of_process(place, place.ranks_of_node)
@@ -209,15 +221,20 @@ class IndexedSource:
             )
             meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
             for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
-                seeds = SampleSeeds(self.seed, worker_epoch.epoch)
-                own = own_decoders(self.fields)
-                transforms = SampleTransforms(self.transforms, seeds, clock, own)
                 epoch = worker_epoch.epoch
+                transforms = self._transforms_of(epoch, clock)
                 rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
                 batches = self._batches_of(worker_epoch, rows, reader)
                 if ahead is not None:
-                    batches = _told(ahead, turn, worker_epoch, batches)
+                    batches = ahead.told(turn, worker_epoch, batches)
                 yield from batches if self.storages is None else meter.each(batches)
+
+    def _transforms_of(self, epoch: int, clock: StageClock) -> SampleTransforms:
+        return SampleTransforms(
+            *(self.transforms, SampleSeeds(self.seed, epoch), clock, self.sample_transforms),
+            decoders=own_decoders(self.fields),
+            optional=optional_names(self.fields),
+        )
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
@@ -259,7 +276,7 @@ class IndexedSource:
             for number, span in enumerate(spans_of_steps):
                 by_field = partial(reader.batch, number) if by_fields else None
                 by_sample = partial(self._batch_by_samples, rows, span, planned[number])
-                yield self._finished(self._batch(by_field, by_sample), rows.clock)
+                yield self.collation.finished_on(self._batch(by_field, by_sample), rows.clock)
 
     def _batch(
         self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]
@@ -277,15 +294,6 @@ class IndexedSource:
                 raise  # it names the bad sample; a second try might succeed and hide it
         return self._batch(None, by_sample)
 
-    def _finished(self, loaded: LoadedBatch, clock: StageClock) -> LoadedBatch:
-        """The batch that the `collate_fn` makes, if there is one; its errors are of no sample."""
-        if self.collation.collate_fn is None:
-            return loaded
-        with clock.on("collate"):
-            loaded = self.collation.finished(loaded)
-        stages = zip(loaded.stages, clock.take(), strict=True)
-        return loaded._replace(stages=tuple(before + since for before, since in stages))
-
     def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
         """The weights of a batch without a bad sample."""
         return planned if planned or self.max_bad is None else [1] * (span[1] - span[0])
@@ -299,22 +307,14 @@ class IndexedSource:
         weights = planned if self.max_bad is None else weights_of(samples, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         counted = [bad[row] for row in bad if not planned or planned[row]]
-        names = [field.name for field in self.fields]
+        configured = [field.name for field in self.fields]
         with rows.clock.on("collate"):
-            layouts = layouts_of(self.transforms)
+            names = batch_fields_of(samples, configured, self.batch_format, self.sample_transforms)
+            layouts = rows.transforms.layouts
             loaded = self.collation.begun(
                 samples, names, weights, self.batch_format, counted, rows.arena, layouts
             )
         return loaded._replace(stages=rows.clock.take())
-
-
-def _told(
-    ahead: FetchAhead, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
-) -> Iterator[LoadedBatch]:
-    """The batches of an epoch; before each one it is told where they are."""
-    for step in epoch.own_steps():
-        ahead.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
-        yield next(batches)
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,8 @@ class _Rows:
         """The rows at these positions of the epoch, and the bad samples by row."""
         bad: dict[int, BadSample] = {}
         rows = self._made_between(start, stop, bad)
-        return list(counted(rows, self.fields, self.source.transforms)), bad
+        source = self.source
+        return list(counted(rows, self.fields, source.transforms, source.sample_transforms)), bad
 
     def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         ids = self.source.order.at(self.epoch, start, stop).tolist()

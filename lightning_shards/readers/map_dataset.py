@@ -17,14 +17,22 @@ from torch.utils.data import Dataset
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.readers.user_stages import named_callables
 from lightning_shards.samples.class_labels import (
     lack_classes,
     with_found_classes,
     with_given_classes,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, make_fields, own_decoders, with_arrays
+from lightning_shards.samples.fields import (
+    Field,
+    make_fields,
+    optional_names,
+    own_decoders,
+    with_arrays,
+)
 from lightning_shards.samples.loaded_torch import as_tensor
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.shards.index import ShardIndex
@@ -43,13 +51,18 @@ class ShardDataset(Dataset[dict[str, Any]]):
     Args:
         urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
             shards need counts and member tables beside them.
-        fields: Sample key to member suffixes, the first that a sample has.
+        fields: Sample key to member suffixes, the first that a sample has; with a ``?`` after them
+            samples may have none.
         decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
             bytes to a value. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, for the decoder
             ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
+        defaults: Sample key to the value of samples that lack an optional field (``cls?``), instead
+            of None.
+        sample_transforms: Callables from a dict of fields to a dict of fields, applied one after
+            the other before `transforms`.
         seed: Key of the randomness of transforms.
         allow_unsafe: Decoders that can run code and are allowed: ``pickle``, ``pth``.
         cache_dir: Folder of counts and member tables. Default: ~/.cache/lightning_shards.
@@ -68,6 +81,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         decode: Mapping[str, Any] | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        sample_transforms: Sequence[SampleTransform] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
@@ -77,11 +92,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._urls, self._cache = urls, CacheFolder(cache_dir)
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         unsafe = frozenset(allow_unsafe or ())
-        made = make_fields(fields, decode or {}, unsafe, self._transforms)
+        made = make_fields(fields, decode or {}, unsafe, self._transforms, defaults)
         self._given_fields = with_given_classes(made, classes or {})
-        for name, transform in self._transforms.items():
+        self._sample_transforms = tuple(sample_transforms or ())
+        for name, transform in named_callables(self._transforms, self._sample_transforms):
             if not callable(transform):
-                raise ConfigError(f"the transform of {name!r} must be callable, got {transform!r}")
+                raise ConfigError(f"{name} must be callable, got {transform!r}")
         if seed < 0:
             raise ConfigError(f"seed must be a whole number of at least 0, got {seed}")
 
@@ -105,8 +121,13 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        seeds, own = SampleSeeds(self._seed, self._epoch), own_decoders(self._fields)
-        transforms = SampleTransforms(self._transforms, seeds, decoders=own)
+        transforms = SampleTransforms(
+            self._transforms,
+            SampleSeeds(self._seed, self._epoch),
+            sample_transforms=self._sample_transforms,
+            decoders=own_decoders(self._fields),
+            optional=optional_names(self._fields),
+        )
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
 
@@ -123,8 +144,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         sample: Sample = read_sample(
             self._shards, self._fields, shard, position - int(self._stops[shard])
         )
-        transforms.apply(sample, position)
-        fields = {field.name: sample[field.name] for field in self._fields}
+        sample = transforms.apply(sample, position)
+        configured = [field.name for field in self._fields]
+        names = batch_fields_of([sample], configured, "dict", self._sample_transforms)
+        fields = {name: sample[name] for name in names}
         fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
         return fields | {"__key__": sample["__key__"], "__id__": torch.tensor(sample["__id__"])}
 
@@ -142,7 +165,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _fields(self) -> tuple[Field, ...]:
         index = self._index
         fields = with_found_classes(self._given_fields, index.urls, index.class_files)
-        return with_arrays(fields, self._transforms)
+        return with_arrays(fields, self._transforms, self._sample_transforms)
 
     @cached_property
     def _stops(self) -> np.ndarray:

@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from lightning_shards.errors import FileAccessError
+from lightning_shards.errors import FileAccessError, count_of
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
+from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ShardReader
@@ -39,6 +40,10 @@ _SPARE_FILES = 16
 """Descriptors that are left for all else where the limit is low: pipes, shared memory, tables."""
 
 _FULL = (errno.EMFILE, errno.ENFILE)
+
+
+_SHARDS_LOOKED_AT = 16
+"""Shards whose tables are asked for optional fields before a fit; each may have to be fetched."""
 
 
 def allow_open_files(number: int) -> None:
@@ -233,6 +238,25 @@ class OpenShards:
         while self._readers:
             self._readers.popitem()[1].close()
         self._storages.close()
+
+
+def require_optional_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) -> None:
+    """Look for the optional fields in the member tables of a few shards.
+
+    Raises:
+        MissingFieldError: These are all shards, and no sample has the members of such a field.
+        ShardError: As of `OpenShards.reader`.
+    """
+    lacking = [field for field in fields if field.is_optional]
+    filled = np.flatnonzero(counts)
+    chosen: list[int] = filled[:: max(1, -(-len(filled) // _SHARDS_LOOKED_AT))].tolist()
+    for shard in chosen if lacking else ():
+        suffixes = shards.reader(shard).table.suffixes
+        lacking = [field for field in lacking if not set(suffixes).intersection(field.suffixes)]
+    looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')} have"
+    for field in lacking:
+        are_all = len(chosen) == len(filled)
+        require_found(field.name, field.suffixes, looked_at, are_all=are_all)
 
 
 def read_sample(

@@ -4,18 +4,21 @@ Files and remote shards are read by our own walk over the tar. What only webdata
 open is expanded by webdataset, too.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lightning_shards.errors import DamagedShardError
+from lightning_shards.errors import DamagedShardError, count_of
 from lightning_shards.readers.bad_samples import BadSampleLedger
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch
 from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import Field
+from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.protocol import Storage
@@ -25,6 +28,9 @@ from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.tar_stream import stream_samples
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
 from lightning_shards.shards.urls import is_local, redact
+
+_SAMPLES_LOOKED_AT = 100
+"""Samples of a stream that are read for an optional field before a fit."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,33 @@ class ReadSlices:
                 self.ledger.lose_planned(shard, range(number, stop), error)
             else:
                 self.ledger.lose_rest(shard, number, error)
+
+
+def require_optional_members(
+    index: ShardIndex, fields: Sequence[Field], storages: Storages
+) -> None:
+    """Look for the optional fields in the first samples of the first shard that has some.
+
+    Raises:
+        MissingFieldError: These are all samples, and none has the members of such a field.
+        ShardError: As of `read_shard`.
+    """
+    lacking = [field for field in fields if field.is_optional]
+    if not lacking:
+        return
+    filled = range(index.num_shards) if index.counts is None else np.flatnonzero(index.counts)
+    url, number = index.urls[filled[0]], 0
+    with closing(read_shard(url, None, 0, storages)) as samples:
+        for sample in islice(samples, _SAMPLES_LOOKED_AT):
+            number += 1
+            lacking = [field for field in lacking if sample.keys().isdisjoint(field.suffixes)]
+            if not lacking:
+                return
+        is_read = next(samples, None) is None
+    looked_at = f"the first {count_of(number, 'sample')} of {redact(url)} have"
+    are_all = is_read and len(filled) == 1
+    for field in lacking:
+        require_found(field.name, field.suffixes, looked_at, are_all=are_all)
 
 
 def read_shard(

@@ -37,13 +37,20 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
-from lightning_shards.readers.shard_samples import ReadSlices
+from lightning_shards.readers.shard_samples import ReadSlices, require_optional_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import Field, counted, own_decoders, with_arrays
+from lightning_shards.samples.fields import (
+    Field,
+    counted,
+    optional_names,
+    own_decoders,
+    with_arrays,
+)
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
@@ -51,6 +58,7 @@ from lightning_shards.samples.transforms import (
     Transform,
     layouts_of,
     repeated,
+    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
@@ -80,6 +88,7 @@ class StreamSource:
         max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
         storages: Storages by scheme, where other ones are to read the shards than by default: a
             callable, which is pickled and makes the storage in the process that reads.
+        sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
     """
 
@@ -94,6 +103,7 @@ class StreamSource:
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
+    sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
 
     def identity(self) -> dict[str, int | str]:
@@ -113,7 +123,7 @@ class StreamSource:
             max_bad=self.max_bad,
             fields=self.fields,
             draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(self.transforms, self.stages, self.fields)
+            callables=named_callables(*self._steps, self.stages, self.fields)
             + self.collation.callables,
             reserved=self.collation.reserved,
             storages=self.storages,
@@ -151,7 +161,12 @@ class StreamSource:
     @property
     def draws_from_globals(self) -> list[str]:
         """Transforms and stages that may draw from the generators of the whole process."""
-        return drawing_names(self.transforms, self.stages, self.fields)
+        return drawing_names(*self._steps, self.stages, self.fields)
+
+    @property
+    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
+        """The transforms of fields and those of samples."""
+        return self.transforms, self.sample_transforms
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -168,10 +183,13 @@ class StreamSource:
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
             transforms=repeated(self.transforms),
+            sample_transforms=repeated_of_samples(self.sample_transforms),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
+        with closing(Storages(self.storages)) as storages:
+            require_optional_members(self.index, self.fields, storages)
         return first_good_sample([first, *others], place)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
@@ -190,7 +208,12 @@ class StreamSource:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
         require_no_stages(self.stages)
         bare = replace(
-            self, fields=(), transforms={}, batch_format="dict", collation=BUILT_IN_COLLATION
+            self,
+            fields=(),
+            transforms={},
+            sample_transforms=(),
+            batch_format="dict",
+            collation=BUILT_IN_COLLATION,
         )
         return read_again(bare, place, epoch, steps, num_workers)
 
@@ -221,7 +244,7 @@ class StreamSource:
         arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        rows = list(counted(islice(samples, size), self.fields, self.transforms))
+        rows = list(counted(islice(samples, size), self.fields, *self._steps))
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
@@ -232,11 +255,12 @@ class StreamSource:
                 "a stage made more samples than it was given, but each sample is planned once; "
                 "stages that add samples need sampling='resampled'"
             )
-        names = [field.name for field in self.fields]
+        configured = [field.name for field in self.fields]
         planned = worker_epoch.weights(step)
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
-            layouts = layouts_of(self.transforms)
+            names = batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
+            layouts = layouts_of(self.transforms, optional_names(self.fields))
             made = (rows, names, weights, self.batch_format, (), arena, layouts)
             return self.collation.finished(self.collation.begun(*made))
 
@@ -297,8 +321,12 @@ class StreamSource:
         # stages get tensors, whatever comes after them
         plain = self.collation.collate_fn is not None and self.collation.takes_arrays
         plain = plain and not self.stages
-        fields = with_arrays(self.fields, self.transforms, plain=plain)
-        transforms = SampleTransforms(self.transforms, seeds, clock, own_decoders(fields))
+        fields = with_arrays(self.fields, *self._steps, plain=plain)
+        transforms = SampleTransforms(
+            *(self.transforms, seeds, clock, self.sample_transforms),
+            decoders=own_decoders(fields),
+            optional=optional_names(self.fields),
+        )
         stride = place.world_size * place.num_workers
 
         def seed_decoders(number: int) -> None:

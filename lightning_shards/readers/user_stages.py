@@ -1,12 +1,13 @@
 """The user's own stages and transforms: plain callables, by the names that errors call them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field, own_decoders
+from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.transforms import (
     Transform,
     draw_from_globals,
@@ -46,6 +47,7 @@ class NamedStage:
 
 def named_callables(
     transforms: Mapping[str, object],
+    sample_transforms: Sequence[object],
     stages: Iterable[object] = (),
     fields: Iterable[Field] = (),
 ) -> tuple[tuple[str, object], ...]:
@@ -56,6 +58,7 @@ def named_callables(
             for name, functions in own_decoders(fields).items()
             for function in functions
         ),
+        *((f"sample_transforms[{number}]", each) for number, each in enumerate(sample_transforms)),
         *((f"the transform of {name!r}", transform) for name, transform in transforms.items()),
         *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
     )
@@ -63,6 +66,7 @@ def named_callables(
 
 def drawing_names(
     transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform],
     stages: Iterable[object] = (),
     fields: Iterable[Field] = (),
 ) -> list[str]:
@@ -72,6 +76,11 @@ def drawing_names(
             f"the decoder of {name!r}"
             for name, functions in own_decoders(fields).items()
             if any(map(may_draw_from_globals, functions))
+        ),
+        *(
+            f"sample_transforms[{number}]"
+            for number, transform in enumerate(sample_transforms)
+            if may_draw_from_globals(transform)
         ),
         *(f"the transform of {name!r}" for name in draw_from_globals(transforms)),
         *(

@@ -1,8 +1,8 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +36,15 @@ from lightning_shards.samples.decoding.decoders import (
     require_libraries,
 )
 from lightning_shards.samples.loaded_torch import as_tensor
-from lightning_shards.samples.transforms import Transform, takes_arrays, takes_bytes, takes_rng
+from lightning_shards.samples.optional_fields import Default, given_defaults, without_mark
+from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
+from lightning_shards.samples.transforms import (
+    Transform,
+    crops_of,
+    takes_arrays,
+    takes_bytes,
+    takes_rng,
+)
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
@@ -55,6 +63,7 @@ class Field:
         decoder: What decodes its members; None for the decoder of each suffix.
         classes: The classes, with the decoder `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
+        default: Stands for its value in samples without such a member; None: they are errors.
         by_suffix: Decoders of suffixes, which go before the default ones.
     """
 
@@ -64,6 +73,16 @@ class Field:
     classes: ClassNames | None = None
     gives_arrays: bool = False
     by_suffix: SuffixDecoders = ()
+    default: Default | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether samples may have no such member."""
+        return self.default is not None
+
+    def missing_value(self) -> Any:
+        """The value in a sample without such a member, of a field that is optional."""
+        return self.default.copied() if self.default else None
 
     @cached_property
     def decodings(self) -> frozenset[Decoding]:
@@ -112,11 +131,13 @@ class Field:
         """The value of this field in a sample.
 
         Raises:
-            MissingFieldError: The sample has none of the suffixes.
+            MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
+        if suffix is None and self.is_optional:
+            return self.missing_value()
         if suffix is None:
             suffixes = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
             raise MissingFieldError(
@@ -144,35 +165,34 @@ def make_fields(
     decode: Mapping[str, Any],
     allow_unsafe: frozenset[str],
     transforms: Mapping[str, Transform] = MappingProxyType({}),
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Field, ...]:
     """The fields of a split, checked.
 
     Args:
-        fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls"}``.
+        fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls?"}``, where
+            the `?` makes the field optional.
         decode: Batch key, or a suffix with its dot, to a decoder: its name, or a callable.
         allow_unsafe: Decoders that can run code and are wanted all the same.
         transforms: The transforms of the split; those with ``takes_bytes = True`` decode.
+        defaults: Batch key to the value of samples without such a member, instead of None.
 
     Raises:
-        ConfigError: No fields, or a suffix without a decoder that exists and can be used.
+        ConfigError: No fields, a suffix without a decoder that exists and can be used, or a default
+            of a field that is not optional.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
-    given = {key: own_decoder(key, value) for key, value in decode.items()}
-    by_suffix = tuple((key.lower(), own) for key, own in given.items() if key.startswith("."))
-    decoders = {key: own for key, own in given.items() if not key.startswith(".")}
-    for what, names in (
-        ("decode", decoders.keys() - fields.keys()),
-        ("fields", {"__key__"} & fields.keys()),
-    ):
-        if names:
-            raise ConfigError(
-                f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
-            )
+    decoders, by_suffix = _given_decoders(decode)
+    _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
+    optional, new_field = (
+        given_defaults(fields, defaults or {}),
+        partial(Field, by_suffix=by_suffix),
+    )
     made = tuple(
-        Field(name, _suffixes(text), decoders.get(name), by_suffix=by_suffix)
+        new_field(name, _suffixes(text), decoders.get(name), default=optional.get(name))
         for name, text in fields.items()
     )
     _require_ends([end for end, _ in by_suffix], made)
@@ -181,8 +201,28 @@ def make_fields(
     return made
 
 
+def _given_decoders(
+    decode: Mapping[str, Any],
+) -> tuple[dict[str, DecoderChoice], SuffixDecoders]:
+    """The decoders of fields, and those of suffixes."""
+    given = {key: own_decoder(key, value) for key, value in decode.items()}
+    by_suffix = tuple((key.lower(), own) for key, own in given.items() if key.startswith("."))
+    return {key: own for key, own in given.items() if not key.startswith(".")}, by_suffix
+
+
+def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
+    for what, names in (
+        ("decode", set(decoders) - fields.keys()),
+        ("fields", {"__key__"} & fields.keys()),
+    ):
+        if names:
+            raise ConfigError(
+                f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
+            )
+
+
 def _suffixes(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().lower() for part in text.split(";"))
+    return tuple(part.strip().lower() for part in without_mark(text).split(";"))
 
 
 def _raw_where_bytes_are_taken(
@@ -258,28 +298,40 @@ def own_decoders(fields: Iterable[Field]) -> dict[str, tuple[Decoder, ...]]:
 
 
 def with_arrays(
-    fields: Iterable[Field], transforms: Mapping[str, Transform], *, plain: bool = False
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
+    *,
+    plain: bool = False,
 ) -> tuple[Field, ...]:
     """The fields, of which some give decoded pixels as arrays, so that torch is not needed.
 
-    These are the fields whose transform has the attribute ``takes_arrays = True``. What a transform
-    is given depends on nothing else.
+    These are the fields whose transform has the attribute ``takes_arrays = True``. If there are
+    sample transforms, the first one that is given the field decides. What a transform is given
+    depends on nothing else.
 
     Args:
         fields: The fields of a split.
         transforms: The transforms of the split.
+        sample_transforms: Those of whole samples.
         plain: Whether fields without a transform give arrays, too.
     """
-    return tuple(
-        replace(field, gives_arrays=takes_arrays(transforms[field.name]))
-        if field.name in transforms
-        else replace(field, gives_arrays=plain)
-        for field in fields
-    )
+
+    def gives_arrays(field: Field) -> bool:
+        first = first_taking(sample_transforms, field.name) or transforms.get(field.name)
+        if first is None:  # a column with missing values is a list, where arrays would stay arrays
+            return plain and not field.is_optional
+        return takes_arrays(first)
+
+    return tuple(replace(field, gives_arrays=gives_arrays(field)) for field in fields)
 
 
 def decoding_loads_torch(
-    fields: Iterable[Field], transforms: Mapping[str, Transform], *, plain: bool = True
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
+    *,
+    plain: bool = True,
 ) -> bool:
     """Whether decoding these fields makes tensors, for which each worker needs torch.
 
@@ -288,12 +340,21 @@ def decoding_loads_torch(
     return any(
         field.decoders & TORCH_DECODERS
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
-        for field in with_arrays(fields, transforms, plain=plain)
+        or (field.is_optional and field.name in crops_of(transforms))
+        for field in with_arrays(fields, transforms, sample_transforms, plain=plain)
     )
 
 
+def optional_names(fields: Iterable[Field]) -> frozenset[str]:
+    """The names of the fields that samples may lack."""
+    return frozenset(field.name for field in fields if field.is_optional)
+
+
 def counted(
-    samples: Iterable[Sample], fields: Iterable[Field], transforms: Mapping[str, Transform]
+    samples: Iterable[Sample],
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform] = (),
 ) -> Iterator[Sample]:
     """The samples of one batch, with the pixels of images counted that no transform crops.
 
@@ -303,7 +364,9 @@ def counted(
     counts = {
         field.name: images.PixelCount(field.name)
         for field in fields
-        if field.decoders & IMAGE_DECODERS and field.name not in transforms
+        if field.decoders & IMAGE_DECODERS
+        and field.name not in transforms
+        and first_taking(sample_transforms, field.name) is None
     }
     for sample in samples:
         for name, count in counts.items():

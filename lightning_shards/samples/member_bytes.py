@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.members import ENCODING
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -42,8 +43,31 @@ class MemberBytes:
 
     @property
     def are_there(self) -> bool:
-        """Whether no member is missing; all other methods require this."""
+        """Whether no member is missing; all methods but those about gaps require this."""
         return bool((self._starts >= 0).all())
+
+    @property
+    def are_read(self) -> bool:
+        """Whether all members are there that the samples have."""
+        return bool(((self._starts >= 0) | (self._sizes < 0)).all())
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some samples have no such member."""
+        return bool((self._sizes < 0).any())
+
+    def with_gaps(self) -> list[bytes | None]:
+        """The bytes of each member, None for a sample without one.
+
+        Raises:
+            ColumnError: A member is damaged.
+        """
+        has_member = self._sizes >= 0
+        if not has_member.any():
+            return [None] * len(has_member)
+        starts, sizes = self._starts[has_member], self._sizes[has_member]
+        members = iter(MemberBytes(self._buffer, starts, sizes, self._checksums[has_member]))
+        return [next(members) if has else None for has in has_member.tolist()]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.to_list())
@@ -113,6 +137,15 @@ class ListedBytes:
     def __init__(self, members: list[bytes]) -> None:
         self._members = members
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some samples have no such member: of those there is no such list."""
+        return False
+
+    def with_gaps(self) -> list[bytes | None]:
+        """The bytes of each member."""
+        return list(self._members)
+
     def to_list(self) -> list[bytes]:
         """The bytes of each member."""
         return self._members
@@ -128,3 +161,35 @@ class ListedBytes:
 
 FieldMembers: TypeAlias = MemberBytes | ListedBytes
 """The members of one field in a batch."""
+
+
+class SampleKeys:
+    """The keys of some samples, cut out of one text when they are asked for.
+
+    Args:
+        data: The text, uint8.
+        starts: Where each key begins in it.
+        lengths: bytes of each.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
+        self._starts, self._stops = starts, starts + lengths
+        text = data.tobytes()
+        self._text = text.decode("ascii") if text.isascii() else text
+        self._alike: NDArray[np.str_] | None = None
+        length = int(lengths[0])
+        is_plain = text.isascii() and b"\0" not in text  # with which numpy fills an item
+        if length and is_plain and (lengths == length).all():
+            # an item of so many letters, of four bytes each, begins at each of them
+            shape, letters = (len(data) - length + 1,), data.astype(np.uint32)
+            self._alike = np.ndarray(shape, f"U{length}", letters, strides=(4,))
+
+    def part(self, start: int, stop: int) -> list[str]:
+        """The keys of the samples start to stop."""
+        if self._alike is not None:
+            return self._alike[self._starts[start:stop]].tolist()
+        text, starts, stops = self._text, self._starts[start:stop], self._stops[start:stop]
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        if isinstance(text, str):
+            return [text[a:b] for a, b in pairs]
+        return [str(text[a:b], *ENCODING) for a, b in pairs]

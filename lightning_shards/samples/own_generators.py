@@ -92,19 +92,21 @@ def outside_workers() -> Generator[None]:
 
 
 class RepeatedTransform:
-    """Makes its first value twice with the same seeds; if they differ, a warning names the field.
+    """Makes its first value twice with the same seeds; a warning names it if they differ.
 
     The caller restores the global generators.
 
     Args:
-        name: Name of the field.
+        called: What the warning calls it.
         transform: Has no parameter `rng`, and does not say that it is deterministic.
     """
 
-    def __init__(self, name: str, transform: Callable[[Any], Any]) -> None:
-        self._name, self._transform, self._is_compared = name, transform, False
+    def __init__(self, called: str, transform: Callable[[Any], Any]) -> None:
+        self._called, self._transform, self._is_compared = called, transform, False
+        self.__name__ = getattr(transform, "__name__", type(transform).__name__)
         self.takes_bytes = getattr(transform, "takes_bytes", False)
         self.takes_arrays = getattr(transform, "takes_arrays", False)
+        self.takes_fields = getattr(transform, "takes_fields", None)
 
     def __call__(self, value: Any) -> Any:
         """The result of the transform."""
@@ -127,11 +129,11 @@ class RepeatedTransform:
             is_same = False
         if not is_same:
             _log.warning(
-                "the transform of field %r made two values of one sample with the same seed, so "
+                "%s made two values of one sample with the same seed, so "
                 "that no run can be repeated: it has a random generator of its own, or keeps "
                 "something between samples; give it a parameter `rng`, which gets a "
                 "numpy.random.Generator for each sample, or a method `set_random_seed`",
-                self._name,
+                self._called,
             )
         return made
 

@@ -5,7 +5,7 @@ A transform is a plain callable from a field's value to another. Attributes say 
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -26,6 +26,7 @@ from lightning_shards.samples.own_generators import (
     outside_workers,
     seeded_objects,
 )
+from lightning_shards.samples.sample_transforms import SampleTransform, first_taking, sample_steps
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.urls import redact
@@ -39,21 +40,28 @@ _DECODER_POSITIONS = 1 << 50
 Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
 
 
-def crops_of(transforms: Mapping[str, Transform]) -> dict[str, Crop]:
+def crops_of(transforms: Mapping[str, Transform], without: Collection[str] = ()) -> dict[str, Crop]:
     """The transforms that are crops of this package: they can write pixels into given memory.
 
-    A class of the user's that extends one is none of them, because it may change what comes out.
+    Those of the fields `without` are left out. A class of the user's that extends one is none of
+    them, because it may change what comes out.
     """
     return {
         name: cast("Crop", transform)
         for name, transform in transforms.items()
         if type(transform) in (DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize)
+        and name not in without
     }
 
 
-def layouts_of(transforms: Mapping[str, Transform]) -> dict[str, PixelLayout]:
-    """The layouts of the pixels that crops of this package make, by field."""
-    crops = crops_of(transforms).items()
+def layouts_of(
+    transforms: Mapping[str, Transform], optional: Collection[str] = ()
+) -> dict[str, PixelLayout]:
+    """The layouts of the pixels that crops of this package make, by field.
+
+    Optional fields have none: a batch in which one is missing has no array of it.
+    """
+    crops = crops_of(transforms, optional).items()
     return {name: PixelLayout(crop.shape, crop.channels_last) for name, crop in crops}
 
 
@@ -71,7 +79,19 @@ class _Step(NamedTuple):
     function: Transform
     takes_rng: bool
     stage: str
+    is_optional: bool
 
+    def skips(self, value: Any) -> bool:
+        """Whether it is not called, as the field is missing in this sample.
+
+        A default is decoded already.
+        """
+        is_decoded = self.stage == "decode" and not isinstance(value, bytes)
+        return self.is_optional and (value is None or is_decoded)
+
+
+_DROPPED = b""
+"""Stands for the value of a field that a sample has no more: to transform it is an error."""
 
 Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
 """The rows of a batch that crops write one sample to, by field."""
@@ -80,19 +100,20 @@ _NO_ROWS: Rows = {}
 
 
 class SampleTransforms:
-    """The transforms of all fields, applied with randomness keyed by the sample's position.
+    """The transforms of samples and fields, with randomness keyed by the sample's position.
 
     Args:
-        transforms: By field.
-        seeds: Of this epoch.
-        clock: Told of the time that each transform takes.
+        transforms: One callable per field that has one.
+        seeds: Key the randomness.
+        clock: Told of the time that they take.
+        sample_transforms: Callables for whole samples, which are applied first.
         decoders: Decoders of the user's own, by the names of their fields: they decode before the
             transforms, and may draw from the global generators, too.
+        optional: The fields that samples may lack.
 
     Attributes:
-        names: The fields that have a transform, or a decoder of the user's own: they are made
-            sample by sample.
         layouts: Of the pixels that crops of this package make, by field; they give arrays.
+        sample_transforms: As given.
     """
 
     def __init__(
@@ -100,23 +121,29 @@ class SampleTransforms:
         transforms: Mapping[str, Transform],
         seeds: SampleSeeds,
         clock: StageClock | None = None,
+        sample_transforms: Sequence[SampleTransform] = (),
         decoders: Mapping[str, Iterable[Callable[..., Any]]] = MappingProxyType({}),
+        optional: Collection[str] = (),
     ) -> None:
-        self.names = frozenset(transforms) | frozenset(decoders)
-        self.layouts = layouts_of(transforms)
-        crops = crops_of(transforms)
+        self._names = frozenset(transforms) | frozenset(decoders)
+        self._has_decoders = bool(decoders)
+        self.layouts = layouts_of(transforms, optional)
+        self.sample_transforms = tuple(sample_transforms)
+        self._sample_steps = sample_steps(sample_transforms, takes_rng)
+        crops = crops_of(transforms, optional)
         self._steps = [
             _Step(
                 name,
                 crops[name].pixels if name in crops else transform,
                 takes_rng(transform),
                 "decode" if takes_bytes(transform) else "transform",
+                name in optional,
             )
             for name, transform in transforms.items()
         ]
         self._seeds, self._clock = seeds, clock or StageClock()
         self._has_torch = torch_if_loaded() is not None
-        steps = transforms.values()
+        steps = [*transforms.values(), *sample_transforms]
         self._own = [generator for step in steps for generator in own_generators(step)]
         functions = [function for of_field in decoders.values() for function in of_field]
         self._decoders_draw = any(map(may_draw_from_globals, functions))
@@ -127,11 +154,20 @@ class SampleTransforms:
         if self._decoders_draw:
             self._seeds.seed_globals(_DECODER_POSITIONS + position)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all fields are decoded for whole batches: no code of the user's is called."""
+        return not (self._steps or self._sample_steps or self._has_decoders)
+
+    def takes(self, field: str) -> bool:
+        """Whether code of the user's may be given this field of the configuration."""
+        return field in self._names or first_taking(self.sample_transforms, field) is not None
+
     def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
-        """Transform the fields of one sample in place.
+        """The transformed sample; the one that was given may be changed.
 
         Args:
-            sample: The decoded fields.
+            sample: The decoded fields, with `__key__`, `__url__` and `__id__`.
             position: Keys the randomness.
             rows: The memory that crops write to, if it is given.
 
@@ -141,18 +177,18 @@ class SampleTransforms:
         """
         if self._decoders_draw:
             self._require_no_new_torch()
-        if not self._steps:
+        if not (self._steps or self._sample_steps):
             return sample
         if self._has_torch:
             return self._applied(sample, position, rows)
         self._has_torch = torch_if_loaded() is not None  # the decoders may have loaded it
         try:
-            self._applied(sample, position, rows)
+            made = self._applied(sample, position, rows)
         except SampleError:
             self._require_no_new_torch()
             raise
         self._require_no_new_torch()
-        return sample
+        return made
 
     def _require_no_new_torch(self) -> None:
         if not self._has_torch and torch_if_loaded() is not None:
@@ -176,7 +212,12 @@ class SampleTransforms:
         if self.draws_from_globals:
             self._seeds.seed_globals(position)
         rng = self._seeds.generator(position)
+        for sample_step in self._sample_steps:
+            sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})
+        begin = self._clock.lap("transform", begin, "transform")
         for step in self._steps:
+            if step.skips(sample.get(step.field, _DROPPED)):
+                continue
             settings: dict[str, Any] = {"rng": rng} if step.takes_rng else {}
             if step.field in rows:
                 settings["out"] = rows[step.field]
@@ -212,9 +253,19 @@ def own_generators(transform: Transform) -> list[Any]:
 def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
     """The transforms; those that may draw from global generators are run twice on a first value."""
     return {
-        name: RepeatedTransform(name, transform) if _is_unkeyed(transform) else transform
+        name: _repeated(f"the transform of field {name!r}", transform)
         for name, transform in transforms.items()
     }
+
+
+def repeated_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
+    """The sample transforms, as by `repeated`."""
+    steps = sample_steps(transforms, takes_rng)
+    return tuple(_repeated(step.called, step.function) for step in steps)
+
+
+def _repeated(called: str, transform: Transform) -> Transform:
+    return RepeatedTransform(called, transform) if _is_unkeyed(transform) else transform
 
 
 def _is_unkeyed(transform: Transform) -> bool:
@@ -259,7 +310,7 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
     if name not in sample:
         raise SampleError(
             f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
-            "a stage dropped or renamed it"
+            "a stage dropped or renamed it, or a sample transform did"
         )
     try:
         return step.function(sample[name], **settings)

@@ -82,6 +82,43 @@ MUTANTS = [
         "samples/test_fields.py readers/test_stream_stages.py readers/test_columns.py",
     ),
     Mutant(
+        "samples.transforms:SampleTransforms._apply",
+        'sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})',
+        'sample = sample_step.apply(sample, {"rng": self._seeds.generator(position)} '
+        "if sample_step.takes_rng else {})",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
+        "samples.transforms:_Step.skips",
+        "return self.is_optional and (value is None or is_decoded)",
+        "return self.is_optional and value is None",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "samples.member_bytes:MemberBytes.are_read",
+        "((self._starts >= 0) | (self._sizes < 0)).all()",
+        "(self._starts >= 0).all()",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "readers.batch_reader:_extents",
+        "np.where(members < 0, ABSENT, table.sizes[members])",
+        "table.sizes[members]",
+        "samples/test_optional_fields.py readers/test_batch_reader.py",
+    ),
+    Mutant(
+        "samples.sample_transforms:require_same_fields",
+        "if differing:",
+        "if False:",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
+        "samples.sample_transforms:_problem_of",
+        "if name in identity and not are_same(value, identity[name]):",
+        "if False:",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
         "samples.fields:_require_decoders",
         "unsafe = (names & UNSAFE_DECODERS) - allow_unsafe",
         "unsafe = frozenset()",

@@ -10,7 +10,9 @@ from time import perf_counter
 from typing import Final
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.plan.schedule import WorkerEpoch
 from lightning_shards.readers.ahead.piece_plan import Announcement
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.system.cancellation import wait_for_event
 from lightning_shards.system.stage_byte import Fetching
@@ -56,6 +58,14 @@ class FetchAhead:
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
         self.waited_s = 0.0
+
+    def told(
+        self, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
+    ) -> Iterator[LoadedBatch]:
+        """The batches of an epoch; each one is read when this has been told where it is."""
+        for step in epoch.own_steps():
+            self.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
+            yield next(batches)
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position.

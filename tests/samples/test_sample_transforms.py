@@ -1,0 +1,391 @@
+"""Transforms of whole samples: what they get, what they may return, and where it goes."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from webdataset.writer import TarWriter
+
+from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards.errors import ConfigError, SampleError, TransformError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import batch_reader, indexed
+
+COUNTS = [3, 5, 2]
+FIELDS = {"image": "png", "mask": "mask.png", "label": "cls"}
+
+
+def crop_alike(sample, rng):
+    top, left = rng.integers(5, size=2).tolist()
+    for name in ("image", "mask"):
+        sample[name] = sample[name][:, top : top + 4, left : left + 4]
+    return sample
+
+
+def crop_narrowly(sample, rng):
+    return crop_alike(sample, rng)
+
+
+crop_narrowly.takes_fields = ("image", "mask")
+
+
+def draw(sample, rng):
+    return {**sample, "drawn": [*sample.get("drawn", []), int(rng.integers(2**60))]}
+
+
+def draw_more(numbers, rng):
+    return [*numbers, int(rng.integers(2**60))]
+
+
+def draw_globally(sample):
+    return {**sample, "drawn": torch.rand(2)}
+
+
+def rename(sample):
+    sample["seen"] = sample.pop("image").float().mean(), sample.pop("mask").shape
+    return sample
+
+
+def describe(sample):
+    kinds = {name: type(value).__name__ for name, value in sample.items()}
+    return {"order": list(sample), "kinds": kinds, "label": sample["label"]}
+
+
+def describe_arrays(sample):
+    return describe(sample)
+
+
+describe_arrays.takes_arrays = True
+
+
+def fail_on_label_3(sample):
+    if sample["label"] == 3:
+        raise ValueError("no threes")
+    return sample
+
+
+@pytest.fixture
+def urls(tmp_path):
+    """Images whose mask has the same pixels, of which no two are alike."""
+    rng, shards = np.random.default_rng(0), []
+    for shard, count in enumerate(COUNTS):
+        shards.append(str(tmp_path / f"shard-{shard}.tar"))
+        with TarWriter(shards[-1]) as writer:
+            for number in range(count):
+                pixels = Image.fromarray(rng.integers(256, size=(8, 8), dtype=np.uint8))
+                name = tmp_path / "image.png"
+                pixels.save(name)
+                data = name.read_bytes()
+                key = f"{shard}{number}"
+                writer.write({"__key__": key, "png": data, "mask.png": data, "cls": str(number)})
+    return shards
+
+
+@pytest.fixture
+def make_module(urls, tmp_path):
+    def make(*sample_transforms, reader="indexed", split=None, **settings):
+        return ShardDataModule(
+            train=SplitConfig(urls, **{"sampling": "shuffled", "reader": reader, **(split or {})}),
+            decode={"image": "gray", "mask": "gray"},
+            **{
+                "fields": FIELDS,
+                "sample_transforms": list(sample_transforms),
+                "batch_size": 4,
+                "num_workers": 0,
+                "seed": 3,
+                "loader": LoaderConfig(cache_dir=str(tmp_path / "cache")),
+                **settings,
+            },
+        )
+
+    return make
+
+
+@pytest.fixture(params=["stream", "indexed", "indexed by samples"])
+def reader(request, monkeypatch):
+    """The readers, and the indexed one when it makes batches sample by sample."""
+    if request.param == "indexed by samples":
+        monkeypatch.setattr(indexed, "can_decode", lambda _: False)
+    return request.param.split()[0]
+
+
+def batches(module):
+    return list(module.loader("train"))
+
+
+def as_bytes(value):
+    return (value.dtype, value.shape, value.numpy().tobytes()) if torch.is_tensor(value) else value
+
+
+# --- what they get and give -----------------------------------------------------------------------
+
+
+def test_image_and_mask_are_cropped_alike_and_each_sample_elsewhere(make_module, reader):
+    for batch in batches(make_module(crop_alike, reader=reader)):
+        assert batch["image"].shape == (4, 1, 4, 4)
+        assert batch["image"].equal(batch["mask"])
+        assert len({row.numpy().tobytes() for row in batch["image"]}) == 4
+
+
+@pytest.mark.parametrize("transform", [crop_alike, crop_narrowly, draw, draw_globally, describe])
+def test_columns_and_samples_give_the_same_bytes(make_module, monkeypatch, transform):
+    def made():
+        module = make_module(transform, transforms={"label": draw_label})
+        return [[(k, as_bytes(v)) for k, v in batch.items()] for batch in batches(module)]
+
+    by_columns = made()
+    monkeypatch.setattr(indexed, "can_decode", lambda _: False)
+    assert made() == by_columns
+
+
+def draw_label(label, rng):
+    return label + int(rng.integers(2**60))
+
+
+def test_a_field_that_is_not_taken_travels_by_columns(make_module, monkeypatch):
+    decoded = []
+    decode_column = batch_reader.decode_column
+
+    def watched(field, *rest):
+        decoded.append(field.name)
+        return decode_column(field, *rest)
+
+    monkeypatch.setattr(batch_reader, "decode_column", watched)
+    batches(make_module(crop_alike))
+    assert not decoded
+    batches(make_module(crop_narrowly))
+    assert set(decoded) == {"label"}
+
+
+def test_a_transform_gets_the_fields_it_takes_in_order_and_the_identity(make_module, reader):
+    names = ["image", "mask", "label", "__key__", "__url__", "__id__"]
+    batch = batches(make_module(describe, reader=reader))[0]
+    assert [order for order in batch["order"] if order[:6] == names] == batch["order"]
+    assert batch["kinds"][0]["image"] == "Tensor"
+    assert "image" not in batch  # it was left out
+    describe_arrays.takes_fields = ["mask", "label"]
+    try:
+        batch = batches(make_module(describe_arrays, reader=reader))[0]
+    finally:
+        del describe_arrays.takes_fields
+    assert batch["order"][0][:3] == ["mask", "label", "__key__"]
+    assert batch["kinds"][0]["mask"] == "ndarray"
+    assert batch["image"].shape == (4, 1, 8, 8)
+
+
+def test_fields_are_renamed_and_each_transform_of_a_field_finds_the_new_one(make_module, reader):
+    batch = batches(make_module(rename, reader=reader, transforms={"seen": len}))[0]
+    assert list(batch) == ["__key__", "label", "seen", "__id__"]
+    assert batch["seen"].tolist() == [2, 2, 2, 2]
+
+
+def test_the_list_and_the_fields_draw_on_without_repeats(make_module, reader):
+    transforms = {"drawn": draw_more, "label": draw_label}
+    drawn = []
+    for batch in batches(make_module(draw, draw, reader=reader, transforms=transforms)):
+        drawn += [number for row in batch["drawn"] for number in row]
+        drawn += [label - label % 1 for label in batch["label"].tolist()]
+    assert len(set(drawn)) == len(drawn) == 4 * 8
+
+
+def test_the_global_generators_are_seeded_and_given_back(make_module, reader):
+    before = torch.get_rng_state()
+    first, again = (batches(make_module(draw_globally, reader=reader)) for _ in range(2))
+    assert before.equal(torch.get_rng_state())
+    for batch, same in zip(first, again, strict=True):
+        assert batch["drawn"].equal(same["drawn"])
+    assert len({float(x) for batch in first for x in batch["drawn"].flatten()}) == 16
+
+
+def test_device_transforms_find_a_field_that_was_added(make_module):
+    module = make_module(draw, device_transforms={"drawn": len, "image": torch.Tensor.float})
+    module.trainer = type("Trainer", (), {"lightning_module": Untouched, "state": Fitting})
+    changed = module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
+    assert changed == {"drawn": 2}
+
+
+class Untouched:
+    @staticmethod
+    def on_after_batch_transfer(batch, _):
+        return batch
+
+
+class Fitting:
+    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+    fn, stage = TrainerFn.FITTING, RunningStage.TRAINING
+
+
+def test_the_map_dataset_applies_them(urls, tmp_path):
+    dataset = ShardDataset(
+        urls,
+        fields=FIELDS,
+        decode={"mask": "gray", "image": "gray"},
+        sample_transforms=[crop_alike, draw],
+        cache_dir=str(tmp_path / "cache"),
+    )
+    sample = dataset[4]
+    assert list(sample) == ["image", "mask", "label", "drawn", "__key__", "__id__"]
+    assert sample["image"].equal(sample["mask"])
+    assert sample["image"].shape == (1, 4, 4)
+    with pytest.raises(ConfigError, match=r"sample_transforms\[0\] must be callable, got 3"):
+        ShardDataset(urls, fields=FIELDS, sample_transforms=[3])
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+class Cut:
+    deterministic = True
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, sample):
+        cut = {name: sample[name][:, : self.size, : self.size] for name in ("image", "mask")}
+        return sample | cut
+
+
+def test_a_split_has_its_own_and_yaml_names_them(make_module, urls):
+    spec = {"class_path": f"{__name__}.Cut", "init_args": {"size": 3}}
+    module = make_module(spec, f"{__name__}.draw", split={"sample_transforms": [Cut(2)]})
+    assert module.sample_transforms[0].size == 3
+    assert module.sample_transforms[1] is draw
+    assert batches(module)[0]["image"].shape == (4, 1, 2, 2)
+    settings = {"train": {"urls": urls}, "fields": FIELDS, "sample_transforms": [spec]}
+    assert ShardDataModule.from_config(settings).sample_transforms[0].size == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (crop_alike, r"sample_transforms must be a list of callables.*got <function crop_alike"),
+        (["no_such.module"], r"sample_transforms\[0\] is 'no_such.module', which cannot be loaded"),
+        ([crop_alike, 3], r"sample_transforms\[1\] must be a callable"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(make_module, given, message):
+    for settings in ({"sample_transforms": given}, {"split": {"sample_transforms": given}}):
+        with pytest.raises(ConfigError, match=message):
+            make_module(**settings)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def returns_nothing(sample):
+    sample["image"] = sample["image"] + 1
+
+
+def changes_key(sample):
+    return sample | {"__key__": "new"}
+
+
+def changes_id(sample):
+    return sample | {"__id__": (0, 99)}
+
+
+def adds_reserved(sample):
+    return sample | {"__flip__": True}
+
+
+def adds_number(sample):
+    return {1: 2}
+
+
+def adds_untaken(sample):
+    return {"label": 2}
+
+
+adds_untaken.takes_fields = ["image"]
+
+WRONG = [
+    (returns_nothing, r"it returned no dict but a NoneType; return the dict of all fields"),
+    (changes_key, r"it changed '__key__' from '\d\d' to 'new', which identifies the sample"),
+    (changes_id, r"it changed '__id__' from \(\d, \d\) to \(0, 99\)"),
+    (adds_reserved, r"it returned a field '__flip__'; let no field's name begin with '__'"),
+    (adds_number, r"it returned a field named 1; names of fields are texts"),
+]
+
+
+@pytest.mark.parametrize(("transform", "problem"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_wrong_result_names_the_sample_and_the_transform(make_module, reader, transform, problem):
+    where = rf"sample_transforms\[1\], which is {transform.__name__}, on sample '\d\d' of .*\.tar: "
+    with pytest.raises(TransformError, match=where + problem):
+        batches(make_module(crop_alike, transform, reader=reader))
+
+
+def test_a_field_that_was_not_given_cannot_be_returned(make_module, reader):
+    with pytest.raises(TransformError, match=r"'label', which it was not given; add it to `takes_"):
+        batches(make_module(adds_untaken, reader=reader))
+
+
+def test_a_failure_names_sample_and_transform_and_is_the_cause(make_module, reader):
+    with pytest.raises(TransformError, match=r"\[0\], which is fail_on.*: no threes") as caught:
+        batches(make_module(fail_on_label_3, reader=reader, split={"remainder": "balanced"}))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_sample_that_it_fails_on_is_substituted(make_module, reader):
+    split = {"on_bad_sample": "substitute", "max_bad": 1}
+    made = batches(make_module(fail_on_label_3, crop_alike, reader=reader, split=split))
+    weights = torch.cat([batch["__weight__"] for batch in made])
+    labels = torch.cat([batch["label"] for batch in made])
+    assert 3 not in labels
+    assert (weights == 0).sum() <= 1
+    assert all(batch["image"].equal(batch["mask"]) for batch in made)
+
+
+def drop_some(sample):
+    if sample["label"] > 1:
+        del sample["mask"]
+    return sample
+
+
+def test_samples_of_a_batch_that_have_other_fields_are_both_named(make_module, reader):
+    with pytest.raises(
+        TransformError, match=r"sample '\d[01]' has the field 'mask' and sample '\d[2-4]' of the sa"
+    ):
+        batches(make_module(drop_some, reader=reader))
+
+
+def test_the_fields_of_a_tuple_cannot_be_changed(make_module, reader):
+    module = make_module(crop_alike, reader=reader, batch_format="tuple")
+    assert [len(batch) for batch in batches(module)] == [3, 3]
+    with pytest.raises(ConfigError, match=r"batch_format='tuple' has places for .* made \['drawn'"):
+        batches(make_module(draw, reader=reader, batch_format="tuple"))
+
+
+def test_a_transform_of_a_field_that_was_dropped_is_an_error(make_module, reader):
+    with pytest.raises(SampleError, match=r"no field 'image' to transform: .* or a sample transf"):
+        batches(make_module(rename, reader=reader, transforms={"image": torch.Tensor.float}))
+
+
+def test_what_cannot_be_sent_or_shared_is_named(make_module):
+    module = make_module(lambda sample: sample, num_workers=1)
+    with pytest.raises(
+        ConfigError, match=r"sample_transforms\[0\] is .*lambda>, which cannot be s"
+    ):
+        batches(module)
+    threads = LoaderConfig(pool="threads")
+    with pytest.raises(ConfigError, match=r"sample_transforms\[0\]"):
+        batches(make_module(draw_globally, num_workers=2, loader=threads))
+
+
+def test_a_generator_of_its_own_is_warned_about(make_module, reader, caplog):
+    rng = np.random.default_rng()
+
+    def noisy(sample):
+        return sample | {"label": float(rng.random())}
+
+    with caplog.at_level(logging.WARNING):
+        make_module(noisy, reader=reader).source("train").first_sample(Place())
+    assert "sample_transforms[0], which is noisy made two values of one sample" in caplog.text
+    source = make_module(draw_globally, reader=reader).source("train")
+    caplog.clear()
+    source.first_sample(Place())
+    next(source.batches(Place(), Cursor()))
+    assert not caplog.text
