@@ -104,7 +104,7 @@ def _module(frame: FrameType) -> str:
 def one_batch_read_ahead() -> Callable[..., None]:
     """`ReadBuffer.__init__` for a buffer that takes no more than one batch: each one is read."""
     plain = ReadBuffer.__init__
-    return lambda self, **_given: plain(self, limit=1, most_bytes=1)
+    return lambda self, **_given: plain(self, limit=1, most_bytes=lambda: 1)
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import plan_epoch

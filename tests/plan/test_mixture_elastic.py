@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chains import draw_jobs, parts_of_steps
+from plan_chains import draw_jobs, parts_of_steps
 from small_mixtures import NAMES, component
 
 from lightning_shards.plan.cursor import Cursor

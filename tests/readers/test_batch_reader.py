@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers import batch_reader
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
@@ -255,6 +255,6 @@ def test_keys_are_cut_out_whatever_they_hold(keys):
     lengths = np.array(list(map(len, encoded)))
     order = np.array([2, 0, 1, 1])
     starts = (np.cumsum(lengths) - lengths)[order]
-    cut = batch_reader._Keys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
+    cut = SampleKeys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
     assert cut.part(1, 4) == [keys[0], keys[1], keys[1]]
     assert cut.part(0, 1) == [keys[2]]

@@ -120,7 +120,7 @@ def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(tmp_path, members,
 
 def test_all_that_is_read_ahead_is_checked(tmp_path, members):
     for now, expected in ((members, []), (flipped(members, 8, "npy"), [3])):
-        one_batch_each = ReadBuffer(limit=1, most_bytes=1)
+        one_batch_each = ReadBuffer(limit=1, most_bytes=lambda: 1)
         assert bad(served(tmp_path, members, now, buffer=one_batch_each)) == expected
 
 

@@ -118,7 +118,7 @@ def test_it_equals_what_a_trainer_trains_on(
 
 
 def test_no_field_is_decoded(write_config, traced):
-    assert traced(write_config(fields={"label": "absent"}))["steps"]
+    assert traced(write_config(fields={"label": "absent.cls"}))["steps"]
 
 
 # --- what it prints -------------------------------------------------------------------------------
