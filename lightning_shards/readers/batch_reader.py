@@ -12,7 +12,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
@@ -23,16 +23,13 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import (
-    Extents,
+from lightning_shards.readers.ahead.read_ahead import (
     LargeMembers,
     ReadAhead,
     ReadBuffer,
-    Stamps,
-    by_offset,
-    inverse,
 )
+from lightning_shards.readers.member_lookup import find_members
+from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import (
     BatchFormat,
@@ -47,13 +44,11 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
 from lightning_shards.samples.decoding.decoders import Decoding
-from lightning_shards.samples.fields import Field, counted
+from lightning_shards.samples.fields import Field, counted, optional_names
 from lightning_shards.samples.member_bytes import (
-    ABSENT,
     FieldMembers,
     Ints,
     MemberBytes,
-    SampleKeys,
 )
 from lightning_shards.samples.sample_transforms import (
     batch_fields,
@@ -64,13 +59,6 @@ from lightning_shards.samples.sample_transforms import (
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.shards.tables import release_pages
-
-_NEAR = 2**19
-"""Bytes between the starts of two samples that are announced together: as a rule, other workers
-want what lies between."""
 
 
 def can_decode(field: Field) -> bool:
@@ -106,7 +94,8 @@ def decode_column(
     decode = _COLUMNS.get(decoding)
     if classes is not None and not decoding.is_gzipped:
         decode = partial(_numbers, classes)
-    if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
+    has_gaps = field.default is not None and members.has_gaps
+    if decode is not None and not isinstance(members, LargeMembers) and not has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
             if column is not None:
@@ -174,6 +163,7 @@ class BatchReader:
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
+        self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
         self._arena, self._buffer = arena, buffer or ReadBuffer()
@@ -205,7 +195,7 @@ class BatchReader:
         self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
-            stamps, self._keys, extents = _find(self._shards, self._fields, ids)
+            stamps, self._keys, extents = find_members(self._shards, self._fields, ids)
             stops = np.array(self._stops[1:])
             optional = [n for n, field in enumerate(self._fields) if field.is_optional]
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
@@ -237,10 +227,12 @@ class BatchReader:
             samples = self._bare_samples(keys, start, stop)
             with self._transforms.keeping_globals():
                 made = self._transformed(samples, members, self._first_positions[number])
-            require_not_taken(samples[0], columns)
+            names = self._names
+            if self._transforms.sample_transforms:
+                require_not_taken(samples[0], columns)
+                made_names = fields_of(samples[0])
+                names = batch_fields([*columns, *made_names], self._names, self._format)
             columns |= made
-            names = [*columns.keys() - made.keys(), *fields_of(samples[0])]
-            names = batch_fields(names, self._names, self._format)
             columns = {name: columns[name] for name in names}
         ids = self._ids[start:stop].copy()
         weights, reserved = self._weights[number], self._collation.reserved
@@ -257,9 +249,9 @@ class BatchReader:
 
     def _bare_samples(self, keys: list[str], start: int, stop: int) -> list[Sample]:
         """The samples start to stop without their fields."""
-        ids = [(shard, sample) for shard, sample in self._ids[start:stop].tolist()]
+        ids, urls = map(tuple, self._ids[start:stop].tolist()), self._shards.urls
         return [
-            {"__key__": key, "__url__": self._shards.urls[sample_id[0]], "__id__": sample_id}
+            {"__key__": key, "__url__": urls[sample_id[0]], "__id__": sample_id}
             for key, sample_id in zip(keys, ids, strict=True)
         ]
 
@@ -269,7 +261,10 @@ class BatchReader:
         decoders = {field.name: _decoder_of(field) for field in self._fields}
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        data = {name: iter(members[name].with_gaps()) for name in decoders}
+        data = {
+            name: iter(members[name].with_gaps() if name in self._optional else members[name])
+            for name in decoders
+        }
         samples = self._bare_samples(self._keys.part(start, stop), start, stop)
         with self._transforms.keeping_globals():
             for row, sample in enumerate(samples):
@@ -300,15 +295,18 @@ class BatchReader:
 
         Each of the samples is replaced by the one with these fields.
         """
-        decoders = self._decoders
-        data = {name: iter(members[name].with_gaps()) for name in decoders}
-        pixels = self._new_pixels(len(samples))
-        columns: dict[str, GrowingColumn] = {}
+        decoders, is_joint = self._decoders, bool(self._transforms.sample_transforms)
+        data = {
+            name: iter(members[name].with_gaps() if name in self._optional else members[name])
+            for name in decoders
+        }
+        pixels, columns = self._new_pixels(len(samples)), dict[str, GrowingColumn]()
         for number, sample in enumerate(samples):
             begin = self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
-            self._transforms.seed_decoders(position + number)
+            if self._transforms.decoders_draw:
+                self._transforms.seed_decoders(position + number)
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
@@ -316,14 +314,22 @@ class BatchReader:
             made = samples[number] = self._transforms.apply(sample, position + number, rows)
             begin = self._clock.begin("collate")
             if number == 0:
-                others = [name for name in fields_of(made) if name not in pixels]
-                columns = {name: GrowingColumn(len(samples), self._arena) for name in others}
-            require_same_fields(samples[0], made)
+                names = fields_of(made) if is_joint else decoders
+                columns = self._new_columns(len(samples), names, pixels)
+            if is_joint:
+                require_same_fields(samples[0], made)
             for name, column in columns.items():
                 made[name] = column.put(made[name])
             self._clock.lap("collate", begin, "collate")
-        with self._clock.on("collate"):
-            return {**pixels, **{n: column.finished(samples, n) for n, column in columns.items()}}
+        begin = self._clock.begin("collate")
+        finished = {name: column.finished(samples, name) for name, column in columns.items()}
+        self._clock.lap("collate", begin, "collate")
+        return {**pixels, **finished}
+
+    def _new_columns(
+        self, count: int, names: Iterable[str], others: Container[str]
+    ) -> dict[str, GrowingColumn]:
+        return {name: GrowingColumn(count, self._arena) for name in names if name not in others}
 
     def _new_pixels(self, count: int) -> dict[str, NDArray[np.uint8]]:
         """The columns that crops write to, row by row; a batch is given out with all rows only."""
@@ -331,64 +337,3 @@ class BatchReader:
             name: layout.new_column(count, self._arena)
             for name, layout in self._transforms.layouts.items()
         }
-
-
-def _find(
-    shards: OpenShards, fields: Sequence[Field], ids: Ints
-) -> tuple[Stamps, SampleKeys, Extents]:
-    """What the tables say of these samples; the storage is told what will be read."""
-    order = by_offset(ids[:, 0], ids[:, 1])
-    shard_numbers, samples = ids[order].T
-    stamps: Stamps = {}
-    keys: list[NDArray[np.uint8]] = []
-    lengths: list[Ints] = []
-    extents: list[Extents] = []
-    shards.fetch_tables(shard_numbers)
-    for start, stop in _pieces(shard_numbers[1:] != shard_numbers[:-1]):
-        shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
-        reader = shards.reader(shard)
-        stamps[shard] = reader.expected
-        _announce(reader, samples_of_shard)
-        keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
-        keys.append(keys_of_shard)
-        lengths.append(lengths_of_shard)
-        extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
-        release_pages(reader.table)
-    back, key_lengths = inverse(order), np.concatenate(lengths)
-    key_starts = np.cumsum(key_lengths) - key_lengths
-    joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
-    return (
-        stamps,
-        SampleKeys(np.concatenate(keys), key_starts[back], key_lengths[back]),
-        Extents(*(values[..., back] for values in joined)),
-    )
-
-
-def _announce(reader: ShardReader, samples: Ints) -> None:
-    """Tell the storage what will be read."""
-    table = reader.table
-    begins = table.offsets[table.sample_starts[samples]]
-    pieces = [
-        table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
-        for first, last in _pieces(np.diff(begins) > _NEAR)
-    ]
-    stops = [start + length for start, length in pieces]
-    reader.storage.announce([ShardReads(reader.url, [start for start, _ in pieces], stops)])
-
-
-def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints) -> Extents:
-    table = reader.table
-    members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
-    sizes = np.where(members < 0, ABSENT, table.sizes[members])
-    # where nothing is to be read, the read of what is near is not cut
-    offsets = np.where(
-        members < 0, table.offsets[table.sample_starts[samples]], table.offsets[members]
-    )
-    sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
-    return Extents(shards, offsets, sizes, sums.astype(np.int64))
-
-
-def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Starts and stops of the pieces of a sequence that is cut behind item i where cuts[i]."""
-    ends = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(cuts) + 1]
-    return pairwise(ends)

@@ -276,7 +276,10 @@ class IndexedSource:
             for number, span in enumerate(spans_of_steps):
                 by_field = partial(reader.batch, number) if by_fields else None
                 by_sample = partial(self._batch_by_samples, rows, span, planned[number])
-                yield self.collation.finished_on(self._batch(by_field, by_sample), rows.clock)
+                loaded = self._batch(by_field, by_sample)
+                if self.collation.collate_fn is not None:
+                    loaded = self.collation.finished_on(loaded, rows.clock)
+                yield loaded
 
     def _batch(
         self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]

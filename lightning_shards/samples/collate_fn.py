@@ -129,8 +129,6 @@ class Collation:
 
     def finished_on(self, loaded: LoadedBatch, clock: StageClock) -> LoadedBatch:
         """What `finished` gives, its time told to the clock; an error of it is of no sample."""
-        if self.collate_fn is None:
-            return loaded
         with clock.on("collate"):
             loaded = self.finished(loaded)
         stages = zip(loaded.stages, clock.take(), strict=True)

@@ -114,6 +114,8 @@ class SampleTransforms:
     Attributes:
         layouts: Of the pixels that crops of this package make, by field; they give arrays.
         sample_transforms: As given.
+        decoders_draw: Whether a decoder of the user's may draw from the global generators.
+        is_empty: Whether all fields are decoded for whole batches: no code of the user's is called.
     """
 
     def __init__(
@@ -126,7 +128,6 @@ class SampleTransforms:
         optional: Collection[str] = (),
     ) -> None:
         self._names = frozenset(transforms) | frozenset(decoders)
-        self._has_decoders = bool(decoders)
         self.layouts = layouts_of(transforms, optional)
         self.sample_transforms = tuple(sample_transforms)
         self._sample_steps = sample_steps(sample_transforms, takes_rng)
@@ -141,23 +142,19 @@ class SampleTransforms:
             )
             for name, transform in transforms.items()
         ]
+        self.is_empty = not (transforms or sample_transforms or decoders)
         self._seeds, self._clock = seeds, clock or StageClock()
         self._has_torch = torch_if_loaded() is not None
         steps = [*transforms.values(), *sample_transforms]
         self._own = [generator for step in steps for generator in own_generators(step)]
         functions = [function for of_field in decoders.values() for function in of_field]
-        self._decoders_draw = any(map(may_draw_from_globals, functions))
-        self.draws_from_globals = self._decoders_draw or any(map(may_draw_from_globals, steps))
+        self.decoders_draw = any(map(may_draw_from_globals, functions))
+        self.draws_from_globals = self.decoders_draw or any(map(may_draw_from_globals, steps))
 
     def seed_decoders(self, position: int) -> None:
         """Seed the generators that the user's own decoders may draw from, before they decode."""
-        if self._decoders_draw:
+        if self.decoders_draw:
             self._seeds.seed_globals(_DECODER_POSITIONS + position)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all fields are decoded for whole batches: no code of the user's is called."""
-        return not (self._steps or self._sample_steps or self._has_decoders)
 
     def takes(self, field: str) -> bool:
         """Whether code of the user's may be given this field of the configuration."""
@@ -175,7 +172,7 @@ class SampleTransforms:
             SampleError: A transform failed, or its field is missing.
             TorchLoadedError: One loaded torch.
         """
-        if self._decoders_draw:
+        if self.decoders_draw:
             self._require_no_new_torch()
         if not (self._steps or self._sample_steps):
             return sample
@@ -214,7 +211,8 @@ class SampleTransforms:
         rng = self._seeds.generator(position)
         for sample_step in self._sample_steps:
             sample = sample_step.apply(sample, {"rng": rng} if sample_step.takes_rng else {})
-        begin = self._clock.lap("transform", begin, "transform")
+        if self._sample_steps:
+            begin = self._clock.lap("transform", begin, "transform")
         for step in self._steps:
             if step.skips(sample.get(step.field, _DROPPED)):
                 continue

@@ -4,19 +4,19 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "readers.read_ahead:LargeMembers.__iter__",
+        "readers.ahead.read_ahead:LargeMembers.__iter__",
         "if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):",
         "if len(data) != size:",
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "readers.batch_reader:_find",
+        "readers.member_lookup:find_members",
         "stamps[shard] = reader.expected",
         "stamps[shard] = None",
         "readers/test_changed_shards.py",
     ),
     Mutant(
-        "readers.read_ahead:_fill",
+        "readers.ahead.read_ahead:_fill",
         "(members.sizes < 0) | ~is_read",
         "members.sizes < 0",
         "readers/test_changed_shards.py readers/test_batch_reader.py",
@@ -101,7 +101,7 @@ MUTANTS = [
         "samples/test_optional_fields.py",
     ),
     Mutant(
-        "readers.batch_reader:_extents",
+        "readers.member_lookup:_extents",
         "np.where(members < 0, ABSENT, table.sizes[members])",
         "table.sizes[members]",
         "samples/test_optional_fields.py readers/test_batch_reader.py",
@@ -275,7 +275,7 @@ MUTANTS = [
         "samples/test_jpeg.py",
     ),
     Mutant(
-        "readers.read_ahead:_requests",
+        "readers.ahead.read_ahead:_requests",
         "*ranges, stamps[shard], into",
         "*ranges, None, into",
         "readers/test_changed_shards.py",

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import SampleError
+from lightning_shards.readers.ahead.read_ahead import ReadBuffer
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.seeds import SampleSeeds

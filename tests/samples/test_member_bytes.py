@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import SampleError
+from lightning_shards.readers.ahead.read_ahead import ReadBuffer
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
 from lightning_shards.samples.seeds import SampleSeeds

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from lightning_shards.errors import StorageError
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import MOST_BYTES, ReadBuffer
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
