@@ -23,14 +23,16 @@ def wav(number, size=3):
 def load(tmp_path, write_tar):
     """The loader of a tar in file order, of four samples a batch."""
 
-    def loader(decode, reader="indexed", data=wav, num_workers=0, max_bad=0, **settings):
+    def loader(
+        decode, reader="indexed", data=wav, num_workers=0, max_bad=0, steps=None, **settings
+    ):
         members = [(f"{n}.{s}", data(n)) for n in range(SAMPLES) for s in ("wav", "left.wav")]
         url = str(write_tar(tmp_path / "0.tar", members))
         bad = {"on_bad_sample": "substitute", "max_bad": max_bad} if max_bad else {}
         data_module = ShardDataModule(
             train=SplitConfig(url, sampling="sequential", reader=reader, **bad),
-            fields={"audio": "wav", "left": "left.wav"},
             decode=decode,
+            **{"fields": {"audio": "wav", "left": "left.wav"}} | (steps or {}),
             batch_size=4,
             num_workers=num_workers,
             loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), **settings),
@@ -129,6 +131,24 @@ def test_what_one_draws_is_the_samples_own_wherever_it_is_decoded(load, name):
         loader = load(decode, num_workers=num_workers)
         assert batches_of(loader) == expected
         loader.close()
+
+
+def stacked(samples):
+    return {name: torch.tensor([sample[name] for sample in samples]) for name in ("audio", "left")}
+
+
+@pytest.mark.parametrize("optional", ["", "?"])
+@pytest.mark.parametrize(
+    "steps",
+    [{"collate_fn": stacked}, {"sample_transforms": [dict]}],
+    ids=["collate_fn", "sample_transforms"],
+)
+def test_it_draws_the_same_before_sample_transforms_and_a_collate_fn(load, steps, optional):
+    decode = {".wav": drawn}
+    expected = batches_of(load(decode))
+    steps = steps | {"fields": {"audio": f"wav{optional}", "left": f"left.wav{optional}"}}
+    for batch, wanted in zip(batches_of(load(decode, steps=steps)), expected, strict=True):
+        assert batch == {name: pytest.approx(values, 1e-6) for name, values in wanted.items()}
 
 
 def test_threads_want_one_that_says_that_it_draws_nothing(load):
