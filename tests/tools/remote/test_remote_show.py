@@ -109,6 +109,7 @@ def test_an_outage_is_told_without_secrets(url, folder, server, tmp_path, capsys
 def test_storage_options_say_how_a_store_is_reached(
     tool, run_here, real_server, monkeypatch, folder, tmp_path
 ):
+    pytest.importorskip("moto", reason="the server of moto comes with the extra `test`")
     store = real_server("moto")
     for variable, value in store.environment.items():
         monkeypatch.setenv(variable, value)
