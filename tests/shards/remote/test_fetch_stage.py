@@ -16,6 +16,7 @@ from lightning_shards.readers import reader_choice
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.system import stage_byte
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.messages import MessageMaker
@@ -45,8 +46,9 @@ def times_of(data, epochs=1):
 @pytest.mark.parametrize(("pool", "num_workers"), [("inline", 0), ("threads", 2)], ids=str)
 @pytest.mark.parametrize("loader", [{}, ROOMY], ids=["exactly", "cached"])
 def test_each_request_and_byte_of_an_epoch_is_counted(
-    published_shards, server, tmp_path, pool, num_workers, loader
+    published_shards, server, tmp_path, pool, num_workers, loader, monkeypatch
 ):
+    monkeypatch.setattr(build, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
     data = module(
         published_shards, tmp_path, num_workers=num_workers, loader=loader | {"pool": pool}
     )

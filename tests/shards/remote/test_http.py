@@ -124,9 +124,10 @@ def test_connections_are_kept(transport, url, server):
 
 
 def test_hosts_beyond_those_whose_connections_are_kept_are_read(
-    monkeypatch, transport, url, server
+    monkeypatch, make_transport, url, server
 ):
     monkeypatch.setattr(http_client, "_NUM_HOSTS", 1)
+    transport = make_transport(RetryPolicy())
     for host in (server.url, server.other_url, server.url):
         assert transport.read(f"{host}/data/a.tar", 0, 9).data == DATA[:9]
     assert transport.counts.repeated == 0
