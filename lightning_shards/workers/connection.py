@@ -14,10 +14,12 @@ import select
 import socket
 import struct
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from lightning_shards.system.cancellation import CHECK_S, raise_if_cancelled
+from lightning_shards.workers.shared_buffers import too_many_files
 
 _SOCKET_BYTES = 2**12
 """Longer content goes through memory. The buffer of a socket holds dozens of such messages."""
@@ -69,9 +71,10 @@ class WorkerEnd:
 
     def stage_byte(self, worker: int) -> memoryview:
         """The byte of this worker in the memory that the trainer sends first."""
-        _, (fd,), *_ = socket.recv_fds(self._socket, 1, 1)
-        with os.fdopen(fd):
-            return memoryview(mmap.mmap(fd, 0))[worker : worker + 1]
+        _, fds, flags, _ = socket.recv_fds(self._socket, 1, 1)
+        _require_fds(fds, 1, flags)
+        with os.fdopen(fds[0]):
+            return memoryview(mmap.mmap(fds[0], 0))[worker : worker + 1]
 
     def wait_for_credit(self) -> bool:
         """Wait until one more message may be sent; False if the stream has ended."""
@@ -124,6 +127,36 @@ class WorkerEnd:
         return False
 
 
+def _require_fds(fds: Sequence[int], sent: int, flags: int) -> None:
+    """Check that all files of a message came with it: the kernel drops those it has no number for.
+
+    Raises:
+        WorkerError: One did not; those that came are closed.
+    """
+    if len(fds) == sent and not flags & socket.MSG_CTRUNC:
+        return
+    _close_all(fds)
+    raise too_many_files()
+
+
+def _mapped(fds: list[int]) -> mmap.mmap:
+    """The memory of the first of these files, which is taken out of the list and closed."""
+    try:
+        with os.fdopen(fds[0]):
+            memory = mmap.mmap(fds[0], 0)
+    except OSError as error:
+        _close_all(fds[1:])
+        raise too_many_files(error) from error
+    del fds[0]
+    return memory
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):  # it is closed already
+            os.close(fd)
+
+
 class _Slot:
     """Memory for the content of one message at a time."""
 
@@ -159,19 +192,23 @@ class TrainerEnd:
 
         Raises:
             EOFError: The worker has ended, or the connection is shut.
+            WorkerError: A file of the message did not come, because too many are open.
             BaseException: What a check of this thread raises meanwhile.
         """
         while not self._arrivals.poll(_CHECK_MS):
             raise_if_cancelled()
-        data, fds, *_ = socket.recv_fds(self._socket, _HEAD.size, _MAX_FDS)
-        size, is_in_memory, is_new, has_fd = _HEAD.unpack(
-            data + self._exactly(_HEAD.size - len(data))
-        )
+        data, fds, flags, _ = socket.recv_fds(self._socket, _HEAD.size, _MAX_FDS)
+        try:
+            head = data + self._exactly(_HEAD.size - len(data))
+            size, is_in_memory, is_new, has_fd = _HEAD.unpack(head)
+            _require_fds(fds, is_new + has_fd, flags)
+        except BaseException:
+            _close_all(fds)
+            raise
         number = self._number % len(self._slots)
         self._number += 1
         if is_new:
-            with os.fdopen(fds[0]):
-                self._slots[number] = mmap.mmap(fds[0], 0)
+            self._slots[number] = _mapped(fds)
         content: bytes | memoryview
         if is_in_memory:
             slot = self._slots[number]

@@ -57,7 +57,7 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # finalizers release it in whatever a thread is doing
         self._pid = 0
         self._control: socket.socket | None = None
         self._imported: set[str] = set()
@@ -65,11 +65,13 @@ class ForkServer:
 
     def hold(self) -> None:
         """Keep the server until `release` is called as often."""
-        self._holders += 1
+        with self._lock:
+            self._holders += 1
 
     def release(self) -> None:
         """Undo one `hold`."""
-        self._holders -= 1
+        with self._lock:
+            self._holders -= 1
 
     def start(self, modules: Sequence[str] = (), *, imports_main: bool = False) -> None:
         """Start the server if it does not run, and let it import these modules, in this order.
@@ -122,8 +124,9 @@ class ForkServer:
 
     def end_unused(self) -> None:
         """End the server if nothing holds it; it starts again when it is needed."""
-        if not self._holders:
-            self.stop()
+        with self._lock:
+            if not self._holders:
+                self.stop()
 
     def stop(self) -> None:
         """End the server; workers that still run are not ended."""
@@ -141,7 +144,7 @@ class ForkServer:
         """Leave the server to the process that this one was forked from."""
         if self._control is not None:
             self._control.close()
-        self._lock, self._pid, self._control, self._holders = threading.Lock(), 0, None, 0
+        self._lock, self._pid, self._control, self._holders = threading.RLock(), 0, None, 0
 
     def _is_running(self) -> bool:
         if not self._pid:

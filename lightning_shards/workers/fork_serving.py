@@ -80,8 +80,11 @@ class _Server:
                 self._reap()
 
     def _answer(self) -> bool:
-        request, fds, *_ = socket.recv_fds(self._control, 1, MAX_FDS)
-        if request == IMPORT:
+        request, fds, flags, _ = socket.recv_fds(self._control, 1, MAX_FDS)
+        if flags & socket.MSG_CTRUNC:  # too many open files: who asked finds its pipes closed
+            for fd in fds:
+                os.close(fd)
+        elif request == IMPORT:
             with open(fds[0], "rb") as file:  # noqa: PTH123 a file descriptor
                 _import(*pickle.load(file))  # noqa: S301 from the trainer
         elif request:

@@ -93,7 +93,7 @@ def tensor_bytes(sample: Batch, batch_size: int) -> int:
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
-    if is_plain_array(column) or isinstance(column, tensor_types()):
+    if is_plain_array(column) or type(column) in tensor_types():
         return column.nbytes, None
     layout = TensorLayout()  # a list of tensors holds one for each sample
     rest = mapped(column, tensor_types(), layout.add)

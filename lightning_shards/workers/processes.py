@@ -244,6 +244,8 @@ class _ProcessStream:
             # the connection to a worker that is gone breaks, which raises one of several errors
             ended = self._watch.error()
             self.close()
+            if ended is None and isinstance(error, WorkerError):
+                raise
             raise ended or WorkerError(
                 "what a worker process sent cannot be unpickled in the trainer "
                 f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "

@@ -6,6 +6,7 @@ the trainer clears it when it holds no tensor of that message any more.
 
 import mmap
 import os
+import resource
 import shutil
 import tempfile
 import weakref
@@ -96,6 +97,16 @@ def _no_memory(size: int, error: OSError) -> str:
     )
 
 
+def too_many_files(error: OSError | None = None) -> WorkerError:
+    """The error for files of a worker that this process could not open; `error` says why."""
+    reason = f" ({error.strerror})" if error else ""
+    return WorkerError(
+        f"a file of memory that a worker sent cannot be opened here{reason}: this process may have "
+        f"no more than {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files open; raise that "
+        "limit (ulimit -n), or take fewer workers"
+    )
+
+
 class ReceivedBuffers:
     """The buffers of one worker process that the trainer has open; each lives while it is used.
 
@@ -113,6 +124,8 @@ class ReceivedBuffers:
             return self.by_number[number]
         try:
             buffer = SharedBuffer(fd, number)
+        except OSError as error:
+            raise too_many_files(error) from error
         finally:
             os.close(fd)  # the memory map has a descriptor of its own
         if number is not None:

@@ -5,6 +5,7 @@ memory order of a value (channels last, for instance) stays what it is.
 """
 
 import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -143,34 +144,46 @@ class TensorLayout:
 
 
 def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """The value with each of these kinds in it changed.
+    """The value with all that has exactly one of these types changed.
 
     They are looked for in lists, tuples, mappings and dataclasses, also in those of one another.
+    What is of another class (a subclass of `list`, of `dict` or of a named tuple) is kept as it is,
+    because its class alone knows how it is made.
 
     (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
     """
-    if isinstance(value, kinds):
+    kind = cast("Any", type(value))
+    if kind in kinds:
         return change(value)
-    if isinstance(value, dict):
+    if kind is dict:
         items = cast("dict[Any, Any]", value).items()
         return {name: mapped(each, kinds, change) for name, each in items}
-    if not isinstance(value, list | tuple):
-        has_parts = _has_parts(type(cast("object", value)))
-        return _copied_with(value, kinds, change) if has_parts else value
+    if not _is_listing(kind):
+        return _copied_with(value, kinds, change) if _has_parts(kind) else value
     values = cast("list[Any] | tuple[Any, ...]", value)
-    may_hold = (*kinds, dict, list, tuple)
-    kinds_here = set(map(type, values))
-    if not any(issubclass(kind, may_hold) or _has_parts(kind) for kind in kinds_here):
+    if not any(each in kinds or _may_hold(each) for each in set(map(type, values))):
         return values  # a list of keys or texts
     changed = [mapped(each, kinds, change) for each in values]
-    if isinstance(values, list):
-        return changed
-    return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
+    return changed if kind is list else tuple(changed) if kind is tuple else kind._make(changed)
 
 
 @cache
-def _has_parts(kind: type) -> bool:
+def _may_hold(kind: Any) -> bool:
+    return kind is dict or _is_listing(kind) or _has_parts(kind)
+
+
+@cache
+def _is_listing(kind: Any) -> bool:
+    """Whether it is `list`, `tuple` or a named tuple without further attributes."""
+    is_named = hasattr(kind, "_make") and issubclass(kind, tuple)
+    return kind in (list, tuple) or (is_named and not kind.__dictoffset__)
+
+
+@cache
+def _has_parts(kind: Any) -> bool:
     """Whether it is a dataclass or a mapping, such as transformers' BatchEncoding."""
+    if issubclass(kind, dict):
+        return kind in (OrderedDict, defaultdict)
     return is_dataclass(kind) or issubclass(kind, MutableMapping)
 
 
@@ -203,6 +216,9 @@ def is_plain_array(value: object) -> bool:
 
 
 def tensor_types() -> tuple[type, ...]:
-    """The class of tensors; none as long as torch is not loaded, since there is no tensor then."""
+    """The class of plain tensors; none as long as torch is not loaded, as there is no tensor then.
+
+    Those of a subclass are pickled, with the attributes that they may have.
+    """
     torch = torch_if_loaded()
     return () if torch is None else (torch.Tensor,)

@@ -1,13 +1,17 @@
 """The connection of a worker: what goes in comes out, and no end waits for want of room."""
 
+import contextlib
 import os
+import resource
 import socket
 import threading
 
 import pytest
 
+from lightning_shards.errors import WorkerError
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd, new_memory
+from lightning_shards.workers.shared_buffers import ReceivedBuffers
 
 SLOTS = 2
 
@@ -151,3 +155,51 @@ def test_a_trainer_can_be_called_off_while_it_waits_for_a_message(ends):
 
     with pytest.raises(ArithmeticError), Cancellable(check):
         trainer.receive()
+
+
+@pytest.fixture
+def leave_files():
+    """Leaves so many numbers for files that may still be opened."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = []
+
+    def leave(number):
+        free = [os.dup(0) for _ in range(number + 1)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), most))
+        for fd in free:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            while len(fillers) < limit:
+                fillers.append(os.dup(0))
+        for _ in range(number):
+            os.close(fillers.pop())
+
+    yield leave
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    for fd in fillers:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_files_that_cannot_be_opened_are_named_as_the_cause(free, ends, leave_files, tmp_path):
+    """The kernel drops them without an error, and the next file would stand for a lost one."""
+    trainer, worker = ends
+    worker.stage_byte(0)
+    (tmp_path / "file").write_text("here")
+    with (tmp_path / "file").open() as file:
+        assert worker.send(bytes(2**16), file.fileno())
+        leave_files(free)
+        with pytest.raises(WorkerError, match=r"ulimit -n"):
+            trainer.receive()
+        left = [os.dup(0) for _ in range(free)]  # all that came were closed
+        for fd in left:
+            os.close(fd)
+
+
+def test_a_file_of_a_buffer_that_cannot_be_mapped_is_named_as_the_cause(leave_files, tmp_path):
+    fd = new_memory(2**16)
+    leave_files(0)
+    with pytest.raises(WorkerError, match=r"ulimit -n"):
+        ReceivedBuffers().buffer(0, fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 from itertools import count
 from multiprocessing import util
 from pathlib import Path
@@ -19,7 +20,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.seeds import worker_seed
-from lightning_shards.workers.fork_server import fork_server
+from lightning_shards.workers.fork_server import ForkServer, fork_server
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.worker_imports import prepare_workers
 
@@ -173,3 +174,45 @@ def test_an_error_of_cuda_comes_before_any_worker_starts(monkeypatch, server_pid
     with pytest.raises(RuntimeError, match="no more memory"):
         ProcessPool(1, start_method="fork", pin_memory=True).start(Tells(), Place(), Cursor())
     assert (fork_server._holders, set(psutil.Process().children())) == before
+
+
+class Interrupted(int):
+    """A number of holders that another thread tries to change while one is added to it."""
+
+    def meanwhile(self, act):
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join(0.1)  # it has ended by now if nothing keeps it
+        self.threads.append(thread)
+
+    def __add__(self, other):
+        self.meanwhile(self.server.hold)
+        return int(self) + other
+
+    def __sub__(self, other):
+        self.meanwhile(self.server.release)
+        return int(self) - other
+
+
+@pytest.mark.parametrize(("act", "expected"), [("hold", 4), ("release", 0)])
+def test_holders_of_several_threads_are_counted(act, expected):
+    server = ForkServer()
+    server._holders = holders = Interrupted(2)
+    holders.server, holders.threads = server, []
+    getattr(server, act)()
+    for thread in holders.threads:
+        thread.join(60)
+    assert server._holders == expected
+
+
+def test_a_finalizer_may_release_the_server_while_its_thread_starts_it():
+    server = ForkServer()
+    server.hold()
+    with server._lock:  # as `start` does, in which garbage may be collected
+        thread = threading.Thread(target=server.hold)
+        server.release()
+        thread.start()
+    thread.join(60)
+    assert server._holders == 1
+    server.forget()
+    assert server._holders == 0
