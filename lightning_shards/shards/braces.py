@@ -64,8 +64,9 @@ def _count_in(inner: str) -> int:
     letters = _CHAR_RANGE.match(inner)
     if letters:
         first, last, step = letters.groups()
+        step = (step or "1")[:_MAX_DIGITS]  # a longer one steps over all letters, too
         distance = abs(alphabet.index(last) - alphabet.index(first))
-        return distance // (int(step or 1) or 1) + 1
+        return distance // (int(step) or 1) + 1
     return sum(map(count_expanded, _alternatives(inner)))
 
 

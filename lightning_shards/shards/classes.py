@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.beside import is_count, read_beside
@@ -25,9 +25,11 @@ CLASS_SUFFIX: Final = "cls"
 
 _MOST_SHOWN = 80  # letters of a label that a message shows, and bytes that are compared
 _MOST_NEAR = 3
+_MOST_NUMBERS = 10
 _MOST_COMPARED = 500
 """Names before and after a label in their order that it is compared with: 22,000 took 3 seconds."""
 
+_MOST_DIGITS: Final = 18  # Python refuses to read a number of thousands of them
 DIGEST_LENGTH: Final = 16  # hex digits
 
 ClassFiles = Mapping[str, str]
@@ -78,7 +80,7 @@ class ClassNames:
             (
                 name
                 for name, number in self.numbers.items()
-                if name.isdecimal() and int(name) != number
+                if name.isdecimal() and (len(name) > _MOST_DIGITS or int(name) != number)
             ),
             None,
         )
@@ -125,6 +127,23 @@ def numbered(names: Sequence[object], source: str) -> ClassNames:
         ConfigError: There is no name, one is empty or not text, or one is given twice.
     """
     return _checked([(name, number) for number, name in enumerate(names)], source)
+
+
+def numbered_by_name(numbers: Mapping[Any, object], source: str) -> ClassNames:
+    """The classes with these numbers, which must be 0, 1, 2 and so on in any order.
+
+    Raises:
+        ConfigError: There is no name, one is empty or not text, or the numbers are others.
+    """
+    classes = _checked(numbers.items(), source)
+    given = sorted(classes.numbers.values())
+    if given[-1] != len(given) - 1:
+        shown = ", ".join(map(str, given[:_MOST_NUMBERS])) + ", ..." * (len(given) > _MOST_NUMBERS)
+        raise ConfigError(
+            f"{source} gives its {len(given)} classes the numbers {shown}; number them from 0 to "
+            f"{len(given) - 1}"
+        )
+    return classes
 
 
 def read_classes(folder: str) -> ClassNames | None:

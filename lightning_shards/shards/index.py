@@ -19,29 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError, count_of
+from lightning_shards.plan.kept_order import KeptSamples, StreamTests
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
-from lightning_shards.shards.counts.cache import CountsCache
-from lightning_shards.shards.counts.count_files import (
-    CountClaim,
-    FetchBeside,
-    http_start,
-    local_claims,
-    remote_claims,
-    remote_total,
+from lightning_shards.shards.counts.believed import (
+    believed_claims,
+    fetching_beside,
+    folder_total,
+    scan_all,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import stamp_of
-from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
-from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import (
     is_local,
     redact,
     require_local_shards,
     split_url,
     url_beside,
+    without_user,
 )
 
 _log = logging.getLogger(__name__)
@@ -64,6 +59,10 @@ class ShardIndex:
         has_tables: Whether member tables lie beside the remote shards, as far as it was looked up.
         class_files: What is in `classes.json` beside the remote shards, as far as it was looked up.
         size_bytes: Bytes of all shards, if the files that count them say so.
+        kept: Which samples are left by a filter, where that is known; None: all.
+        key_tests: What a stream asks of each key by itself, where it is not known.
+        components: Of a mixture: the data sets whose shards these are, one after the other. They
+            are not pickled: to read the shards, they are not needed.
     """
 
     urls: tuple[str, ...]
@@ -72,6 +71,9 @@ class ShardIndex:
     has_tables: bool = False
     class_files: ClassFiles = field(default_factory=dict[str, str])
     size_bytes: int | None = None
+    kept: KeptSamples | None = None
+    key_tests: StreamTests | None = None
+    components: "tuple[ShardIndex, ...]" = ()
     _fingerprints: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +103,25 @@ class ShardIndex:
         """Samples in all shards together; None when unknown."""
         return None if self.counts is None else int(self.counts.sum())
 
+    @property
+    def kept_counts(self) -> NDArray[np.int64] | None:
+        """Samples of each shard that are left by a filter, like `counts`; None when unknown."""
+        if self.key_tests is not None or self.counts is None:
+            return None
+        return self.counts if self.kept is None else self.kept.counts
+
+    @property
+    def kept_samples(self) -> int | None:
+        """Samples that are left by a filter in all shards together; None when unknown."""
+        counts = self.kept_counts
+        return None if counts is None else int(counts.sum())
+
+    @property
+    def kept_identity(self) -> dict[str, int | str]:
+        """The identity of what is left, if there is a filter."""
+        known = self.kept or self.key_tests
+        return {} if known is None else {"kept": known.identity}
+
     def fingerprint(self) -> str:
         """The identity of the data: 16 hex digits over the ordered (file name, count) list.
 
@@ -126,11 +147,14 @@ class ShardIndex:
         """All urls as one text, which is pickled in half of the time."""
         text = _END_OF_URL.join((*self.urls, ""))
         found = (self.counts, self.total, self.has_tables, self.class_files, self.size_bytes)
+        found += (self.kept, self.key_tests)
         return _unpickled, (text, *found)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardIndex):
             return NotImplemented
+        if (self.kept, self.key_tests) != (other.kept, other.key_tests):
+            return False
         if self.counts is None or other.counts is None:
             return self.urls == other.urls and self.counts is other.counts
         return self.urls == other.urls and bool((self.counts == other.counts).all())
@@ -143,6 +167,22 @@ def _unpickled(text: str, *others: Any) -> ShardIndex:
     return ShardIndex(tuple(text.split(_END_OF_URL)[:-1]), *others)
 
 
+def join_indexes(components: Sequence[ShardIndex]) -> ShardIndex:
+    """The shards of the data sets of a mixture, numbered one after the other."""
+    known = [each.counts for each in components if each.counts is not None]
+    class_files: dict[str, str] = {}
+    for component in components:
+        class_files.update(component.class_files)
+    return ShardIndex(
+        tuple(url for component in components for url in component.urls),
+        np.concatenate(known) if len(known) == len(components) else None,
+        has_tables=all(component.has_tables for component in components),
+        class_files=class_files,
+        size_bytes=_sum_if_known([each.size_bytes for each in components], len(components)),
+        components=tuple(components),
+    )
+
+
 def load_index(
     urls: Sequence[str],
     *,
@@ -153,36 +193,52 @@ def load_index(
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
-    Sources are tried in this order: wids JSON files and `sizes.json` beside the shards (of remote
-    ones `sizes.json` and `wids.json`), earlier scans in `cache`, and the headers of local tars.
-    If a remote shard has no count, there are no counts at all, and nothing is scanned.
+    Sources are tried in this order: wids JSON files and `sizes.json` beside the shards, earlier
+    scans in `cache`, and the headers of local tars. If a remote shard has no count, there are no
+    counts at all, and nothing is scanned.
     `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
-    `wants_total` asks for a total of the one remote folder of all shards if they have no counts.
-    `storages` read what is beside remote shards; without them only http(s) servers are asked.
+    `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
+    read what is beside remote shards; else only http(s) servers are asked.
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
-        IndexMismatchError: Two sources of counts disagree, or a shard changed since it was indexed.
+        IndexMismatchError: Sources of counts disagree, or a shard changed since it was indexed.
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
     require_local_shards(urls)
     url_of = {split_url(url): url for url in urls}
-    known: dict[tuple[str, str], int] = {}
-    sizes: list[int | None] = []
-    unknown: dict[str, list[str]] = {}
+    if _names_are_shared(urls, url_of):
+        return ShardIndex(tuple(urls), None)
+    known, sizes, unknown = dict[tuple[str, str], int](), list[int | None](), dict[str, list[str]]()
     for folder, names in _names_by_folder(url_of).items():
-        claims = _believed_claims(folder, names, url_of, storages)
+        claims = believed_claims(folder, names, url_of, storages)
         sizes += [claim.size_bytes for claim in claims.values()]
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
         unknown[folder] = [name for name in names if name not in claims]
     if any(names and not is_local(folder) for folder, names in unknown.items()):
-        return ShardIndex(tuple(urls), None, _total(list(unknown) if wants_total else [], storages))
-    for folder, names in unknown.items():
-        counts = _scan(folder, names, CountsCache(folder, cache), show_progress) if names else {}
-        known |= {(folder, name): samples for name, samples in counts.items()}
+        return ShardIndex(
+            tuple(urls), None, folder_total(urls, unknown, storages) if wants_total else None
+        )
+    known |= scan_all(unknown, cache, show_progress)
     _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[split_url(url)] for url in urls), np.int64, count=len(urls))
     return ShardIndex(tuple(urls), in_order, size_bytes=_sum_if_known(sizes, len(urls)))
+
+
+def _names_are_shared(urls: Sequence[str], url_of: Mapping[tuple[str, str], str]) -> bool:
+    """Whether several remote shards have one folder and name, as `get?f=0.tar` and `get?f=1.tar`.
+
+    Files beside shards count them by name, so such shards have no counts.
+    """
+    queried = [url for url in urls if ("?" in url or "#" in url) and not is_local(url)]
+    if all(without_user(url) == without_user(url_of[split_url(url)]) for url in queried):
+        return False
+    _log.warning(
+        "the samples of %s are unknown: its URL and that of another shard differ in their query "
+        "alone, and files beside shards count them by name",
+        redact(queried[0]),
+    )
+    return True
 
 
 def _sum_if_known(sizes: Iterable[int | None], number: int) -> int | None:
@@ -200,7 +256,7 @@ def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, str
     first_of = {split_url(url)[0]: url for url in reversed(urls) if not is_local(url)}
     found: dict[str, str] = {}
     for folder, url in first_of.items():
-        fetch = _fetching(url, storages)
+        fetch = fetching_beside(url, storages)
         data = fetch(url_beside(url, CLASSES), MAX_INDEX_BYTES) if fetch else None
         if data is not None:
             found[folder] = data.decode("utf-8", "surrogateescape")
@@ -251,7 +307,7 @@ def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardInd
 
 
 def _kept_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
-    text = "\n".join([wanted, *map(redact, urls)])
+    text = "\n".join([wanted, *map(without_user, urls)])
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
     return cache.root / "indexes" / f"{digest.hexdigest()[:_FINGERPRINT_LENGTH]}.json"
 
@@ -261,68 +317,6 @@ def _names_by_folder(paths: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for folder, name in paths:
         folders.setdefault(folder, []).append(name)
     return folders
-
-
-def _believed_claims(
-    folder: str,
-    names: Sequence[str],
-    url_of: Mapping[tuple[str, str], str],
-    storages: Storages | None,
-) -> dict[str, CountClaim]:
-    """The counts that files give for shards of a folder, without a false count of 0."""
-    return {
-        name: claim
-        for name, claim in _claims(folder, names, storages).items()
-        if claim.samples or _is_empty(url_of[folder, name], claim, storages)
-    }
-
-
-def _claims(folder: str, names: Sequence[str], storages: Storages | None) -> dict[str, CountClaim]:
-    """The counts that files in this folder give, by file name; none where no file can be read."""
-    if is_local(folder):
-        return local_claims(folder, names)
-    fetch = _fetching(folder, storages)
-    return remote_claims(folder, names, fetch) if fetch or _is_http(folder) else {}
-
-
-def _total(folders: Sequence[str], storages: Storages | None) -> int | None:
-    """The samples of the remote folder that all shards are in, if a file there counts them."""
-    if len(folders) != 1:
-        return None
-    fetch = _fetching(folders[0], storages)
-    return remote_total(folders[0], fetch) if fetch or _is_http(folders[0]) else None
-
-
-def _fetching(folder: str, storages: Storages | None) -> FetchBeside | None:
-    """What fetches the files of a remote folder; None if no storage reads it."""
-    if storages is None or not has_ranges(folder):
-        return None
-
-    def fetch(url: str, max_bytes: int) -> bytes | None:
-        return storages.of(url).read_whole([url], max_bytes + 1)[0]
-
-    return fetch
-
-
-def _is_empty(url: str, claim: CountClaim, storages: Storages | None) -> bool:
-    """Whether a shard that is said to hold no sample really holds none, by its own headers.
-
-    Of a remote shard only the first header is read, which must be the end marker.
-    """
-    if is_local(url):
-        is_empty, reason = not holds_samples(url), "it holds some"
-    else:
-        fetch = _fetching(url, storages)
-        start = fetch(url, BLOCK - 1) if fetch else http_start(url, BLOCK)
-        is_empty, reason = start == bytes(BLOCK), "it does not begin with its end"
-    if not is_empty:
-        _log.warning(
-            "%s is not believed that %s holds no sample: %s; remake that file",
-            claim.source,
-            redact(url),
-            reason,
-        )
-    return is_empty
 
 
 def _report_empty(empty: Sequence[str], num_shards: int) -> None:
@@ -335,31 +329,3 @@ def _report_empty(empty: Sequence[str], num_shards: int) -> None:
             num_shards,
             redact(empty[0]),
         )
-
-
-def _is_http(folder: str) -> bool:
-    return folder.lower().startswith(("http://", "https://"))
-
-
-def _scan(
-    folder: str, names: Sequence[str], cache: CountsCache, show_progress: bool | None
-) -> dict[str, int]:
-    """The samples of local shards, by file name; counts are kept even if a later shard fails."""
-    cache.load()
-    # Taken before any shard is read, so that the next run counts a shard again that changes now.
-    stamps = {name: stamp_of(Path(folder, name)) for name in names}
-    cached = {name: cache.get(name, stamp) for name, stamp in stamps.items()}
-    # A cached count of 0 is never believed: reading such a shard takes no time.
-    counts = {name: samples for name, samples in cached.items() if samples}
-    to_scan = [name for name in names if name not in counts]
-    if not to_scan:
-        return counts
-    try:
-        with progress_line("counted", len(to_scan), folder, show=show_progress) as step:
-            for name in to_scan:
-                counts[name] = count_samples(Path(folder, name))
-                cache.put(name, stamps[name], counts[name])
-                step()
-    finally:
-        cache.store()
-    return counts

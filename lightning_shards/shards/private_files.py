@@ -8,7 +8,6 @@ above the cache folder are the system's business and are not checked.
 
 import hashlib
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Final
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.regular_files import open_regular
-from lightning_shards.shards.urls import is_local, split_url
+from lightning_shards.shards.urls import is_local, split_url, without_user
 
 _DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
-_USER: Final = re.compile(r"//[^/@]*@")
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -62,7 +60,7 @@ class CacheFolder:
         if is_local(url):
             folder, name = os.path.split(Path(url).absolute())
         else:
-            folder, name = _USER.sub("//", url, 1), split_url(url)[1]
+            folder, name = without_user(url), split_url(url)[1]
         return self.root / "members" / _digest(folder) / f"{name}.members"
 
     def open(self, path: Path) -> int | None:

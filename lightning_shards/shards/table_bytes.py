@@ -27,6 +27,10 @@ from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable
 MAX_PUBLISHED_BYTES: Final = 1 << 30
 """Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
 
+MAX_UNPACKED_BYTES: Final = 2 << 30
+"""Bytes of an unpacked one at most, whatever size the server says its shard has; 10^7 members of
+small samples take about 700 MB."""
+
 _MAGIC: Final = b"LSmember"
 _VERSION: Final = 1
 _PREFIX: Final = struct.Struct("<8sIIQ")
@@ -55,8 +59,9 @@ def unpublished(data: bytes, shard_bytes: int) -> MemberTable:
 
     Args:
         data: All bytes of the file.
-        shard_bytes: Size of the shard; a table has at most as many bytes, since it holds of each
-            member less than the tar does.
+        shard_bytes: Size of the shard as its server says it. A table has at most as many bytes,
+            since it holds of each member less than the tar does, and never more than
+            `MAX_UNPACKED_BYTES`.
 
     Raises:
         ValueError: The bytes are damaged, or are no member table.
@@ -64,14 +69,16 @@ def unpublished(data: bytes, shard_bytes: int) -> MemberTable:
     """
     if len(data) > MAX_PUBLISHED_BYTES:
         raise UnusableTableError(f"it has more than {MAX_PUBLISHED_BYTES:,} bytes")
-    most = max(shard_bytes, _LEAST_SHARD)
+    most = min(max(shard_bytes, _LEAST_SHARD), MAX_UNPACKED_BYTES)
     unzip = zlib.decompressobj()
     try:
         plain = unzip.decompress(data, most)
     except zlib.error as error:
         raise UnusableTableError(f"it is not compressed as a table is: {error}") from error
     if not unzip.eof or unzip.unused_data:
-        raise UnusableTableError("it is cut short, or longer than a table of its shard can be")
+        raise UnusableTableError(
+            f"it is cut short, or longer than a table of its shard can be ({most:,} bytes unpacked)"
+        )
     return unpacked(plain)
 
 

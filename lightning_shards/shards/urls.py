@@ -33,6 +33,8 @@ _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
 _QUERY = re.compile(r"(?=[?#])|$")
+_USER = re.compile(r"//[^/@]*@")
+_AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
 _JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
@@ -100,11 +102,31 @@ def redact(url: str) -> str:
 
 def _redact_remote(url: str) -> str:
     scheme, _, rest = url.strip().partition(":")
+    if rest.startswith("//") and has_broken_password(url):
+        rest = f"//{rest.rpartition('@')[2]}"
     rest = rest.partition("?")[0].partition("#")[0]
     if not rest.startswith("//"):
         return f"{scheme}:{rest}"
     authority, slash, path = rest[2:].partition("/")
     return f"{scheme}://{authority.rpartition('@')[2]}{slash}{_without_inner(path)}"
+
+
+def has_broken_password(url: str) -> bool:
+    """Whether a `/`, `?` or `#` seems to end a URL's host within its password.
+
+    What stands for the port is then no number, and an `@` follows.
+
+    >>> has_broken_password("https://me:se/cret@host/0.tar")
+    True
+    >>> has_broken_password("https://host:8080/me@0.tar")
+    False
+    """
+    rest = url.partition("://")[2]
+    if "@" not in rest:
+        return False
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
+    _, colon, port = authority.rpartition("@")[2].rpartition("]")[2].partition(":")
+    return bool(colon) and not port.isdecimal() and "@" in rest[len(authority) :]
 
 
 def _without_inner(text: str) -> str:
@@ -131,6 +153,15 @@ def split_url(url: str) -> tuple[str, str]:
         return os.path.split(url)
     folder, _, name = _redact_remote(url).rpartition("/")
     return folder, name
+
+
+def without_user(url: str) -> str:
+    """The URL without user and password: what differs in its query may be another object.
+
+    >>> without_user("https://me:secret@host/get?f=0.tar")
+    'https://host/get?f=0.tar'
+    """
+    return _USER.sub("//", url, count=1)
 
 
 def url_beside(url: str, name: str) -> str:
@@ -241,12 +272,17 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse unknown schemes, keys in the URLs of buckets, and wildcards."""
+    """Refuse unknown schemes, passwords that end too early, keys of buckets, and wildcards."""
     if scheme not in SCHEMES:
         allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
         raise UrlError(
             f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}; "
             "a local file of that name is written with a leading ./"
+        )
+    if has_broken_password(url):
+        raise UrlError(
+            f"the password in {redact(url)!r} holds a /, ? or #, which would end it; write %2F, "
+            "%3F or %23 instead"
         )
     if SCHEMES[scheme].client == "cloud" and "@" in url.partition("://")[2].partition("/")[0]:
         raise UrlError(

@@ -77,6 +77,10 @@ def test_names_that_are_other_numbers_are_found(names, renumbered):
     assert numbered(names, "").renumbered == renumbered
 
 
+def test_a_name_of_thousands_of_digits_is_no_number():
+    assert numbered(["0", 5000 * "1"], "").renumbered == 5000 * "1"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
 from lightning_shards.shards import braces
 from lightning_shards.shards import urls as urls_module
+from lightning_shards.shards.braces import count_expanded
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tar.plain_runs import count_samples
@@ -179,12 +180,30 @@ def test_no_file_name_becomes_a_url(monkeypatch, folder):
         ("https://h/a@b.tar#secret", "https://h/a@b.tar"),
         ("https://token-secret@h", "https://h"),
         ("scp:h/a.tar?secret", "scp:h/a.tar"),
+        ("https://me:secr/et@h/a.tar", "https://h/a.tar"),
+        ("https://me:secr?et@h/a.tar?q=secret", "https://h/a.tar"),
+        ("https://me:secr#et@h:80/a.tar", "https://h:80/a.tar"),
+        ("https://me:/secret@h/a.tar", "https://h/a.tar"),
+        ("https://me:sec@r:et/@h/a.tar", "https://h/a.tar"),
+        ("https://h:80/a@b.tar", "https://h:80/a@b.tar"),
+        ("https://[::1]:80/a@b.tar", "https://[::1]:80/a@b.tar"),
+        ("https://[::1]/a@b.tar", "https://[::1]/a@b.tar"),
         ("pipe:aws s3 cp secret -", "pipe:aws ..."),
         ("pipe: TOKEN=secret curl x", "pipe:TOKEN ..."),
     ],
 )
 def test_messages_hold_no_secrets(url, expected):
     assert redact(url) == expected
+
+
+@pytest.mark.parametrize("password", ["secr/et", "secr?et", "secr#et", "/secret", "a:b/secret"])
+def test_a_password_that_would_end_the_host_is_refused_and_not_shown(password):
+    with pytest.raises(UrlError, match="write %2F") as caught:
+        expand_urls(f"https://me:{password}@host/{{0..3}}.tar")
+    assert "secr" not in str(caught.value)
+    assert "me:" not in str(caught.value)
+    written = "https://me:secr%2Fet@host:80/0@.tar"
+    assert expand_urls(written) == [written]
 
 
 @pytest.mark.parametrize(
@@ -336,3 +355,7 @@ def test_shards_of_an_ipv6_server_are_counted_and_fetched(write_shards, load, tm
         assert load(expand_urls(url)).counts.tolist() == [3]
         with local_copy(url, CacheFolder()) as shard:
             assert count_samples(shard.path) == 3
+
+
+def test_braces_with_a_step_of_thousands_of_digits_are_counted():
+    assert count_expanded(f"{{a..z..{5000 * '9'}}}") == 1

@@ -33,7 +33,7 @@ from lightning_shards.shards.counts.count_formats import (
     other_counts,
 )
 from lightning_shards.shards.counts.wids import MARKER, counted_shards
-from lightning_shards.shards.urls import redact
+from lightning_shards.shards.urls import redact, split_url, url_beside, without_user
 
 HTTP_TIMEOUT_S: Final = 10.0
 
@@ -85,58 +85,60 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
 
 
 def remote_claims(
-    folder: str, names: Iterable[str], fetch: FetchBeside | None = None
+    shard: str, names: Iterable[str], fetch: FetchBeside | None = None
 ) -> dict[str, CountClaim]:
-    """The counts that `sizes.json` and `wids.json`, or other tools' files, give in a remote folder.
+    """The counts that `sizes.json` and `wids.json`, or other tools' files, give beside a shard.
 
     A file that cannot be read gives no counts; errors of the server show when shards are read.
 
     Args:
-        folder: URL of the folder.
-        names: File names of the shards that are asked for.
+        shard: URL of a remote shard, whose user, password and query go with the files, too.
+        names: File names of the shards of its folder that are asked for.
         fetch: Fetches a file; None for one request to a web server.
 
     Raises:
         IndexMismatchError: The two files disagree.
     """
     wanted = frozenset(names)
-    parts = tuple(folder.split("/"))
+    parts = tuple(split_url(shard)[0].split("/"))
     claims: dict[str, CountClaim] = {}
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and wanted <= claims.keys():
             break
-        url = f"{folder}/{file_name}"
+        url = url_beside(shard, file_name)
+        source = redact(url)
         try:
             content = _fetch_json(url, fetch or _fetch)
         except OSError as error:
-            _log.info("no counts from %s: %s", url, error)
+            _log.info("no counts from %s: %s", source, error)
             break  # the server does not answer: waiting once is enough
-        for name, claim in _claims(content, url, parts, wanted):
+        for name, claim in _claims(content, source, parts, wanted):
             _merge(claims, name, claim)
     return claims
 
 
-def remote_total(folder: str, fetch: FetchBeside | None = None) -> int | None:
-    """The samples that open_clip's `__len__` counts in all shards of a remote folder.
+def remote_total(shard: str, fetch: FetchBeside | None = None) -> int | None:
+    """The samples that open_clip's `__len__` counts in all shards of this remote shard's folder.
 
     None if there is no such number. It does not say which shards it counts.
     """
-    url = f"{folder}/{LENGTH}"
+    url = url_beside(shard, LENGTH)
+    source = redact(url)
     try:
         content = (fetch or _fetch)(url, MAX_HEADER)
     except OSError as error:
-        _log.info("no total from %s: %s", url, error)
+        _log.info("no total from %s: %s", source, error)
         return None
     if content is None:
         return None
     total = length_in(content)
     if not total or not is_count(total):
-        _log.warning("%s is passed over: %r is no number of samples", url, content[:40])
+        _log.warning("%s is passed over: %r is no number of samples", source, content[:40])
         return None
     _log.info(
         "%s counts %d samples in all shards of its folder: the size of an epoch under "
         "sampling='resampled'; if only a part of them is named, set dataset_size",
-        url,
+        source,
         total,
     )
     return total
@@ -150,7 +152,7 @@ def http_start(url: str, num_bytes: int) -> bytes | None:
     from http.client import HTTPException  # local shards need neither of these
     from urllib.request import Request, urlopen
 
-    request = Request(url, headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
+    request = Request(without_user(url), headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
     try:
         with urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
             return cast("bytes", reply.read(num_bytes))
@@ -167,14 +169,14 @@ def _fetch_json(url: str, fetch: FetchBeside) -> object:
     if len(data) > beside.MAX_INDEX_BYTES:
         _log.warning(
             "%s is passed over: it has more than the %s bytes that such a file may have; remake it",
-            url,
+            redact(url),
             f"{beside.MAX_INDEX_BYTES:,}",
         )
         return None
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        _log.info("no counts from %s: %s", url, error)
+        _log.info("no counts from %s: %s", redact(url), error)
     return None
 
 
@@ -185,12 +187,12 @@ def _fetch(url: str, max_bytes: int) -> bytes | None:
 
     try:
         # Only folders of http(s) shards get here.
-        with urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
+        with urlopen(without_user(url), timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
             return cast("bytes", reply.read(max_bytes + 1))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code not in _ABSENT:
-            _log.info("no counts from %s: %s", url, error)
+            _log.info("no counts from %s: %s", redact(url), error)
     except HTTPException as error:
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
     return None

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import BinaryIO, Final
 
-from lightning_shards.shards.tar.walk import BLOCK, Member, damaged, group_members, walk_members
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    Member,
+    damaged,
+    group_members,
+    split_name,
+    walk_members,
+)
 
 _AT_ONCE: Final = 64 << 20
 _PASSED_OVER: Final = 1 << 20
@@ -50,10 +57,20 @@ class TarStream:
             DamagedShardError: The tar ends within it.
         """
         data = self[offset : offset + size]
-        if len(data) < size:
-            what = f"is cut short or damaged: {size} bytes should follow, {len(data)} do"
-            raise damaged(what, self._url, offset - BLOCK)
+        self._require_whole(offset, size, len(data))
         return data
+
+    def pass_over(self, offset: int, size: int) -> None:
+        """Read the bytes of a member without keeping them; errors as of `data`."""
+        begin = offset
+        while part := self[begin : min(offset + size, begin + _PASSED_OVER)]:
+            begin += len(part)
+        self._require_whole(offset, size, begin - offset)
+
+    def _require_whole(self, offset: int, size: int, there: int) -> None:
+        if there < size:
+            what = f"is cut short or damaged: {size} bytes should follow, {there} do"
+            raise damaged(what, self._url, offset - BLOCK)
 
     def _read(self, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -92,7 +109,19 @@ def stream_samples(stream: BinaryIO, url: str, skip: int = 0) -> Generator[dict[
 
 
 def _reading(tar: TarStream, url: str, data: dict[int, bytes]) -> Iterator[Member]:
-    """The members of the tar, whose bytes are read when they come by."""
+    """The members that are in samples, whose bytes are read when they come by.
+
+    Those of the last two samples are kept, as the one before is given when the next one begins.
+    """
+    key, begin = None, 0
     for member in walk_members(tar, url):
+        name = split_name(member.name)
+        if name is None:
+            tar.pass_over(member.offset, member.size)
+            continue
+        if name[0] != key:
+            for offset in [offset for offset in data if offset < begin]:
+                del data[offset]
+            key, begin = name[0], member.offset
         data[member.offset] = tar.data(member.offset, member.size)
         yield member

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.compression import LONGEST_MAGIC, compression_of
 from lightning_shards.shards.tar.long_names import compared_bytes
 from lightning_shards.shards.urls import redact
 
@@ -35,17 +36,13 @@ _PAX_RECORD = re.compile(rb"(\d{1,8}) ([^=\n]+)=")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META_NAME = re.compile(r"__[^/]*__($|/)")
 RESERVED_SUFFIXES: Final = frozenset(
-    {"__key__", "__url__", "__local_path__", "__id__", "__weight__", "__substitute__"}
+    {"__key__", "__url__", "__local_path__", "__id__"}
+    | {"__weight__", "__component__", "__substitute__"}
 )
 """Names that webdataset and this package add to a sample or a batch: no member may have them."""
 
 _TAIL_CHUNK = 1 << 20
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-}
+_FETCH_AGAIN: Final = "fetch or write this shard again"
 
 
 class Buffer(Protocol):
@@ -122,7 +119,7 @@ def walk_members(
             position = offset + (size + BLOCK - 1 & -BLOCK)
         _check_end(data, position, chained)
     except _HeaderDamage as damage:
-        raise damaged(str(damage), url, position) from None
+        raise damaged(str(damage), url, position, damage.remedy) from None
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -169,15 +166,21 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
         yield key, fields
 
 
-def damaged(what: str, url: str, position: int) -> DamagedShardError:
-    """The error for a damaged shard, whose remedy is to fetch the file again."""
-    return DamagedShardError(
-        f"{redact(url)} {what}, at byte {position}; fetch or write this shard again"
-    )
+def damaged(what: str, url: str, position: int, remedy: str = _FETCH_AGAIN) -> DamagedShardError:
+    """The error for a damaged shard, whose remedy is mostly to fetch the file again."""
+    return DamagedShardError(f"{redact(url)} {what}, at byte {position}; {remedy}")
 
 
 class _HeaderDamage(Exception):  # noqa: N818 - a signal within this module, never seen outside
     """The fault of the tar at the header that is being read."""
+
+    remedy = _FETCH_AGAIN
+
+
+class _Compressed(_HeaderDamage):
+    """The file is a compressed one."""
+
+    remedy = "`lightning-shards reshard` writes plain shards from it"
 
 
 def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> DamagedShardError:
@@ -204,20 +207,17 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
     if header == _ZERO_BLOCK:
         return None
     if len(header) < BLOCK:
+        _refuse_compressed(data)
         raise _HeaderDamage(
-            "is empty"
-            if not data
-            else _compression(data)
-            or "is cut short: it ends without the end marker of a tar archive"
+            "is cut short: it ends without the end marker of a tar archive" if data else "is empty"
         )
     # Adler-32 begins with 1 and adds up bytes modulo 65521, which half a block cannot reach. The
     # sum is therefore exact, in a twentieth of the time of sum().
     total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - 2
     if total != _expected_sum(header[148:156]) and not _has_signed_sum(header, total):
-        raise _HeaderDamage(
-            (position == 0 and _compression(data))
-            or "has a damaged header: its checksum does not match"
-        )
+        if position == 0:
+            _refuse_compressed(data)
+        raise _HeaderDamage("has a damaged header: its checksum does not match")
     return header
 
 
@@ -237,12 +237,10 @@ def _has_signed_sum(header: bytes, total: int) -> bool:
     return total - 256 * num_negative == _expected_sum(header[148:156])
 
 
-def _compression(data: Buffer) -> str:
-    """The message about a compressed tar; empty if it is not compressed."""
-    for magic, name in _COMPRESSED.items():
-        if data[0 : len(magic)] == magic:
-            return f"is compressed ({name}): decompress it, shards are plain tar files"
-    return ""
+def _refuse_compressed(data: Buffer) -> None:
+    kind = compression_of(data[0:LONGEST_MAGIC])
+    if kind is not None:
+        raise _Compressed(f"is compressed ({kind}), and shards are plain tars")
 
 
 def _number(field: bytes) -> int:

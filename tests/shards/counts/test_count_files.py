@@ -4,13 +4,22 @@ import http.server
 import json
 import logging
 import threading
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards import beside
+from lightning_shards.shards.index import ShardIndex, keep_index, kept_index
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.urls import expand_urls
+
+QUICK = RetryPolicy().scaled(0.01)
 
 
 def _write_wids(path, shards, **fields):
@@ -136,17 +145,25 @@ def test_a_shard_that_changed_since_it_was_indexed_is_an_error(write_shards, loa
 
 @pytest.fixture
 def serve():
-    """A web server of some files: a body, or the status that answers for it; it notes requests."""
+    """A web server of some files: a body, or the status that answers for it; it notes requests.
+
+    Who lacks what `needs` says, a header or a query, is refused.
+    """
     servers = []
 
-    def start(files):
+    def start(files, needs=None):
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 asked.append(self.path)
-                answer = files.get(self.path, 404)
+                path, _, query = self.path.partition("?")
+                answer = files.get(path, 404)
+                if needs not in (None, query, self.headers["Authorization"]):
+                    answer = 401
+                body = answer if isinstance(answer, bytes) else b"no"
                 self.send_response(200 if isinstance(answer, bytes) else answer)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(answer if isinstance(answer, bytes) else b"no")
+                self.wfile.write(body)
 
             def log_message(self, *arguments):
                 pass
@@ -185,9 +202,52 @@ def test_an_http_folder_is_asked_once_for_its_counts(serve, load, files, expecte
     host, asked = serve(files)
     shards = load([f"http://user:secret@{host}/d/{shard}.tar?signature=1" for shard in range(2)])
     assert (None if shards.counts is None else shards.counts.tolist()) == expected
-    assert asked[:2] == ["/d/sizes.json", "/d/wids.json"]
+    names = [path.removesuffix("?signature=1") for path in asked]
+    assert names[:2] == ["/d/sizes.json", "/d/wids.json"]
     others = ["/d/_info.json", "/d/.nv-meta/.info.json"]
-    assert asked[2:] == (others if expected is None else [])
+    assert names[2:] == (others if expected is None else [])
+    assert all(path.endswith("?signature=1") for path in asked)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("user", "query", "needs"),
+    [("me:pw@", "", "Basic bWU6cHc="), ("", "?sig=1", "sig=1"), ("me:pw@", "?sig=1", "sig=1")],
+)
+def test_counts_are_found_where_the_shards_may_be_read(user, query, needs, serve, load, caplog):
+    host, asked = serve({"/d/sizes.json": b'{"0.tar": 3}', "/d/__len__": b"9"}, needs)
+    url = f"http://{user}{host}/d/{{}}.tar{query}"
+    with closing(Storages(remote_storages(TransportSettings(policy=QUICK)))) as storages:
+        assert load([url.format(0)], storages=storages).counts.tolist() == [3]
+        assert asked == [f"/d/sizes.json{query}", f"/d/wids.json{query}"]
+        caplog.set_level(logging.INFO)
+        assert load([url.format(1)], storages=storages, wants_total=True).total == 9
+    assert "pw" not in caplog.text
+    assert "sig" not in caplog.text
+
+
+def test_shards_that_differ_in_their_query_alone_are_counted_by_no_name(load, caplog, tmp_path):
+    class Beside:
+        def of(self, url):
+            return self
+
+        def read_whole(self, urls, most):
+            return [b'{"get": 5}' if "sizes.json" in urls[0] else None]
+
+    urls = [f"https://h/get?f={number}.tar" for number in range(2)]
+    assert load(urls, storages=Beside()).counts is None
+    assert "https://h/get are unknown" in caplog.text
+    assert load([urls[0], urls[0]], storages=Beside()).counts.tolist() == [5, 5]
+    same = [f"https://{user}@h/get?f=0.tar" for user in ("me:a", "me:b")]
+    assert load(same, storages=Beside()).counts.tolist() == [5, 5]
+
+
+def test_what_is_kept_of_a_shard_is_not_taken_for_one_of_another_query(tmp_path):
+    cache = CacheFolder(tmp_path)
+    first, second = (f"https://me:{user}@h/get?f={user}.tar" for user in "ab")
+    keep_index(ShardIndex((first,), np.array([3])), cache, "x")
+    assert kept_index([second], cache, "x") is None
+    assert kept_index([first.replace("me:a", "me:c")], cache, "x").counts.tolist() == [3]
 
 
 @pytest.mark.network

@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
+import zlib
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
@@ -17,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.shards import tables
+from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.table_bytes import packed, published, unpublished
 from lightning_shards.shards.tables import TableStore
 from tests.shards.tables.conftest import ARCHIVE
 
@@ -335,3 +338,21 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_table(tmp_path / "f" / "x.members", scan_members(path))
     assert list((tmp_path / "f").iterdir()) == []
+
+
+def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_have(
+    path, monkeypatch
+):
+    """A server that sends a bomb says what size it likes."""
+    table = scan_members(path)
+    most = len(packed(table))
+    monkeypatch.setattr(table_bytes, "MAX_UNPACKED_BYTES", most)
+    assert unpublished(published(table), 1 << 60).has_same_members(table)
+    bomb = zlib.compress(packed(table) + bytes(100 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"longer than .*\({most:,} bytes unpacked"):
+            unpublished(bomb, 1 << 60)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -142,7 +142,7 @@ HOSTILE = {
     "nothing": (b"", "is empty, at byte 0"),
     "no end marker": (_member(b"1"), "without the end marker .*at byte 1024"),
     "two archives": (_member(b"1") + END + _member(b"1") + END, "glued together.*at byte 1024"),
-    "gzip": (gzip.compress(_member(b"1" * 9) + END), "compressed .gzip.: decompress"),
+    "gzip": (gzip.compress(_member(b"1" * 9) + END), "compressed .gzip., and shards are"),
     "bzip2": (bz2.compress(os.urandom(600)), "compressed .bzip2."),
     "xz": (lzma.compress(os.urandom(600)), "compressed .xz."),
 }
@@ -155,7 +155,8 @@ def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
         _members(data)
     assert time.process_time() - start < 1
     assert str(caught.value).startswith("https://host/000.tar ")  # no secrets
-    assert str(caught.value).endswith("fetch or write this shard again")
+    remedy = "from it" if "compressed" in message else "fetch or write this shard again"
+    assert str(caught.value).endswith(remedy)
     (tmp_path / "0.tar").write_bytes(data)
     for scan in (count_samples, scan_members):
         with pytest.raises(DamagedShardError, match=message):

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -112,3 +113,56 @@ def test_a_damaged_size_takes_no_more_memory_than_there_are_bytes(monkeypatch):
     with pytest.raises(DamagedShardError, match="5000 bytes should follow, 2488 do"):
         list(stream_samples(Watched(data), "0.tar"))
     assert max(asked) == 1_000
+
+
+class Endless(io.RawIOBase):
+    """A tar of many members, made while it is read."""
+
+    def __init__(self, names, size):
+        self.parts = self._made(names, size)
+        self.rest = b""
+
+    @staticmethod
+    def _made(names, size):
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            yield info.tobuf(tarfile.USTAR_FORMAT) + bytes(size)
+        yield bytes(2 * 512)
+
+    def read(self, size=-1):
+        while len(self.rest) < size and (part := next(self.parts, None)):
+            self.rest += part
+        data, self.rest = self.rest[:size], self.rest[size:]
+        return data
+
+
+MEMBER = 1 << 18
+
+
+@pytest.mark.parametrize(
+    ("names", "samples"),
+    [
+        ([f"README{number}" for number in range(64)], 0),
+        ([f"{number}.{end}" for number in range(32) for end in ("cls", "__bad__")], 0),
+        (["0.cls", *(f"README{number}" for number in range(64)), "1.cls"], 2),
+        ([f"{number}.cls" for number in range(64)], 64),
+    ],
+    ids=["no samples", "bad samples", "a gap", "samples"],
+)
+def test_only_what_a_sample_can_have_is_kept(names, samples):
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in stream_samples(Endless(names, MEMBER), "a.tar", skip=0)) == samples
+        assert tracemalloc.get_traced_memory()[1] < 12 * MEMBER
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 700])
+def test_a_tar_that_ends_within_what_is_passed_over_is_damaged(tmp_path, size):
+    data = tar_of([("0.cls", b"0"), ("no key", bytes(700))], tarfile.USTAR_FORMAT)
+    data = data[: 3 * 512 + size]
+    _, error = outcome(stream_samples(io.BytesIO(data), "a.tar"))
+    assert error
+    assert both(data, tmp_path / "0.tar")[0][1]
