@@ -1,7 +1,8 @@
 """Shards of an AIStore cluster: `ais://bucket/object`, by the redirects of its gateway."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -20,12 +21,19 @@ class AisBackend(RequestBackend):
         options: `endpoint`, the URL of a gateway.
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
+        now: A clock, in seconds.
 
     Raises:
         ConfigError: There is no endpoint.
     """
 
-    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        policy: RetryPolicy,
+        connections: int,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
         require_store_options("ais", options)
         self._endpoint = str(options.get("endpoint", "")).rstrip("/")
         if not self._endpoint.startswith(("http://", "https://")):
@@ -33,7 +41,7 @@ class AisBackend(RequestBackend):
                 "ais:// shards need the URL of a gateway: set storage_options to {'ais': "
                 "{'endpoint': 'http://host:51080'}}, as AIS_ENDPOINT has it"
             )
-        self._client = HttpClient(policy, connections)
+        self._client = HttpClient(policy, connections, now)
 
     def get(
         self, url: str, begin: int, end: int, version: str | None

@@ -2,15 +2,17 @@
 
 import re
 from base64 import b64decode
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
+from time import perf_counter
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
+from lightning_shards.shards.remote.answers.timed_response import timed_of
 from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
@@ -31,6 +33,7 @@ from lightning_shards.shards.remote.http_client import (
 )
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.urls import has_broken_password
 
 LARGEST_WHOLE: Final = 64 << 20
 """Bytes of an object of which a server that knows no ranges sends more than its beginning."""
@@ -40,7 +43,8 @@ RANGE_BEYOND: Final = 416
 
 _CHUNK: Final = 1 << 18
 _OK, _PARTIAL = 200, 206
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NUMBER: Final = "[0-9]{1,18}"  # Python refuses to read a number of thousands of digits
+_CONTENT_RANGE = re.compile(f"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER})")
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _SHOWN: Final = 64  # bytes of a page that is no shard
 _LOOKED_AT: Final = 4096
@@ -54,11 +58,18 @@ class HttpBackend(RequestBackend):
         options: None are known.
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
+        now: A clock, in seconds.
     """
 
-    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        policy: RetryPolicy,
+        connections: int,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
         require_store_options("http", options)
-        self._client = HttpClient(policy, connections)
+        self._client = HttpClient(policy, connections, now)
 
     def get(
         self, url: str, begin: int, end: int, version: str | None
@@ -81,6 +92,10 @@ def target_of(url: str) -> HttpTarget:
     Raises:
         RequestFailure: It cannot be read.
     """
+    if has_broken_password(url):
+        raise RequestFailure(
+            "the password holds a /, ? or #", "final", remedy="write %2F, %3F or %23 instead"
+        )
     plain, user = split_user(url)
     host = ""
     with suppress(ValueError):
@@ -181,7 +196,7 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
 
 def _whole_size(response: BaseHTTPResponse) -> int:
     length = response.headers.get("Content-Length", "")
-    if not length.isascii() or not length.isdecimal():
+    if not re.fullmatch(_NUMBER, length):
         raise RequestFailure(
             "the server answers with an object of unknown length and not with a range",
             "final",
@@ -206,9 +221,11 @@ def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
         RequestFailure: It broke off.
     """
     failure: RequestFailure | None = None
+    timed = timed_of(response)
     while failure is None:
-        try:
-            chunk = response.read1(_CHUNK, decode_content=False)
+        try:  # an answer in parts says before each how long it is
+            with timed.in_time() if timed else nullcontext():
+                chunk = response.read1(_CHUNK, decode_content=False)
         except (HTTPError, OSError, ValueError, AttributeError) as error:
             # What a closing thread leaves behind may be None
             failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())

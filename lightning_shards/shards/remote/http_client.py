@@ -9,10 +9,10 @@ import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from http.client import HTTPResponse
+from contextlib import nullcontext, suppress
+from functools import lru_cache, partial
 from socket import SHUT_RDWR
+from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -30,6 +30,7 @@ from urllib3.exceptions import (
 )
 from urllib3.response import BaseHTTPResponse
 
+from lightning_shards.shards.remote.answers.timed_response import TimedResponse, timed_of
 from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.retries import RetryPolicy
 
@@ -88,9 +89,13 @@ class HttpClient:
     Args:
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
+        now: A clock, in seconds.
     """
 
-    def __init__(self, policy: RetryPolicy, connections: int) -> None:
+    def __init__(
+        self, policy: RetryPolicy, connections: int, now: Callable[[], float] = perf_counter
+    ) -> None:
+        self._response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
         self._timeout = urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s)
         self._connections = connections
         self._managers: dict[str, urllib3.PoolManager] = {}
@@ -187,7 +192,9 @@ class HttpClient:
             pool = self._manager(url).connection_from_url(_without_path(url))
             make = cast("Any", pool).ConnectionCls
             if not isinstance(make, _Remembered):
-                cast("Any", pool).ConnectionCls = _Remembered(make, self._in_use, self._lock)
+                cast("Any", pool).ConnectionCls = _Remembered(
+                    make, self._response, self._in_use, self._lock
+                )
             self._pools[origin] = pool
             return pool
 
@@ -209,13 +216,20 @@ class HttpClient:
 class _Remembered:
     """Makes the connections of a pool, and keeps weak references to them."""
 
-    def __init__(self, make: Callable[..., Any], made: WeakSet[Any], lock: threading.Lock) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        response: Callable[..., TimedResponse],
+        made: WeakSet[Any],
+        lock: threading.Lock,
+    ) -> None:
+        self._make, self._response = make, response
         self._made = made
         self._lock = lock
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         connection = self._make(*args, **settings)
+        connection.response_class = self._response
         with self._lock:
             self._made.add(connection)
         return connection
@@ -272,8 +286,8 @@ def body_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview],
     urllib3 makes new bytes of each part, which costs more than to read it from the kernel. So it
     is read from the file of http.client below. The connection is given back behind the last byte.
     """
-    raw = getattr(response, "_original_response", None)
-    if not isinstance(raw, HTTPResponse) or raw.chunked or raw.length != size:
+    raw = timed_of(response)
+    if raw is None or raw.chunked or raw.length != size:
         return None
 
     def read_into(memory: memoryview) -> int:
@@ -294,8 +308,9 @@ def body_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview],
 
 
 def drain(response: BaseHTTPResponse) -> None:
-    """Keep the connection of an answer that is not wanted, if its page is short."""
-    with suppress(HTTPError, OSError):
+    """Keep the connection of an answer that is not wanted, if its page is short and there."""
+    timed = timed_of(response)
+    with suppress(HTTPError, OSError), timed.shortly() if timed else nullcontext():
         if len(response.read(_DRAINED)) < _DRAINED:
             response.release_conn()
             return

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from os import fdopen
 from pathlib import Path
 from threading import Lock
+from time import perf_counter
 from typing import Any, Final, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -83,6 +84,7 @@ class HubBackend(RequestBackend):
         connections: Idle connections that are kept for each host.
         cache_dir: In which folder locations are kept.
         now: Seconds since 1970.
+        timer: A clock, in seconds, by which requests are given up.
     """
 
     def __init__(
@@ -92,11 +94,12 @@ class HubBackend(RequestBackend):
         connections: int,
         cache_dir: str | None = None,
         now: Callable[[], float] = _wall_clock,
+        timer: Callable[[], float] = perf_counter,
     ) -> None:
         require_store_options("hf", options)
         self._endpoint = str(options.get("endpoint", _ENDPOINT)).rstrip("/")
         self._is_anonymous = bool(options.get("anonymous", False))
-        self._client = HttpClient(policy, connections)
+        self._client = HttpClient(policy, connections, timer)
         self._cache = CacheFolder(cache_dir)
         self._now = now
         self._locations: dict[str, HubLocation] = {}
@@ -158,9 +161,10 @@ class HubBackend(RequestBackend):
                 return location, None
             target = self._hub_target(url)
             reply = self._client.request("GET", target, headers)
-            commit = _commit_of(reply)
+            revision = _revision_of(url)
+            commit = _commit_of(reply) or self._commits.get(revision, "")  # which was asked for
             if commit:
-                self._commits.setdefault(_revision_of(url), commit)
+                self._commits.setdefault(revision, commit)
             if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
                 return None, reply
             location = HubLocation(reply.url, _until(reply.url, self._now()), commit)
@@ -173,7 +177,10 @@ class HubBackend(RequestBackend):
         if location is None or location.until <= self._now():
             return None
         with self._lock:
-            pinned = self._commits.setdefault(_revision_of(url), location.commit)
+            revision = _revision_of(url)
+            if location.commit:  # the hub may not have said it
+                self._commits.setdefault(revision, location.commit)
+            pinned = self._commits.get(revision, location.commit)
             if location.url == self._refused.get(url) or location.commit != pinned:
                 return None
             self._locations[url] = location

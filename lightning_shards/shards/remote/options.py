@@ -17,7 +17,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(
     r"-----BEGIN|(AKIA|ASIA)[0-9A-Z]{16}|\bhf_\w{16}|AccountKey=|SharedAccessSignature|[?&;]sig="
-    r"|X-Amz-Signature|://[^/@]*@",
+    r"|X-Amz-Signature|://[^/@]*@|://[^/?#@\[\]:]*:(?!\d*[/?#])[^@]*@",
     re.IGNORECASE,
 )
 

@@ -212,7 +212,7 @@ class RemoteTransport(Transport):
         The request is one of those under way until the caller closes the generator.
         """
         opened, forward = self._of_this_process(), ForwardBody(url, first.version, first.size)
-        backend = opened.backend(scheme_of(url), self._settings)
+        backend = opened.backend(scheme_of(url), self._settings, self._now)
         policy, sleep = self._settings.policy, self._sleep or opened.closed.wait
 
         def what() -> str:
@@ -255,7 +255,7 @@ class RemoteTransport(Transport):
     ) -> None:
         """Act on the backend until it is done; the last failure becomes an error of ours."""
         opened = self._of_this_process()
-        backend = opened.backend(scheme_of(url), self._settings)
+        backend = opened.backend(scheme_of(url), self._settings, self._now)
         sleep = self._sleep or opened.closed.wait
         tries = Tries(self._settings.policy, what, self._now, sleep)
         failure: RequestFailure | None = None
@@ -333,10 +333,12 @@ class _Opened:
         self._lock = Lock()
         self._backends: dict[str, RequestBackend] = {}
 
-    def backend(self, scheme: str, settings: TransportSettings) -> RequestBackend:
+    def backend(
+        self, scheme: str, settings: TransportSettings, now: Callable[[], float]
+    ) -> RequestBackend:
         with self._lock:
             if scheme not in self._backends:
-                self._backends[scheme] = make_backend(scheme, settings)
+                self._backends[scheme] = make_backend(scheme, settings, now)
             return self._backends[scheme]
 
     def close(self) -> None:
@@ -352,8 +354,15 @@ def _closed() -> RequestFailure:
     return RequestFailure("the connections were closed", "final")
 
 
-def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
+def make_backend(
+    scheme: str, settings: TransportSettings, now: Callable[[], float] = perf_counter
+) -> RequestBackend:
     """The backend of a scheme; its packages are imported here, with its first URL.
+
+    Args:
+        scheme: What its URLs begin with.
+        settings: Of the transport.
+        now: A clock, in seconds.
 
     Raises:
         ConfigError: Its package is not installed, its options cannot work, or the scheme names no
@@ -366,15 +375,16 @@ def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
     if row.client == "http":
         from lightning_shards.shards.remote.http import HttpBackend
 
-        return HttpBackend(options, settings.policy, settings.connections)
+        return HttpBackend(options, settings.policy, settings.connections, now)
     if row.client == "ais":
         from lightning_shards.shards.remote.ais import AisBackend
 
-        return AisBackend(options, settings.policy, settings.connections)
+        return AisBackend(options, settings.policy, settings.connections, now)
     if row.client == "hub":
         from lightning_shards.shards.remote.hub import HubBackend
 
-        return HubBackend(options, settings.policy, settings.connections, settings.cache_dir)
+        given = (settings.policy, settings.connections, settings.cache_dir)
+        return HubBackend(options, *given, timer=now)
     if row.client == "cloud":
         from lightning_shards.shards.remote.cloud import CloudBackend
 

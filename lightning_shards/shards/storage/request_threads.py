@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import StorageError
+from lightning_shards.shards.remote.fetching.fetch_threads import too_few_threads
 
 _T = TypeVar("_T")
 
@@ -32,7 +34,10 @@ class RequestThreads:
         self._started: dict[int, _Threads] = {}
 
     def begin(self, call: Callable[[], _T]) -> "Future[_T]":
-        """Call in a thread as soon as one is free; a future that is cancelled is not called."""
+        """Call in a thread as soon as one is free; a future that is cancelled is not called.
+
+        Where not one thread can be started, the future has a StorageError.
+        """
         # `setdefault` needs no lock, which a fork could inherit held
         threads = self._started.setdefault(os.getpid(), _Threads(self.limit))
         future: Future[_T] = Future()
@@ -63,11 +68,19 @@ class _Threads:
             if self._is_closed:
                 future.set_exception(StorageError(_CLOSED))
                 return
+            if self._number < min(self._unfinished + 1, self._limit):
+                self._start_one()
+            if not self._number:
+                future.set_exception(too_few_threads())
+                return
             self._unfinished += 1
             self._calls.put((future, call))
-            if self._number < min(self._unfinished, self._limit):
-                self._number += 1
-                Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+
+    def _start_one(self) -> None:
+        """Start a thread, which is counted if it could be started; others do its work otherwise."""
+        with suppress(RuntimeError):
+            Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+            self._number += 1
 
     def close(self) -> None:
         with self._lock:

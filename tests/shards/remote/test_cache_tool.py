@@ -1,26 +1,37 @@
 """`lightning-shards cache`: what a run finds after a fill, and what the tool refuses."""
 
 import json
+import os
+import shutil
+import threading
+from pathlib import Path
 
 import pytest
 import yaml
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards import build
+from lightning_shards.build import sources
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import reader_choice
+from lightning_shards.readers.ahead import filling
+from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.shards.remote.cache.piece_folder import lock_of
+from lightning_shards.shards.remote.cache.piece_names import number_of
 from lightning_shards.tools import cache, plan
 from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import batches, module
 
 pytestmark = pytest.mark.network
 
+WITHIN_S = 60
+DIGITS = 64  # of the name of a folder of pieces
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
     monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
@@ -28,12 +39,13 @@ def quick(monkeypatch):
 def config(published_shards, tmp_path):
     """A configuration of the shards on our server."""
 
-    def write(loader=None, trainer=None, **train):
+    def write(loader=None, trainer=None, sets=None, **train):
         data = {
             "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 2} | train,
             "fields": {"image": "png", "label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
+            "val_sets": sets,
             "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
         }
         path = tmp_path / "config.yaml"
@@ -88,6 +100,16 @@ def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     assert "of the first epoch, 0 bytes fetched now" in told
 
 
+def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, published_shards):
+    shuffled = {"urls": published_shards, "sampling": "shuffled"}
+    path = config(sets={"web": shuffled})
+    filled = run_document("fill", "--config", path, "--split", "val/web")
+    assert filled["size_bytes"] == filled["fetched_bytes"] > 0
+    assert run_document("fill", "--config", path, "--split", "val/web")["fetched_bytes"] == 0
+    status, told = run("fill", "--config", path, "--split", "val")
+    assert (status, "name one of ['train', 'val/web'] by --split" in told) == (2, True)
+
+
 def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
     server.faults = [None] * 12 + [Fault("status", 404)] * 99
     status, told = run("fill", "--config", config())
@@ -96,6 +118,44 @@ def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
     server.faults = []
     whole = run_document("fill", "--config", config())
     assert 0 < whole["fetched_bytes"] < whole["size_bytes"]
+
+
+@pytest.mark.parametrize("asked_before", [0, 6])
+def test_a_fill_from_a_store_that_does_not_answer_ends_with_its_error(
+    asked_before, config, run, server
+):
+    written = config()
+    run("fill", "--config", written)  # so that there are counts
+    run("clear", "--config", written)
+    shutil.rmtree(Path(written).parent / "cache" / "members")
+    server.faults = [None] * asked_before
+    server.always = Fault("status", 500)
+    status, told = run("fill", "--config", written)
+    assert status == 2
+    assert "500 Internal Server Error (try " in told
+
+
+def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(
+    config, run_document, monkeypatch, caplog
+):
+    """It did not bring the piece, so the cache would lack it."""
+    monkeypatch.setattr(filling, "_OTHERS_S", 0.02)
+    written, told = config(), []
+    whole = run_document("fill", "--config", written)
+    folder = Path(written).parent / "cache" / "pieces"
+    piece = next(path for path in folder.glob("*/*") if len(path.parent.name) == DIGITS)
+    size = int(piece.name.partition("-")[2]) - int(piece.name.partition("-")[0])
+    piece.unlink()
+    lock = FileLocks(folder / "lock").take(lock_of(number_of(piece.parent.name, piece.name)))
+    waiting = threading.Thread(
+        target=lambda: told.append(run_document("fill", "--config", written))
+    )
+    waiting.start()
+    assert wait_for(lambda: caplog.text.count("it is waited for") > 1, WITHIN_S)
+    os.close(lock)
+    waiting.join(WITHIN_S)
+    assert told == [whole | {"fetched_bytes": size}]
+    assert piece.exists()
 
 
 def test_two_nodes_fill_what_the_ranks_of_the_first_read(config, run_document):

@@ -8,7 +8,7 @@ import pytest
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards import build
+from lightning_shards.build import sources
 from lightning_shards.errors import ShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
@@ -31,7 +31,7 @@ ROOMY = {"cache_gib": 1}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
     monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
@@ -48,7 +48,7 @@ def times_of(data, epochs=1):
 def test_each_request_and_byte_of_an_epoch_is_counted(
     published_shards, server, tmp_path, pool, num_workers, loader, monkeypatch
 ):
-    monkeypatch.setattr(build, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
+    monkeypatch.setattr(sources, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
     data = module(
         published_shards, tmp_path, num_workers=num_workers, loader=loader | {"pool": pool}
     )

@@ -7,7 +7,7 @@ from shutil import rmtree
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.build import find_shards
+from lightning_shards.build.sources import find_shards
 from lightning_shards.config.module import DataConfig
 from lightning_shards.dataprep.indexes.idx_files import dali_index
 from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError

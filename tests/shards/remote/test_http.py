@@ -49,8 +49,9 @@ def test_a_whole_object_above_the_limit_is_refused_and_not_read(transport, url, 
         transport.read(url, 5, 9)
 
 
-def test_a_whole_object_of_unknown_length_is_refused(transport, url, server):
-    server.always = Fault("whole", None, (("Content-Length", ""),))
+@pytest.mark.parametrize("length", ["", 5000 * "9", "-1", "9x"], ids=lambda length: length[:3])
+def test_a_whole_object_of_unknown_length_is_refused(length, transport, url, server):
+    server.always = Fault("whole", None, (("Content-Length", length),))
     with pytest.raises(StorageError, match="unknown length"):
         transport.read(url, 5, 9)
 
@@ -93,6 +94,14 @@ def test_a_page_is_known_before_its_size_and_version_are_believed(
         transport.read(url, begin, begin + 9, version)
 
 
+def test_a_url_whose_password_would_end_its_host_is_not_asked_for(transport, url, server):
+    secret = url.replace("://", "://me:secr/et@")
+    with pytest.raises(StorageError, match=r"the password holds.*write %2F") as caught:
+        transport.read(secret, 0, 9)
+    assert "secr/" not in str(caught.value)
+    assert not server.asked
+
+
 def test_a_server_may_answer_with_less_than_was_asked_for(transport, url, server):
     server.always = Fault("short", 4_000)
     assert transport.read(url, 10, 80_000).data == DATA[10:80_000]
@@ -107,7 +116,14 @@ def test_more_bytes_than_the_range_are_dropped_and_asked_for_again(transport, ur
 
 
 @pytest.mark.parametrize(
-    "content_range", ["", "bytes */9", "bytes 5-4/9", "bytes 5-9/9", "items 0-8/9", "bytes 0-8/*"]
+    "content_range",
+    [
+        *("", "bytes */9", "bytes 5-4/9", "bytes 5-9/9", "items 0-8/9", "bytes 0-8/*"),
+        f"bytes 0-8/{5000 * '9'}",
+        f"bytes 0-{5000 * '9'}/9",
+        "bytes 0-8/\u0661\u0662",
+    ],
+    ids=lambda content_range: ascii(content_range[:16]),
 )
 def test_an_answer_that_does_not_say_what_it_is_is_refused(content_range, transport, url, server):
     server.faults = [Fault("headers", None, (("Content-Range", content_range),))]

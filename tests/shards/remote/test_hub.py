@@ -1,11 +1,13 @@
 """The hub is asked once for a shard, and what it answers is kept as the secret that it is."""
 
 import stat
+from types import SimpleNamespace
 
 import pytest
 from fault_server import COMMIT, Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, StorageError
+from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
@@ -99,6 +101,31 @@ def test_a_location_is_used_for_an_hour_or_until_shortly_before_it_expires(
     assert hub_requests() == 1
     time[0] += 2
     assert hub_requests() == 2
+    backend.close()
+
+
+def test_a_hub_that_does_not_say_its_commit_is_asked_once_for_each_shard(tmp_path):
+    """And one that says it for some files only."""
+    asked = []
+
+    def request(method, target, headers, body=None):
+        name = target.url.rpartition("/")[2]
+        asked.append(name)
+        said = {"X-Repo-Commit": COMMIT} if name == "b.tar" else {}
+        response = SimpleNamespace(status=206, headers=said)
+        return HttpReply(response, f"https://elsewhere.invalid/{name}", [])
+
+    options = {"endpoint": "https://hub.invalid", "anonymous": True}
+    backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path))
+    backend._client.request = request
+    for name in ("a", "b", "c"):
+        for _ in range(3):
+            location, _ = backend._located(f"hf://datasets/me/data/{name}.tar", {})
+            assert location.url == f"https://elsewhere.invalid/{name}.tar"
+    assert asked == ["a.tar", "b.tar", "c.tar"]
+    for _ in range(2):  # it may be of an earlier commit than that of b.tar
+        location, _ = backend._located("hf://datasets/me/data/a.tar", {})
+    assert asked[3:] == ["a.tar"]
     backend.close()
 
 

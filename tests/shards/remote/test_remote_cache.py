@@ -12,7 +12,8 @@ import pytest
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards import LoaderConfig, build
+from lightning_shards import LoaderConfig
+from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
@@ -34,7 +35,7 @@ SHARDS = range(len(COUNTS))
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
     monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
@@ -276,7 +277,7 @@ def test_the_working_set_of_large_samples_is_what_all_ranks_of_a_node_prepare(
     shares = []
     for ranks in (1, 2):
         settings, index = data._data_config(), data._index("train")
-        storages = build.make_source(settings, "train", index, ranks).storages
+        storages = sources.make_source(settings, "train", index, ranks).storages
         need = storages["http"].cache.need
         shares.append(need.working_set_bytes / need.reads_bytes)
     assert shares == pytest.approx([6 / 16, 12 / 16], rel=0.01)  # three batches of two samples

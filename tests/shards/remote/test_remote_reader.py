@@ -9,7 +9,8 @@ import pytest
 from fault_server import Fault
 from real_servers import TRAITS
 
-from lightning_shards import LoaderConfig, ShardDataset, SplitConfig, build
+from lightning_shards import LoaderConfig, ShardDataset, SplitConfig
+from lightning_shards.build import sources
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import (
     ConfigError,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.network
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
     monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
@@ -108,7 +109,7 @@ def find(urls, tmp_path, split="train", **given):
         fields={"label": "cls"},
         loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
     )
-    return build.find_shards(data, split, **given)
+    return sources.find_shards(data, split, **given)
 
 
 def test_other_ranks_of_a_node_take_what_the_first_one_found(published_shards, server, tmp_path):

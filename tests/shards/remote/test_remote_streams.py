@@ -9,7 +9,7 @@ import pytest
 from fault_server import Fault
 from fault_table import FACES
 
-from lightning_shards import build
+from lightning_shards.build import sources
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
@@ -35,7 +35,7 @@ SMALL = StreamAhead(ranges=2, range_bytes=2_000, first_bytes=700)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Short times, and several ranges of a small shard."""
-    monkeypatch.setattr(build, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
     monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
     monkeypatch.setattr(range_streams, "StreamAhead", lambda: SMALL)
 

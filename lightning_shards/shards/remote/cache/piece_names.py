@@ -4,7 +4,8 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
-_USER: Final = re.compile(r"//[^/@]*@")
+from lightning_shards.shards.urls import without_user
+
 _SIGNING: Final = re.compile(
     "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
     "|x-goog-.*|googleaccessid"
@@ -53,7 +54,7 @@ def without_credentials(url: str) -> str:
     >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
     'https://host/0.tar?versionId=3'
     """
-    address, mark, query = _USER.sub("//", url, count=1).partition("?")
+    address, mark, query = without_user(url).partition("?")
     kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
     return address + (mark if any(kept) else "") + "&".join(kept)
 

@@ -40,6 +40,7 @@ class FetchThreads:
         while a server does not answer. After an error a task may still be running.
 
         Raises:
+            StorageError: Not one thread can be started.
             BaseException: The first one that a task, or a check of the caller's thread, raised;
                 tasks that were not begun are dropped.
         """
@@ -50,6 +51,9 @@ class FetchThreads:
             if batch.tasks:
                 self._batches.append(batch)
                 self._wake(len(batch.tasks))
+                if not self._threads:
+                    self._batches.remove(batch)
+                    raise too_few_threads()
             try:
                 wait_until(batch.ended, lambda: batch.is_done)
             finally:
@@ -101,8 +105,11 @@ class FetchThreads:
         """Let so many threads work, each for as long as there is work; called with the lock."""
         for _ in range(min(tasks - self._idle, self._most - len(self._threads))):
             thread = threading.Thread(target=self._work, name="fetch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                break  # those that there are do the work
             self._threads.append(thread)
-            thread.start()
         self._is_work_there.notify(tasks)
 
     def _work(self) -> None:
@@ -156,6 +163,14 @@ class FetchThreads:
         batch.ended.notify()
         if batch in self._batches:
             self._batches.remove(batch)
+
+
+def too_few_threads() -> StorageError:
+    """The error for requests where not one thread could be started."""
+    return StorageError(
+        "no thread can be started for requests, since this user may have no more of them or there "
+        "is no memory for it; raise that limit (ulimit -u), or set fewer connections in the loader"
+    )
 
 
 def _closed() -> StorageError:

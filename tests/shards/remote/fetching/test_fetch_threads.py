@@ -6,7 +6,9 @@ import time
 import pytest
 
 from lightning_shards.errors import StorageError
+from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.shards.remote.fetching.fetch_threads import FetchThreads
+from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import Cancellable
 
 LONGEST_S = 10
@@ -214,3 +216,70 @@ def test_a_batch_that_waits_gets_an_error_when_all_is_stopped(make_threads):
     assert len(errors) == 1
     with pytest.raises(StorageError, match="was closed"):
         threads.run([lambda: None])
+
+
+@pytest.fixture
+def deny_threads(monkeypatch):
+    """Lets no thread be started after so many, as a limit of the user does, until it is called."""
+    start = threading.Thread.start
+
+    def deny(after):
+        left = [after]
+
+        def limited(thread):
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+        return lambda: monkeypatch.setattr(threading.Thread, "start", start)
+
+    return deny
+
+
+def test_without_one_thread_a_batch_gets_an_error_and_a_later_one_is_fetched(
+    make_threads, deny_threads
+):
+    threads, done = make_threads(2), []
+    allow = deny_threads(0)
+    with pytest.raises(StorageError, match=r"ulimit -u.*fewer connections"):
+        threads.run([lambda: done.append(1)])
+    allow()
+    threads.run([lambda: done.append(2)])
+    assert done == [2]
+
+
+def test_fewer_threads_than_wanted_do_the_work_of_all(make_threads, deny_threads):
+    threads, done = make_threads(8), []
+    deny_threads(1)
+    threads.run([lambda number=number: done.append(number) for number in range(5)])
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+def test_requests_get_an_error_where_no_thread_can_be_started(deny_threads):
+    threads = RequestThreads(1)
+    allow = deny_threads(0)
+    with pytest.raises(StorageError, match=r"ulimit -u.*fewer connections"):
+        threads.begin(int).result(LONGEST_S)
+    allow()
+    assert threads.begin(lambda: 2).result(LONGEST_S) == 2
+    threads.close()
+
+
+def test_requests_share_the_threads_that_could_be_started(deny_threads):
+    threads = RequestThreads(4)
+    deny_threads(1)
+    futures = [threads.begin(lambda number=number: number) for number in range(5)]
+    assert [future.result(LONGEST_S) for future in futures] == list(range(5))
+    threads.close()
+
+
+def test_batches_are_read_where_no_thread_can_fetch_ahead(deny_threads, caplog):
+    ended = []
+    ahead = FetchAhead(iter(()), list, lambda: ended.append(True))
+    deny_threads(0)
+    ahead.reach(0, 0)
+    assert ended
+    assert "ulimit -u" in caplog.text
+    ahead.close()

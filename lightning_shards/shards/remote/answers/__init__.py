@@ -1,0 +1,1 @@
+"""What comes back on a connection of HTTP."""

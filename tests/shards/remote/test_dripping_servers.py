@@ -1,0 +1,109 @@
+"""Servers that send a byte now and then, for ever: no timeout of a socket ends what they answer."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+
+import pytest
+
+from lightning_shards.errors import ShardError
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(120)]
+
+POLICY = RetryPolicy(tries=2, total_s=2, stall_s=0.3, first_pause_s=0.01, longest_pause_s=0.01)
+DRIP_S = 0.01
+RANGE = b"HTTP/1.1 206 Partial Content\r\n"
+WHOLE = b'HTTP/1.1 200 OK\r\nETag: "1"\r\n'
+PARTS = (
+    RANGE + b'ETag: "1"\r\nContent-Range: bytes 0-49999/50000\r\nTransfer-Encoding: chunked\r\n\r\n'
+)
+
+
+class Dripping:
+    """A server that sends the beginning of an answer at once, and the rest byte by byte."""
+
+    def __init__(self, start: bytes, drip: bytes) -> None:
+        self.start, self.drip = start, drip
+        self.is_over = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection = self._socket.accept()[0]
+                self._threads.append(threading.Thread(target=self._answer, args=(connection,)))
+                self._threads[-1].start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.recv(1 << 16)
+            connection.sendall(self.start)
+            for number in count():
+                if self.is_over.wait(DRIP_S):
+                    return
+                connection.sendall(self.drip[number % len(self.drip) :][:1])
+
+    def close(self) -> None:
+        self.is_over.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(30)
+
+
+@pytest.fixture
+def make_server() -> Iterator[type[Dripping]]:
+    made: list[Dripping] = []
+
+    def make(start: bytes, drip: bytes) -> Dripping:
+        made.append(Dripping(start, drip))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+ANSWERS = {
+    "a status": (b"HTTP/1.1 ", b"2"),
+    "a header": (RANGE + b"X-A: ", b"x"),
+    "headers": (RANGE, b"X-A: a\r\n"),
+    "answers to wait": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a page of an error": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    "an error in parts": (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    "a redirect": (b"HTTP/1.1 302 F\r\nLocation: /b\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    "no range there is": (b"HTTP/1.1 416 No\r\nContent-Length: 60000\r\n\r\n", b"x"),
+    "a body": (WHOLE + b"Content-Length: 60000\r\n\r\n", b"x"),
+    "the length of a part": (PARTS, b"0"),
+    "what follows the last part": (PARTS + b"0\r\n", b"X-A: a\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("scheme", ["http", "ais", "hf"])
+def test_an_answer_that_drips_is_given_up(name, scheme, make_server, tmp_path):
+    server = make_server(*ANSWERS[name])
+    options = {each: {"endpoint": server.url} for each in ("ais", "hf")}
+    options["hf"]["anonymous"] = True
+    transport = RemoteTransport(TransportSettings(options, 4, POLICY, str(tmp_path)))
+    errors: list[ShardError] = []
+    url = {"http": f"{server.url}/a.tar", "ais": "ais://b/a.tar", "hf": "hf://datasets/a/b/c.tar"}
+
+    def read() -> None:
+        with pytest.raises(ShardError) as caught:
+            transport.read(url[scheme], 0, 50_000)
+        errors.append(caught.value)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert errors
+    transport.close()
