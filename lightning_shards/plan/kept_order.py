@@ -1,0 +1,184 @@
+"""The order of what is left of a data set when some of its samples are left out.
+
+The kept samples are numbered anew, without gaps, and any order of such numbers gives the sequence.
+One vectorised step then turns them into the samples' own numbers. Shard a holds 5 samples and b 3;
+a1, a2 and b0 are left out::
+
+    file order           a0 a1 a2 a3 a4 b0 b1 b2
+    number               0  1  2  3  4  5  6  7
+    number among kept    0        1  2     3  4
+    numbers left out     1 2 5      each less those left out before it ("shifts")   1 1 3
+    number of kept 3     3 + (shifts up to 3: three) = 6, which is b1
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.plan.order import Order
+
+_Ints = NDArray[np.int64]
+
+_GAP = 4
+"""Samples left out between two kept ones that are still read with them: one request for both costs
+less than two."""
+
+
+class StreamTests(Protocol):
+    """Says of one sample after the other whether a filter keeps it."""
+
+    @property
+    def identity(self) -> str:
+        """What no other filter has."""
+        ...
+
+    def keeps(self, shard: int, sample: int, key: str) -> bool:
+        """Whether the sample with this number in the shard, and this key, is kept."""
+        ...
+
+
+class Numbers(Protocol):
+    """Sorted numbers of samples, which may be in a file that each process maps for itself."""
+
+    @abstractmethod
+    def values(self) -> NDArray[Any]:
+        """The numbers, int64 or uint32, of one dimension."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldNumbers(Numbers):
+    """Numbers in memory, which travel with what holds them."""
+
+    held: NDArray[Any]
+
+    def values(self) -> NDArray[Any]:
+        """The numbers themselves."""
+        return self.held
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSamples:
+    """Which samples of a data set are left.
+
+    Attributes:
+        totals: Samples that each shard holds, int64, shape (num_shards,).
+        counts: Samples of each shard that are left, int64, shape (num_shards,).
+        numbers: Where samples are numbered through all shards in file order: the number of each
+            kept sample, or of each one left out less those left out before it. The shorter list.
+        are_kept: Whether the numbers are those of kept samples.
+        identity: 16 hex digits that other kept samples do not have.
+    """
+
+    totals: _Ints
+    counts: _Ints
+    numbers: Numbers
+    are_kept: bool
+    identity: str
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeptSamples):
+            return NotImplemented
+        return self.identity == other.identity and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @property
+    def samples(self) -> int:
+        """How many samples are left."""
+        return int(self._kept_ends[-1]) if len(self.counts) else 0
+
+    def own_ids(self, ids: _Ints) -> _Ints:
+        """The sample ids of kept samples: their own numbers in the shard.
+
+        `ids` are shard and number among the kept samples of the shard, int64 of shape (n, 2).
+        """
+        shards = ids[:, 0]
+        number = self._kept_ends[shards] - self.counts[shards] + ids[:, 1]
+        begins = self._ends[shards] - self.totals[shards]
+        return np.stack((shards, self._own_numbers(number) - begins), axis=1)
+
+    def of_shard(self, shard: int) -> _Ints:
+        """The own numbers of all kept samples of a shard, ascending: int64, shape (counts[i],)."""
+        ids = np.empty((int(self.counts[shard]), 2), np.int64)
+        ids[:, 0], ids[:, 1] = shard, np.arange(len(ids))
+        return self.own_ids(ids)[:, 1]
+
+    def _own_numbers(self, numbers: _Ints) -> _Ints:
+        """Of the n-th kept samples of the whole data set, their numbers in it."""
+        listed = self.numbers.values()
+        if self.are_kept:
+            return listed[numbers].astype(np.int64)
+        # Of one type with `listed`, all of which numpy would copy otherwise.
+        return numbers + np.searchsorted(listed, numbers.astype(listed.dtype), side="right")
+
+    @cached_property
+    def _ends(self) -> _Ints:
+        return np.cumsum(self.totals, dtype=np.int64)
+
+    @cached_property
+    def _kept_ends(self) -> _Ints:
+        return np.cumsum(self.counts, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class KeptOrder(Order):
+    """The samples that are left, in the order that their numbers among the kept ones have.
+
+    Attributes:
+        inner: An order of as many samples in each shard as are left there.
+        kept: Which samples these are.
+    """
+
+    inner: Order
+    kept: KeptSamples
+
+    @property
+    def samples(self) -> int:
+        """Samples that are left."""
+        return self.inner.samples
+
+    def at(self, epoch: int, start: int, stop: int) -> _Ints:
+        """What the inner order gives, with the samples' own numbers; errors are its, too."""
+        return self.kept.own_ids(self.inner.at(epoch, start, stop))
+
+    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
+        """What the inner order gives, with the samples' own numbers."""
+        return self.kept.own_ids(self.inner.at_spans(epoch, spans))
+
+    def following(self, epoch: int, position: int, count: int) -> _Ints:
+        """What the inner order gives, so that no sample that is left out stands for a bad one."""
+        return self.kept.own_ids(self.inner.following(epoch, position, count))
+
+    def footing(self, epoch: int, start: int, stop: int) -> _Ints:
+        """The blocks of the inner order, with the few samples left out between neighbours.
+
+        What is worth reading together is then one piece in spite of small gaps.
+        """
+        inner = self.inner.footing(epoch, start, stop)
+        return _without_small_gaps(inner, self.kept.own_ids(inner))
+
+    def identity(self) -> dict[str, int | str]:
+        """That of the inner order, and which samples are left."""
+        return self.inner.identity() | {"kept": self.kept.identity}
+
+
+def _without_small_gaps(inner: _Ints, own: _Ints) -> _Ints:
+    """The ids `own`, with those between samples that are neighbours in `inner`."""
+    # steps: how many samples of the shard each one is before the next in the list, where they are
+    # neighbours among the kept ones and the gap is small; 1 elsewhere. Shape (n,).
+    steps = np.ones(len(own), np.int64)
+    between = np.diff(own[:, 1])
+    are_neighbours = (np.diff(inner[:, 0]) == 0) & (np.diff(inner[:, 1]) == 1)
+    steps[:-1] = np.where(are_neighbours & (between <= 1 + _GAP), between, 1)
+    filled = np.repeat(own, steps, axis=0)
+    # The k-th repeat of a sample is the k-th sample after it.
+    firsts = np.cumsum(steps) - steps
+    filled[:, 1] += np.arange(len(filled)) - np.repeat(firsts, steps)
+    return filled

@@ -1,0 +1,135 @@
+"""Lists of samples to leave out: a text file with a key, or the id of a sample, on each line.
+
+A line is a key as it is in the tar; or `#FILE:NUMBER`, the sample with this number (from 0) in the
+shard with this file name. A key that begins with `#` or a backslash has a backslash before it.
+Empty lines are passed over.
+
+A list of 10^7 keys takes 160 MB as it is held, and four times as much while it is read: of each
+key 16 bytes of its SHA-256 are kept. That another key has the same ones is out of the question.
+"""
+
+import hashlib
+import os
+from array import array
+from codecs import BOM_UTF8
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
+from lightning_shards.shards.filters.key_hashes import digests_of
+from lightning_shards.shards.regular_files import open_regular
+
+_Words = NDArray[np.uint64]
+_Ints = NDArray[np.int64]
+
+_ID_MARK = b"#"
+_ESCAPE = b"\\"
+_KEYS_AT_ONCE = 2**16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyList:
+    """Keys by their digests, and samples by shard and number.
+
+    Attributes:
+        first: First words of the digests of the keys, ascending, uint64.
+        second: Their second words.
+        most_alike: How many digests at most have one first word; nearly always 1.
+        numbers: By file name of a shard, the numbers of samples in it, int64, ascending.
+    """
+
+    first: _Words
+    second: _Words
+    most_alike: int
+    numbers: Mapping[str, _Ints]
+
+    def find(self, digests: _Words) -> _Ints:
+        """The number in the list of each of these digests, shape (n, 2); -1 for those not in it."""
+        found = np.full(len(digests), -1, np.int64)
+        if not len(self.first):
+            return found
+        starts = np.searchsorted(self.first, digests[:, 0])
+        for step in range(self.most_alike):
+            places = np.minimum(starts + step, len(self.first) - 1)
+            is_equal = self.first[places] == digests[:, 0]
+            is_equal &= self.second[places] == digests[:, 1]
+            found[is_equal] = places[is_equal]
+        return found
+
+
+def read_key_list(path: str) -> KeyList:
+    """The keys and ids in a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is no id although it begins like one.
+    """
+    digests: list[_Words] = []
+    keys: list[bytes] = []
+    numbers: dict[bytes, array[int]] = {}
+    with os.fdopen(_opened(path), "rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+        for line in file:
+            entry = line.rstrip(b"\r\n")
+            if entry[:1] == _ID_MARK:
+                name, number = _parse_id(entry, path)
+                numbers.setdefault(name, array("q")).append(number)
+                continue
+            if entry[:2] in (_ESCAPE + _ID_MARK, _ESCAPE + _ESCAPE):
+                entry = entry[1:]
+            if entry:
+                keys.append(entry)
+            if len(keys) == _KEYS_AT_ONCE:
+                digests.append(digests_of(keys))
+                keys.clear()
+    digests.append(digests_of(keys))
+    by_name = {
+        os.fsdecode(name): np.unique(np.array(listed, np.int64)) for name, listed in numbers.items()
+    }
+    return _key_list(np.concatenate(digests), by_name)
+
+
+def digest_of_list(path: str) -> str:
+    """The SHA-256 of a file's content, in hex digits.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    with os.fdopen(_opened(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _key_list(digests: _Words, numbers: Mapping[str, _Ints]) -> KeyList:
+    digests = digests[np.argsort(digests[:, 0], kind="stable")]
+    is_alike = digests[1:, 0] == digests[:-1, 0]
+    # Of keys with equal digests, which are the same key, any one will do; others are very rare.
+    is_new = np.ones(len(digests), np.bool_)
+    is_new[1:] = ~is_alike | (digests[1:, 1] != digests[:-1, 1])
+    digests = digests[is_new]
+    alike = digests[1:, 0] == digests[:-1, 0]
+    first, second = np.ascontiguousarray(digests[:, 0]), np.ascontiguousarray(digests[:, 1])
+    return KeyList(first, second, 1 + int(np.count_nonzero(alike)), numbers)
+
+
+def _parse_id(entry: bytes, path: str) -> tuple[bytes, int]:
+    name, colon, number = entry[1:].rpartition(b":")
+    if not colon or not name or not number.isdigit() or len(number) > 18:  # noqa: PLR2004 of int64
+        raise ConfigError(
+            f"exclude: {path} has the line {os.fsdecode(entry)!r}, which begins with # and is no "
+            "#SHARD-FILE-NAME:NUMBER; put a backslash before a key that begins with #"
+        )
+    return name, int(number)
+
+
+def _opened(path: str) -> int:
+    try:
+        return open_regular(Path(path).expanduser())
+    except (FileAccessError, ShardNotFoundError) as error:
+        raise ConfigError(
+            f"exclude: the list {path!r} cannot be read: {error}; name a text file with one key a "
+            "line"
+        ) from error

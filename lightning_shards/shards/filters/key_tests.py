@@ -1,0 +1,143 @@
+"""What a filter asks of keys and ids: of all samples of a table, or of one sample of a stream."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.shards.filters.key_hashes import HashParts, digests_of, keys_of_table
+from lightning_shards.shards.filters.key_lists import KeyList, read_key_list
+from lightning_shards.shards.filters.sample_filter import SampleFilter
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.urls import split_url
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyTests:
+    """The parts and lists of a filter, ready to be asked.
+
+    Attributes:
+        names: File name of each shard.
+        keep: Parts that are kept; None: all.
+        exclude: Parts that are left out; None: none.
+        lists: Lists of what is left out, by their paths.
+        identity: Hash of what the filter consists of.
+        matched: For each list, which of its keys were found in a table, bool.
+    """
+
+    names: Sequence[str]
+    keep: HashParts | None
+    exclude: HashParts | None
+    lists: dict[str, KeyList]
+    identity: str
+    matched: dict[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeyTests) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def kept_of_table(self, shard: int, table: MemberTable) -> NDArray[np.bool_]:
+        """Whether each sample of a shard is kept, shape (num_samples,); matches are noted."""
+        mask = np.ones(table.num_samples, np.bool_)
+        has_keys = any(len(listed.first) for listed in self.lists.values())
+        if self.keep is not None or self.exclude is not None or has_keys:
+            mask &= self._kept_keys(keys_of_table(table))
+        for listed in self.lists.values():
+            mask[listed.numbers.get(self.names[shard], np.empty(0, np.int64))] = False
+        return mask
+
+    def keeps(self, shard: int, sample: int, key: str) -> bool:
+        """Whether one sample is kept."""
+        for listed in self.lists.values():
+            numbers = listed.numbers.get(self.names[shard])
+            if numbers is not None and (numbers == sample).any():
+                return False
+        return bool(self._kept_keys([key.encode("utf-8", "surrogateescape")])[0])
+
+    def require_matches(self) -> None:
+        """Refuse lists of which nothing was found in any table, and log how much was not.
+
+        Raises:
+            ConfigError: There is such a list.
+        """
+        for path, listed in self.lists.items():
+            of_keys = self.matched.get(path, np.empty(0, np.bool_))
+            num_ids = sum(map(len, listed.numbers.values()))
+            num_found = int(np.count_nonzero(of_keys))
+            if not num_found and not num_ids:
+                raise ConfigError(
+                    f"exclude: none of the {count_of(len(listed.first), 'key')} of {path} is the "
+                    "key of a sample of this split; write them as `lightning-shards show` does, "
+                    "folders included and suffixes not, or leave the list out"
+                )
+            if num_found < len(listed.first):
+                what = (
+                    "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
+                    "left out for them; keys have folders and no suffixes"
+                )
+                missing = len(listed.first) - num_found
+                _log.warning(what, f"{missing:,}", f"{len(listed.first):,}", path)
+
+    def _kept_keys(self, keys: list[bytes]) -> NDArray[np.bool_]:
+        mask = np.ones(len(keys), np.bool_)
+        if self.keep is not None:
+            mask &= self.keep.has(keys)
+        if self.exclude is not None:
+            mask &= ~self.exclude.has(keys)
+        if self.lists:
+            digests = digests_of(keys)
+            for path, listed in self.lists.items():
+                found = listed.find(digests)
+                self.matched.setdefault(path, np.zeros(len(listed.first), np.bool_))
+                self.matched[path][found[found >= 0]] = True
+                mask &= found < 0
+        return mask
+
+
+def read_key_tests(chosen: SampleFilter, index: ShardIndex) -> KeyTests:
+    """The parts of a filter that ask for keys and ids, with its lists read.
+
+    Raises:
+        ConfigError: A list cannot be read, or names shards and samples that are not there.
+    """
+    keep = chosen.keep if isinstance(chosen.keep, HashParts) else None
+    exclude = chosen.exclude if isinstance(chosen.exclude, HashParts) else None
+    lists = {path: read_key_list(path) for path in chosen.lists}
+    names = [split_url(url)[1] for url in index.urls]
+    for path, listed in lists.items():
+        _require_ids(listed, path, names, index)
+    return KeyTests(names, keep, exclude, lists, chosen.digest())
+
+
+def _require_ids(listed: KeyList, path: str, names: Sequence[str], index: ShardIndex) -> None:
+    """Refuse ids of shards and samples that are not there, or of more than one shard."""
+    if not listed.numbers:
+        return
+    shards: dict[str, int] = {}
+    for number, name in enumerate(names):
+        first = shards.setdefault(name, number)
+        if name in listed.numbers and index.urls[first] != index.urls[number]:
+            raise ConfigError(
+                f"exclude: {path} names samples of {name!r}, and two shards in different folders "
+                "have that file name; name these samples by their keys"
+            )
+    for name, numbers in listed.numbers.items():
+        if name not in shards:
+            raise ConfigError(
+                f"exclude: {path} names samples of {name!r}, and no shard of this split has that "
+                "file name; take these lines out, or put them into the list of another split"
+            )
+        count = None if index.counts is None else int(index.counts[shards[name]])
+        if count is not None and numbers[-1] >= count:
+            raise ConfigError(
+                f"exclude: {path} names sample {numbers[-1]} of {name!r}, which holds "
+                f"{count_of(count, 'sample')}, counted from 0; correct that line"
+            )

@@ -1,0 +1,156 @@
+"""Predicates: functions of the user that say which samples of a shard are kept.
+
+A predicate is called once for each shard, with its `ShardColumns`, and returns one bool a sample::
+
+    def large_images(shard):
+        return shard.sizes("jpg") > 20_000
+"""
+
+import hashlib
+import inspect
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import FunctionType, MethodType
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.filters.key_hashes import keys_of_table
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.urls import redact
+
+Predicate = Callable[["ShardColumns"], Any]
+
+_STARTED: Final = time.time_ns()
+"""Tells this process from an earlier one with its number."""
+
+
+@dataclass(frozen=True)
+class ShardColumns:
+    """What is known of the samples of one shard without reading them, as columns in file order.
+
+    Attributes:
+        url: The shard.
+        table: Its member table.
+    """
+
+    url: str
+    table: MemberTable
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the shard."""
+        return self.table.num_samples
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of the shard's members, in lower case and without a dot before them."""
+        return self.table.suffixes
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of each sample; bytes that are not UTF-8 are surrogates."""
+        return list(map(os.fsdecode, keys_of_table(self.table)))
+
+    def has(self, suffix: str) -> NDArray[np.bool_]:
+        """Whether each sample has a member with this suffix, shape (num_samples,)."""
+        return self.table.members_with([suffix.lower()]) >= 0
+
+    def sizes(self, suffix: str) -> NDArray[np.int64]:
+        """Bytes of each sample's member with this suffix, -1 where it has none."""
+        members = self.table.members_with([suffix.lower()])
+        sizes = np.full(len(members), -1, np.int64)
+        sizes[members >= 0] = self.table.sizes[members[members >= 0]]
+        return sizes
+
+
+def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
+    """Whether the predicate keeps each of the samples, shape (num_samples,).
+
+    Raises:
+        ConfigError: It raised an error, or returned something else than one bool a sample.
+    """
+    name, url = name_of(predicate), redact(shard.url)
+    try:
+        kept: object = predicate(shard)
+    except Exception as error:
+        raise ConfigError(
+            f"keep: {name} raised {type(error).__name__} for {url}: {error}; correct it, or leave "
+            "keep out"
+        ) from error
+    columns = cast("NDArray[Any]", kept) if isinstance(kept, np.ndarray) else None
+    if columns is None or columns.dtype != np.bool_:
+        what = f"an array of {columns.dtype}" if columns is not None else ""
+        what = what or type(cast("object", kept)).__name__
+        raise ConfigError(
+            f"keep: {name} must return an array of bools, one for each sample of the shard, got "
+            f"{what} for {url}; it is called with a ShardColumns, as in "
+            'shard.sizes("jpg") > 20_000'
+        )
+    if columns.shape != (shard.num_samples,):
+        raise ConfigError(
+            f"keep: {name} must return one bool for each sample, shape ({shard.num_samples},) for "
+            f"{url}, got shape {columns.shape}; do not drop any of them"
+        )
+    return columns
+
+
+def name_of(predicate: Predicate) -> str:
+    """The import path of a function, or of the class of an object."""
+    named = predicate if hasattr(predicate, "__qualname__") else type(predicate)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def digest_of_predicate(predicate: Predicate) -> str:
+    """A hash of its import path, the source of its modules, and the values that it holds.
+
+    The modules are that of a function, and those of the classes of an object or of a bound method.
+    What it calls in other modules is not followed. Without a source, as of a function that was
+    typed in, the hash is that of this process alone.
+
+    Raises:
+        ConfigError: The values cannot be pickled.
+    """
+    function = predicate if isinstance(predicate, FunctionType) else None
+    source = "\0".join(map(_source_of, _modules_of(predicate)))
+    try:
+        held = pickle.dumps(predicate if function is None else _held_by(function), protocol=4)
+    except Exception as error:  # whatever the values' own `__reduce__` raises
+        raise ConfigError(
+            f"keep: {name_of(predicate)} holds a value that cannot be pickled ({error}), so that a "
+            "later run could not tell whether it is the same; take a function of a module"
+        ) from error
+    digest = hashlib.sha256(f"{name_of(predicate)}\0{source}\0".encode("utf-8", "surrogateescape"))
+    digest.update(held)
+    return digest.hexdigest()
+
+
+def _modules_of(predicate: object) -> list[str]:
+    """The names of the modules that a predicate is defined in."""
+    if isinstance(predicate, partial):
+        return _modules_of(cast("Any", predicate).func)
+    if isinstance(predicate, MethodType):
+        return _modules_of(predicate.__func__) + _modules_of(predicate.__self__)
+    if isinstance(predicate, FunctionType):
+        return [predicate.__module__]
+    return sorted({each.__module__ for each in type(predicate).__mro__} - {"builtins"})
+
+
+def _source_of(module: str) -> str:
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return f"{module} in process {os.getpid()} since {_STARTED}"
+
+
+def _held_by(function: FunctionType) -> object:
+    """The defaults of a function's parameters, and the values of its closure."""
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    return function.__defaults__, function.__kwdefaults__, cells

@@ -1,0 +1,102 @@
+"""A filter: which samples of a split are kept, and which are excluded, as it is configured."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.filters.key_hashes import HashParts, parse_parts
+from lightning_shards.shards.filters.key_lists import digest_of_list
+from lightning_shards.shards.filters.predicates import Predicate, digest_of_predicate
+
+_VERSION = 1
+"""Of what a filter does; what was kept by another one is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFilter:
+    """What is kept, and what of that is left out.
+
+    Attributes:
+        keep: Parts by hash, or a predicate; None: all samples.
+        exclude: Parts by hash, or paths of lists; None: no sample.
+    """
+
+    keep: HashParts | Predicate | None
+    exclude: HashParts | tuple[str, ...] | None
+
+    @property
+    def predicate(self) -> Predicate | None:
+        """The predicate, if there is one."""
+        return None if isinstance(self.keep, HashParts) else self.keep
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The paths of the lists."""
+        return self.exclude if isinstance(self.exclude, tuple) else ()
+
+    @property
+    def names(self) -> str:
+        """The settings that it has, for messages."""
+        given = {"keep": self.keep, "exclude": self.exclude}
+        return " and ".join(name for name, value in given.items() if value is not None)
+
+    def digest(self) -> str:
+        """A hash of its content: of the lists, the parts and the predicate, in hex digits.
+
+        Raises:
+            ConfigError: A list cannot be read, or a predicate cannot be recognised again.
+        """
+        keep, exclude = self.keep, self.exclude
+        kept = digest_of_predicate(self.predicate) if self.predicate is not None else repr(keep)
+        left_out = repr(exclude)
+        if isinstance(exclude, tuple):
+            left_out = repr([digest_of_list(path) for path in exclude])
+        return hashlib.sha256(f"{_VERSION}\n{kept}\n{left_out}".encode()).hexdigest()
+
+
+def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
+    """The filter of these two settings of a split; None if both are None.
+
+    `keep` is a mapping of `hash_of`, `of` and `parts` or a callable; `exclude` is such a mapping,
+    the path of a list, or several.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    if keep is None and exclude is None:
+        return None
+    return SampleFilter(_kept_by(keep), _excluded_by(exclude))
+
+
+def names_callable(keep: object) -> bool:
+    """Whether `keep` is not given by values, but by what names a callable."""
+    return isinstance(keep, str) or (isinstance(keep, Mapping) and "class_path" in keep)
+
+
+def _kept_by(keep: object) -> HashParts | Predicate | None:
+    if isinstance(keep, Mapping):
+        return parse_parts("keep", cast("Mapping[str, Any]", keep))
+    if keep is not None and not callable(keep):
+        raise ConfigError(
+            "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns "
+            f"or its import path, got {keep!r}; a list of keys goes to exclude"
+        )
+    return cast("Callable[..., Any] | None", keep)
+
+
+def _excluded_by(exclude: object) -> HashParts | tuple[str, ...] | None:
+    if exclude is None:
+        return None
+    if isinstance(exclude, Mapping):
+        return parse_parts("exclude", cast("Mapping[str, Any]", exclude))
+    paths = [exclude] if isinstance(exclude, str) else exclude
+    if isinstance(paths, Sequence) and paths:
+        listed = cast("Sequence[object]", paths)
+        if all(isinstance(path, str) and path for path in listed):
+            return tuple(cast("Sequence[str]", listed))
+    raise ConfigError(
+        "exclude must be the path of a text file with one key a line, a list of such paths, or a "
+        f"mapping of hash_of, of and parts, got {exclude!r}"
+    )

@@ -1,0 +1,97 @@
+"""Bugs in what filters leave of shards."""
+
+from tests.mutants.planting import Mutant
+
+_KEPT = "readers/test_kept_samples.py"
+_ORDER = "plan/test_kept_order.py"
+_APPLYING = "shards/filters/test_applying.py"
+
+MUTANTS = [
+    Mutant("plan.kept_order:KeptSamples._own_numbers", 'side="right"', 'side="left"', _ORDER),
+    Mutant(
+        "plan.kept_order:KeptSamples._own_numbers",
+        "numbers.astype(listed.dtype)",
+        "numbers",
+        _ORDER,
+    ),
+    Mutant(
+        "plan.kept_order:KeptOrder.following",
+        "return self.kept.own_ids(self.inner.following(epoch, position, count))",
+        "return self.inner.following(epoch, position, count)",
+        f"{_ORDER} {_KEPT}",
+    ),
+    Mutant("plan.kept_order:_without_small_gaps", "(np.diff(inner[:, 1]) == 1)", "True", _ORDER),
+    Mutant(
+        "plan.kept_order:KeptOrder.identity",
+        ' | {"kept": self.kept.identity}',
+        "",
+        f"{_ORDER} {_KEPT}",
+    ),
+    Mutant(
+        "saved_state:require_same",
+        '"kept" in state and "kept" not in expected',
+        "False",
+        _KEPT,
+    ),
+    Mutant(
+        "shards.filters.key_hashes:digests_of",
+        "sha256(key).digest()[:_DIGEST_BYTES]",
+        "sha256(key).digest()[-_DIGEST_BYTES:]",
+        "shards/filters/test_key_hashes.py",
+    ),
+    Mutant(
+        "shards.filters.key_lists:KeyList.find",
+        "is_equal &= self.second[places] == digests[:, 1]",
+        "pass",
+        "shards/filters/test_key_lists.py",
+    ),
+    Mutant(
+        "shards.filters.key_lists:KeyList.find",
+        "range(self.most_alike)",
+        "range(1)",
+        "shards/filters/test_key_lists.py",
+    ),
+    Mutant(
+        "shards.filters.kept_files:_parsed",
+        "if not is_checked and",
+        "if False and",
+        _APPLYING,
+    ),
+    Mutant("shards.filters.kept_files:_parsed", "or not is_whole", "", _APPLYING),
+    Mutant(
+        "shards.filters.applying:filtered_index",
+        "np.where(is_remote, stamps_of(index, cache), stamps)",
+        "stamps",
+        "shards/remote/test_remote_filters.py",
+    ),
+    Mutant(
+        "shards.filters.applying:_numbers",
+        "left_out += len(numbers)",
+        "pass",
+        _APPLYING,
+    ),
+    Mutant(
+        "shards.filters.predicates:digest_of_predicate",
+        "digest.update(held)",
+        "pass",
+        _APPLYING,
+    ),
+    Mutant(
+        "readers.shard_samples:ReadSlices._is_wanted",
+        "return done < len(numbers) and numbers[done] == sample_id[1]",
+        "return done < len(numbers)",
+        _KEPT,
+    ),
+    Mutant(
+        "readers.shard_samples:ReadSlices._is_wanted",
+        'tests is None or tests.keeps(*sample_id, sample["__key__"])',
+        "True",
+        "shards/remote/test_remote_filters.py",
+    ),
+    Mutant(
+        "readers.stream:StreamSource.identity",
+        " | self.index.kept_identity",
+        "",
+        _KEPT,
+    ),
+]

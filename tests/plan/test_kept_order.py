@@ -1,0 +1,112 @@
+"""What is left of a data set is served as a data set of its own, under the samples' own ids."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_kept import FORMS, KEPT, MASKS, ids_left, kept_order, kept_orders, kept_samples
+from test_elastic_plans import REMAINDERS, check_chain, draw_chain, jobs
+
+from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.order import SampleOrder
+
+
+def pairs(array):
+    return list(map(tuple, array.tolist()))
+
+
+@given(MASKS, FORMS)
+def test_the_nth_kept_sample_is_the_nth_that_is_left_in_file_order(masks, form):
+    order = kept_order(masks, "sequential", **form)
+    left = ids_left(masks)
+    assert order.samples == len(left)
+    assert pairs(order.at(0, 0, len(left))) == left
+    by_shard = [(s, n) for s in range(len(masks)) for n in order.kept.of_shard(s).tolist()]
+    assert by_shard == left
+
+
+@given(MASKS.flatmap(lambda m: st.tuples(st.just(m), kept_orders(m))), st.integers(0, 9))
+def test_the_sequence_is_that_of_a_data_set_of_the_kept_samples_alone(drawn, epoch):
+    """As if they had been packed anew: sample k of a shard is the k-th that is left of it."""
+    masks, order = drawn
+    numbers = [[n for n, is_kept in enumerate(mask) if is_kept] for mask in masks]
+    packed = order.inner.at(epoch, 0, 2 * order.samples).tolist()
+    assert isinstance(order.inner, SampleOrder)
+    assert order.inner.counts.tolist() == [len(each) for each in numbers]
+    own = pairs(order.at(epoch, 0, 2 * order.samples))
+    assert own == [(shard, numbers[shard][number]) for shard, number in packed]
+    if order.identity()["sampling"] != "resampled":
+        assert sorted(own[: order.samples]) == ids_left(masks)
+
+
+@given(MASKS.flatmap(lambda m: st.tuples(st.just(m), kept_orders(m))), st.integers(0, 40))
+def test_no_sample_that_is_left_out_stands_for_a_bad_one(drawn, position):
+    masks, order = drawn
+    assert set(pairs(order.following(0, position, 12))) <= set(ids_left(masks))
+
+
+@given(KEPT, st.integers(0, 3), st.integers(0, 60))
+def test_the_footing_adds_only_samples_between_neighbours_that_are_near(order, epoch, start):
+    inner, filled = (
+        each.footing(epoch, start, start + 5).tolist() for each in (order.inner, order)
+    )
+    own = order.kept.own_ids(np.array(inner, np.int64).reshape(-1, 2)).tolist()
+    expected = []
+    for before, after, (shard, number), (next_shard, next_number) in zip(
+        inner, inner[1:], own, own[1:], strict=False
+    ):
+        expected.append([shard, number])
+        is_neighbour = before[0] == after[0] and before[1] + 1 == after[1]
+        if is_neighbour and shard == next_shard and next_number - number <= 5:
+            expected += [[shard, between] for between in range(number + 1, next_number)]
+    assert filled == [*expected, own[-1]]
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@given(st.data())
+def test_an_epoch_of_what_is_left_survives_changes_of_world_batch_size_and_workers(remainder, data):
+    masks = data.draw(MASKS)
+    order = data.draw(kept_orders(masks))
+    chain = data.draw(st.lists(jobs(), min_size=1, max_size=4))
+    check_chain(_WithSampling(order), remainder, data.draw(st.integers(0, 3)), chain)
+
+
+def test_drawn_chains_of_what_is_left_serve_every_kept_sample_once():
+    for number in range(300):
+        draws = np.random.default_rng((99, number))
+        order, remainder, epoch, chain = draw_chain(draws)
+        masks = [draws.random(count) < 0.8 for count in order.counts.tolist()]
+        masks[0] = np.append(masks[0], True)
+        form = {"are_kept": bool(number % 2)}
+        kept = kept_order(masks, order.sampling, order.run, order.block, order.seed, **form)
+        check_chain(_WithSampling(kept), remainder, epoch, chain)
+
+
+class _WithSampling:
+    """What `check_chain` asks of an order."""
+
+    def __init__(self, order):
+        self.samples, self.at = order.samples, order.at
+        self.sampling = order.identity()["sampling"]
+
+
+def test_looking_up_costs_no_copy_of_the_numbers():
+    """A type that differs from theirs would make numpy convert all of them at each look-up."""
+    kept = kept_samples([[False] * 10 + [True] * 5], kind=np.uint32)
+    asked, search = [], np.searchsorted
+
+    def searchsorted(listed, wanted, **more):
+        asked.append((listed.dtype, wanted.dtype))
+        return search(listed, wanted, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "searchsorted", searchsorted)
+        assert kept.of_shard(0).tolist() == [10, 11, 12, 13, 14]
+    assert asked == [(np.uint32, np.uint32)]
+
+
+def test_the_identity_is_that_of_the_inner_order_and_of_what_is_left():
+    one, two = kept_order([[True, False, True]]), kept_order([[False, True, True]])
+    assert one.identity() == one.inner.identity() | {"kept": one.kept.identity}
+    assert one != two
+    assert one == KeptOrder(one.inner, kept_samples([[True, False, True]], are_kept=True))

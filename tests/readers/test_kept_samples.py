@@ -1,0 +1,250 @@
+"""Splits of which samples are left out: what is served, resumed and refused."""
+
+from collections import Counter
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import add_digests, digest_ids
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.replay import batch_keys
+
+COUNTS = [5, 0, 9, 3, 12, 1]
+LEFT_OUT = [0, 3, 4, 14, 15, 16, 20, 28, 29]  # the first and last ones, a run, a whole shard
+LEFT = [number for number in range(30) if number not in LEFT_OUT]
+HALF = {"hash_of": "key", "of": 2, "parts": [0]}
+KINDS = [
+    (reader, sampling)
+    for reader in ("indexed", "stream")
+    for sampling in ("shuffled", "sequential", "resampled")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, pack_into):
+    folder = tmp_path_factory.mktemp("kept")
+    pack_into(folder, COUNTS)
+    (folder / "out.txt").write_text("\n".join(f"{number:06d}" for number in LEFT_OUT))
+    return folder
+
+
+@pytest.fixture
+def make(folder):
+    def module(*, batch_size=2, num_workers=0, seed=0, **split):
+        chosen = {"exclude": str(folder / "out.txt"), "shuffle_run": 2, "shuffle_block": 8}
+        return ShardDataModule(
+            SplitConfig(str(folder / "shard-*.tar"), **chosen | split),
+            fields={"label": "cls"},
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            loader=LoaderConfig(cache_dir=str(folder / "cache")),
+        )
+
+    return module
+
+
+def rows_of(batches):
+    """The number of each sample and its weight."""
+    rows = []
+    for batch in batches:
+        keys = batch["__key__"]
+        weights = list(batch.get("__weight__", [1] * len(keys)))
+        rows += [(int(key), int(weight)) for key, weight in zip(keys, weights, strict=True)]
+    return rows
+
+
+def shares(module, world_size, num_workers):
+    """All batches of an epoch by rank, made by so many workers of each."""
+    made = []
+    for rank in range(world_size):
+        place = Place(rank, world_size)
+        source = module.source("train")
+        workers = [
+            source.batches(place.with_worker(worker, num_workers), Cursor())
+            for worker in range(num_workers)
+        ]
+        steps = source.epochs.plan(world_size).steps
+        made.append([next(workers[step % num_workers]).batch for step in range(steps)])
+    return made
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 3), (3, 2)])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "balanced"])
+@pytest.mark.parametrize(("reader", "sampling"), KINDS)
+def test_every_kept_sample_is_served_once_and_no_other(
+    make, reader, sampling, remainder, world_size, num_workers
+):
+    module = make(reader=reader, sampling=sampling, remainder=remainder)
+    rows = rows_of(chain.from_iterable(shares(module, world_size, num_workers)))
+    plan = module.source("train").epochs.plan(world_size)
+    served = Counter(number for number, weight in rows if weight)
+    assert {number for number, _ in rows} <= set(LEFT)
+    assert plan.samples == len(LEFT)
+    if sampling != "resampled":
+        assert set(served.values()) == {1}
+        assert len(served) == len(LEFT) - plan.dropped
+
+
+@pytest.mark.parametrize(("reader", "sampling"), KINDS)
+def test_the_ids_are_those_of_the_samples_in_their_shards(make, reader, sampling):
+    begins = [sum(COUNTS[:shard]) for shard in range(len(COUNTS))]
+    for batch in make(reader=reader, sampling=sampling).loader("train"):
+        numbers = [begins[shard] + number for shard, number in batch["__id__"].tolist()]
+        assert numbers == list(map(int, batch["__key__"]))
+
+
+@pytest.mark.parametrize("keep", [HALF, None])
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_train_and_val_by_hash_share_no_sample_and_lack_none(make, reader, keep):
+    train = make(exclude=HALF, sampling="shuffled", reader=reader, remainder="balanced")
+    val = make(exclude=None, keep=HALF, sampling="sequential", reader=reader, remainder="balanced")
+    one, two = (
+        {number for number, _ in rows_of(module.loader("train"))} for module in (train, val)
+    )
+    assert not one & two
+    assert one | two == set(range(30))
+
+
+def large_labels(shard):
+    return shard.sizes("png") > 0
+
+
+def test_keep_may_be_an_import_path(make):
+    module = make(
+        keep="test_kept_samples.large_labels", sampling="sequential", remainder="balanced"
+    )
+    assert [number for number, _ in rows_of(module.loader("train"))] == LEFT
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_digest_that_is_expected_is_that_of_what_is_served(make, reader, world_size):
+    module = make(reader=reader, sampling="shuffled", remainder="drop", batch_size=1)
+    source = module.source("train")
+    served = [
+        digest_ids(np.array(batch["__id__"]))
+        for batches in shares(module, world_size, 1)
+        for batch in batches
+    ]
+    places = [Place(rank, world_size) for rank in range(world_size)]
+    expected = [source.expected_digest(0, 0, len(LEFT), place) for place in places]
+    assert len(served) == len(LEFT)
+    assert add_digests(*expected) == add_digests(*served)
+
+
+@pytest.mark.parametrize(("reader", "sampling"), KINDS)
+def test_the_replay_gives_the_keys_that_are_served(make, reader, sampling):
+    module = make(reader=reader, sampling=sampling, remainder="pad", shuffle_buffer=4)
+    loader = module.loader("train", rank=1, world_size=2)
+    keys = [batch["__key__"] for batch in loader]
+    rows = batch_keys(module.source("train"), Place(1, 2), 0, range(len(keys)), num_workers=1)
+    assert [[row.key for row in batch] for batch in rows] == keys
+
+
+def test_an_epoch_resumed_by_other_workers_goes_on_with_the_next_kept_sample(make):
+    whole = [
+        number for number, _ in rows_of(make(batch_size=1, sampling="shuffled").loader("train"))
+    ]
+    assert sorted(whole) == LEFT
+    for stop in range(1, 10):
+        first = make(sampling="shuffled").loader("train")
+        begun = rows_of(islice(iter(first), stop))
+        state = first.state_dict()
+        first.close()
+        again = make(sampling="shuffled", num_workers=stop % 2).loader("train")
+        again.load_state_dict(state)
+        rest = rows_of(again)
+        again.close()
+        assert [number for number, _ in begun + rest] == whole[: len(LEFT) - 1]
+
+
+OTHERS = {
+    "no filter": {"exclude": None},
+    "another filter": {"exclude": HALF},
+    "one more": {"keep": HALF},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_a_checkpoint_of_another_filter_is_refused(make, reader, other):
+    filtered = make(reader=reader, sampling="shuffled").loader("train")
+    another = make(reader=reader, sampling="shuffled", **other).loader("train")
+    for loader, state in ((filtered, another.state_dict()), (another, filtered.state_dict())):
+        with pytest.raises(StateError, match="other samples are left by `keep` and `exclude`"):
+            loader.load_state_dict(state)
+
+
+def test_a_checkpoint_of_a_filter_that_leaves_the_same_samples_is_taken(make, tmp_path):
+    (tmp_path / "same.txt").write_text("\n".join(f"{n:06d}" for n in reversed(LEFT_OUT)))
+    state = make(sampling="shuffled").loader("train").state_dict()
+    make(sampling="shuffled", exclude=str(tmp_path / "same.txt")).loader("train").load_state_dict(
+        state
+    )
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "resampled"])
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_no_sample_that_is_left_out_stands_for_a_bad_one(folder, make, reader, sampling):
+    module = make(reader=reader, sampling=sampling, on_bad_sample="substitute", max_bad=30)
+    module.transforms = {"label": _Refuses()}
+    rows = rows_of(module.loader("train"))
+    assert any(weight == 0 for _, weight in rows)
+    assert {number for number, _ in rows} <= set(LEFT)
+
+
+class _Refuses:
+    """Cannot bear labels 1 and 5."""
+
+    def __call__(self, label):
+        if label in (1, 5):
+            raise ValueError(label)
+        return label
+
+
+def test_a_size_of_the_data_set_that_differs_from_what_is_left_is_refused(make):
+    with pytest.raises(
+        ConfigError, match=f"dataset_size=30 .* differs from the {len(LEFT)} samples that are left"
+    ):
+        make(sampling="shuffled", dataset_size=30).source("train")
+
+
+BAD_SETTINGS = {
+    "number": ({"exclude": 3}, "exclude must be the path of a text file"),
+    "empty": ({"exclude": []}, "exclude must be the path of a text file"),
+    "keep list": ({"keep": ["a"]}, "keep must be a mapping .* a list of keys goes to exclude"),
+    "no module": (
+        {"keep": "no_such_module.f"},
+        "keep is 'no_such_module.f', which",
+    ),
+    "parts": ({"keep": HALF | {"parts": [2]}}, "parts of keep must be numbers from 0 to 1"),
+    "rest": ({"exclude": HALF | {"parts": [2]}}, "parts of exclude must be numbers from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize(("split", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_settings_that_are_no_filter_are_refused_when_they_are_made(make, split, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**split)
+
+
+def test_settings_travel_through_plain_values(folder):
+    module = ShardDataModule.from_config(
+        {
+            "train": {
+                "urls": str(folder / "shard-*.tar"),
+                "keep": dict(HALF),
+                "exclude": [str(folder / "out.txt")],
+            },
+            "fields": {"label": "cls"},
+            "loader": {"cache_dir": str(folder / "cache")},
+        }
+    )
+    config = module.splits["train"]
+    assert (config.keep, config.exclude) == (HALF, [str(folder / "out.txt")])
+    assert module.source("train").epochs.samples < len(LEFT)

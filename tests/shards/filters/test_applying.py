@@ -1,0 +1,359 @@
+"""Filters applied to shards: what is left, what later runs find of it, and what is refused."""
+
+import importlib
+import linecache
+import logging
+import os
+import pickle
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError
+from lightning_shards.shards.filters import applying
+from lightning_shards.shards.filters.key_hashes import parse_parts
+from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
+
+THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
+REST = {"hash_of": "key", "of": 3, "parts": [1, 2]}
+
+
+@pytest.fixture
+def urls(tmp_path):
+    return pack_texts(tmp_path / "data")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def listed(tmp_path):
+    def write(*lines, name="out.txt"):
+        (tmp_path / name).write_text("\n".join(lines))
+        return str(tmp_path / name)
+
+    return write
+
+
+def many_texts(shard):
+    return shard.sizes("txt") >= 6
+
+
+def with_class(shard):
+    return shard.has("CLS") & ~shard.has("jpg")
+
+
+class LongKeys:
+    """Keeps keys that are greater than one."""
+
+    def __init__(self, least):
+        self.least = least
+
+    def __call__(self, shard):
+        return np.array([key > self.least for key in shard.keys], bool)
+
+
+def test_listed_samples_are_left_out(urls, cache, listed):
+    index = applied(urls, cache, exclude=listed("0003", "#s4.tar:0", "0029", "elsewhere"))
+    assert numbers_left(index) == [each for each in range(30) if each not in (3, 17, 29)]
+    assert index.kept.counts.tolist() == [4, 0, 9, 3, 11, 0]
+    assert (index.samples, index.kept_samples) == (30, 27)
+    assert index.counts.tolist() == COUNTS
+
+
+def test_several_lists_count_together(urls, cache, listed):
+    paths = [listed("0003", name="a"), listed("0004", "0003", name="b")]
+    assert numbers_left(applied(urls, cache, exclude=paths)) == [0, 1, 2, *range(5, 30)]
+
+
+def test_kept_and_excluded_parts_are_the_two_halves_of_all(urls, cache):
+    kept, rest = (
+        numbers_left(applied(urls, cache, **f)) for f in ({"keep": THIRD}, {"exclude": THIRD})
+    )
+    assert sorted(kept + rest) == list(range(30))
+    assert 0 < len(kept) < 30
+    assert numbers_left(applied(urls, cache, keep=REST)) == rest
+    keys = [f"{number:04d}".encode() for number in range(30)]
+    assert kept == np.flatnonzero(parse_parts("keep", THIRD).has(keys)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        (many_texts, range(6, 30)),
+        (with_class, range(0, 30, 3)),
+        (LongKeys("0012"), range(13, 30)),
+        (lambda shard: shard.table.offsets[shard.table.sample_starts[:-1]] >= 0, range(30)),
+    ],
+)
+def test_a_predicate_sees_keys_sizes_and_suffixes(urls, cache, predicate, expected):
+    assert numbers_left(applied(urls, cache, keep=predicate)) == list(expected)
+
+
+def test_keep_and_exclude_apply_together(urls, cache, listed):
+    index = applied(urls, cache, keep=many_texts, exclude=listed("0007", "0001"))
+    assert numbers_left(index) == [6, *range(8, 30)]
+
+
+def test_a_shard_that_is_named_twice_is_left_out_of_both_times(urls, cache, listed):
+    index = applied([urls[0], urls[2], urls[0]], cache, exclude=listed("#s0.tar:1", "0005"))
+    assert [index.kept.of_shard(each).tolist() for each in (0, 1, 2)] == [
+        [0, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [0, 2, 3, 4],
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def no_tables(monkeypatch):
+    """From now on no table may be read."""
+
+    def forbid():
+        monkeypatch.setattr(applying, "_tables_of", lambda *_: pytest.fail("tables are read"))
+
+    return forbid
+
+
+def test_a_later_run_reads_no_table(urls, cache, listed, no_tables):
+    filters = [
+        {"keep": THIRD},
+        {"exclude": THIRD},
+        {"exclude": listed("0003")},
+        {"keep": many_texts},
+    ]
+    before = [applied(urls, cache, **each) for each in filters]
+    no_tables()
+    after = [applied(urls, cache, **each) for each in filters]
+    assert list(map(numbers_left, after)) == list(map(numbers_left, before))
+    assert after == before
+    assert [each.kept.identity for each in after] == [each.kept.identity for each in before]
+
+
+def test_the_file_grows_with_the_shorter_list(tmp_path, cache):
+    urls = pack_texts(tmp_path / "big", [400])
+
+    def size(least):
+        applied(urls, cache, keep=LongKeys(f"{least:04d}"))
+        return max(cache.glob("kept/*"), key=os.path.getmtime).stat().st_size
+
+    first_few_out, half, few_left = size(3), size(200), size(396)
+    assert half - first_few_out == pytest.approx(4 * 196, abs=16)
+    assert few_left < half - 4 * 180
+
+
+def test_another_content_of_a_list_is_another_filter(urls, cache, listed):
+    assert len(numbers_left(applied(urls, cache, exclude=listed("0003")))) == 29
+    assert len(numbers_left(applied(urls, cache, exclude=listed("0003", "0004")))) == 28
+
+
+def test_a_list_at_another_path_is_the_same_filter(urls, cache, listed, no_tables):
+    applied(urls, cache, exclude=listed("0003"))
+    no_tables()
+    assert len(numbers_left(applied(urls, cache, exclude=listed("0003", name="moved")))) == 29
+
+
+def test_another_value_of_a_predicate_is_another_filter(urls, cache):
+    for least in (3, 4):
+        index = applied(urls, cache, keep=LongKeys(f"{least:04d}"))
+        assert numbers_left(index) == list(range(least + 1, 30))
+
+
+def closing_over(least, default=0):
+    def keeps(shard, more=default):
+        return shard.sizes("txt") >= least + more
+
+    return keeps
+
+
+def test_another_closure_or_default_of_a_predicate_is_another_filter(urls, cache):
+    for given in ((3,), (4,), (4, 1)):
+        left = numbers_left(applied(urls, cache, keep=closing_over(*given)))
+        assert left == list(range(sum(given), 30))
+
+
+def test_shards_that_were_written_again_are_asked_again(tmp_path, urls, cache):
+    before = applied(urls, cache, exclude=THIRD)
+    pack_texts(tmp_path / "data", key="new{:04d}")
+    for number, url in enumerate(urls):
+        os.utime(url, (1_000_000 + number,) * 2)
+    keys = [f"new{number:04d}".encode() for number in range(30)]
+    left = np.flatnonzero(~parse_parts("keep", THIRD).has(keys)).tolist()
+    after = applied(urls, cache, exclude=THIRD)
+    assert numbers_left(after) == left != numbers_left(before)
+    assert before.kept.identity != after.kept.identity
+
+
+def test_what_another_process_has_prepared_is_taken(urls, cache, no_tables):
+    before = applied(urls, cache, exclude=THIRD)
+    no_tables()
+    assert applied(urls, cache, exclude=THIRD, is_prepared=True) == before
+
+
+def test_shards_of_one_name_in_two_folders_share_no_file(tmp_path, cache, monkeypatch):
+    """A run reads what it was told, whatever another run of the same cache finds out meanwhile."""
+    left = []
+    for name, key in (("one", "{:04d}"), ("two", "other{:04d}")):
+        pack_texts(tmp_path / name / "data", [30], key)
+        monkeypatch.chdir(tmp_path / name)
+        left.append(applied(["data/s0.tar"], cache, exclude=THIRD))
+    sent = [pickle.loads(pickle.dumps(index)) for index in left]
+    assert numbers_left(sent[0]) != numbers_left(sent[1])
+    assert list(map(numbers_left, sent)) == list(map(numbers_left, left))
+
+
+def write_predicate(folder, least):
+    folder.mkdir(exist_ok=True)
+    text = "LEAST = 5\nBASE = 0\ndef long(shard):\n    return shard.sizes('txt') >= LEAST\n"
+    (folder / "predicates_of_a_user.py").write_text(text.replace("5", str(least)))
+    sys.modules.pop("predicates_of_a_user", None)
+    importlib.invalidate_caches()
+    return importlib.import_module("predicates_of_a_user").long
+
+
+def test_a_constant_of_the_module_of_a_predicate_counts(tmp_path, urls, cache, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    lengths = []
+    for least in (5, 6):
+        predicate = write_predicate(tmp_path / "code", least)
+        linecache.checkcache()
+        kept = (applied(urls, cache, keep=each) for each in (predicate, partial(predicate)))
+        lengths += [len(numbers_left(index)) for index in kept]
+    assert lengths[0] == lengths[1] != lengths[2] == lengths[3]
+
+
+SPOILT = {
+    "cut": lambda data: data[:-1],
+    "another": lambda _: b"{}",
+    "empty": lambda _: b"",
+    "head only": lambda data: data[:40],
+    "one bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_damaged_file_is_made_again(urls, cache, spoil, caplog):
+    expected = numbers_left(applied(urls, cache, exclude=THIRD))
+    (path,) = cache.glob("kept/*")
+    path.write_bytes(spoil(path.read_bytes()))
+    assert numbers_left(applied(urls, cache, exclude=THIRD)) == expected
+    assert "is found out again" in caplog.text
+
+
+def test_a_file_that_others_may_write_is_refused(urls, cache):
+    applied(urls, cache, exclude=THIRD)
+    (path,) = cache.glob("kept/*")
+    path.chmod(0o666)
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        applied(urls, cache, exclude=THIRD)
+
+
+def test_without_a_cache_it_is_found_out_each_time(urls, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    index = applied(urls, tmp_path / "file" / "cache", exclude=THIRD)
+    assert numbers_left(pickle.loads(pickle.dumps(index))) == numbers_left(index)
+    assert "stays in memory" in caplog.text
+
+
+def test_the_numbers_do_not_travel_to_workers(tmp_path, cache):
+    urls = pack_texts(tmp_path / "big", [3000])
+    index = applied(urls, cache, exclude={"hash_of": "key", "of": 2, "parts": [0]})
+    assert len(index.kept.numbers.values()) > 1000
+    sent = pickle.dumps(index)
+    assert len(sent) < 2000
+    assert numbers_left(pickle.loads(sent)) == numbers_left(index)
+
+
+def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
+    index = applied(urls, cache, exclude=THIRD)
+    sent = pickle.dumps(index)
+    (path,) = cache.glob("kept/*")
+    path.unlink()
+    with pytest.raises(FileAccessError, match="was removed during the run; start it anew"):
+        pickle.loads(sent).kept.of_shard(0)
+
+
+def test_a_filter_that_drops_nothing_leaves_all(urls, cache, no_tables):
+    everything = {"hash_of": "key", "of": 1, "parts": [0]}
+    index = applied(urls, cache, keep=everything)
+    assert numbers_left(index) == list(range(30))
+    no_tables()
+    assert numbers_left(applied(urls, cache, keep=everything)) == list(range(30))
+
+
+def test_keys_that_match_no_sample_are_counted(urls, cache, listed, caplog):
+    caplog.set_level(logging.INFO)
+    applied(urls, cache, exclude=listed("0003", "x", "y"))
+    assert re.search(r"2 of 3 keys of .*out\.txt are of no sample", caplog.text)
+    assert re.search(r"exclude: 29 of 30 samples are left, found out in", caplog.text)
+
+
+def raising(shard):
+    raise KeyError("depth")
+
+
+def as_list(shard):
+    return [True] * shard.num_samples
+
+
+def as_numbers(shard):
+    return np.ones(shard.num_samples)
+
+
+def too_short(shard):
+    return np.ones(3, bool)
+
+
+def none_left(shard):
+    return np.zeros(shard.num_samples, bool)
+
+
+REFUSED = {
+    "no key": ({"exclude": ["x", "y"]}, "none of the 2 keys of .* is the key of a sample"),
+    "unknown shard": ({"exclude": ["#t.tar:0"]}, "names samples of 't.tar', and no shard of this"),
+    "too far": ({"exclude": ["#s0.tar:5"]}, "sample 5 of 's0.tar', which holds 5 samples, counted"),
+    "nothing left": ({"keep": none_left}, "keep leaves none of 30 samples of 6 shards"),
+    "raises": ({"keep": raising}, r"raising raised KeyError for .*s0\.tar: 'depth'; correct it"),
+    "a list": ({"keep": as_list}, r"as_list must return an array of bools.* got list for"),
+    "numbers": ({"keep": as_numbers}, r"must return an array of bools.* got an array of float64"),
+    "too short": (
+        {"keep": too_short},
+        r"one bool for each sample, shape \(5,\).* got shape \(3,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_filter_that_cannot_work_is_refused_in_one_sentence(urls, cache, listed, given, message):
+    if "exclude" in given:
+        given = {"exclude": listed(*given["exclude"])}
+    with pytest.raises(ConfigError, match=message) as error:
+        applied(urls, cache, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_two_shards_of_one_file_name_cannot_be_told_apart(tmp_path, cache, listed):
+    urls = [*pack_texts(tmp_path / "a", [2]), *pack_texts(tmp_path / "b", [2])]
+    with pytest.raises(ConfigError, match="two shards in different folders have that file name"):
+        applied(urls, cache, exclude=listed("#s0.tar:0"))
+
+
+def test_a_predicate_that_cannot_be_recognised_again_is_refused(urls, cache):
+    with pytest.raises(ConfigError, match="holds a value that cannot be pickled"):
+        applied(urls, cache, keep=closing_over(lambda: 3))
+
+
+def test_a_shard_with_another_count_than_indexed_is_named(urls, cache, tmp_path):
+    applied(urls, cache, exclude=THIRD)
+    text = '{"shardlist": [%s], "wids_version": 1}'
+    shards = ", ".join(
+        f'{{"url": "{Path(url).name}", "nsamples": {count + (count == 3)}}}'
+        for url, count in zip(urls, COUNTS, strict=True)
+    )
+    (tmp_path / "data" / "index.json").write_text(text % shards)
+    with pytest.raises(IndexMismatchError):
+        applied(urls, cache, exclude=THIRD)
