@@ -1,0 +1,1 @@
+"""What reads joined columns beside the members of samples."""

@@ -1,0 +1,301 @@
+"""The joins of a split: found by their settings, made once for a node, and opened to be read.
+
+What is kept lies in the folder `joins` of the cache, under a name made of the contents of the table
+and the list of shards. It holds while the shards have the sizes and times of change that they had
+when their keys were matched.
+"""
+
+import logging
+import shutil
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final
+
+import numpy as np
+
+from lightning_shards.errors import ConfigError, FileAccessError, ShardError, count_of
+from lightning_shards.shards.atomic import new_file, not_written
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.building import ShardKeys, write_join
+from lightning_shards.shards.joins.kept_file import (
+    JoinFacts,
+    KeptJoin,
+    UnusableJoinError,
+    open_kept_join,
+)
+from lightning_shards.shards.joins.parquet_table import ParquetTable
+from lightning_shards.shards.joins.settings import JoinSettings
+from lightning_shards.shards.joins.table_files import TableFile, content_digest, find_table_files
+from lightning_shards.shards.joins.tar_table import TarTable, key_chunks
+from lightning_shards.shards.members import ENCODING
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.shards.tables import TableStore, release_pages
+
+JOIN_PREFIX: Final = "join "
+"""Begins the names of joins among the values that a checkpoint is compared by."""
+
+_FETCHED_TOGETHER: Final = 256
+_FILE_MODE: Final = 0o600
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """One join of a split, whose table has been looked at.
+
+    Attributes:
+        settings: As they were given.
+        files: The files of the table, with their checksums.
+        column: The column whose values are taken; of tars the suffix.
+        kind: How the values of a Parquet table are kept, see `arrow_values`; empty for tars.
+    """
+
+    settings: JoinSettings
+    files: tuple[TableFile, ...]
+    column: str
+    kind: str
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits over what is in the table, wherever it lies."""
+        return content_digest(self.files)
+
+    @property
+    def where(self) -> str:
+        """Its files, for messages."""
+        more = len(self.files) - 1
+        return self.files[0].path + (f" and {more:,} more" if more else "")
+
+
+def find_join(settings: JoinSettings, cache: CacheFolder) -> Join:
+    """The join with these settings.
+
+    Raises:
+        ConfigError: The table has not the columns, or they hold what cannot be taken.
+        ShardError: A file of the table does not exist or cannot be read.
+    """
+    files = find_table_files(settings, cache)
+    return Join(settings, files, *_column_and_kind(settings, files))
+
+
+@lru_cache(maxsize=64)
+def _column_and_kind(settings: JoinSettings, files: tuple[TableFile, ...]) -> tuple[str, str]:
+    if settings.is_tar:
+        return settings.column or "", ""
+    table = ParquetTable(settings, [file.path for file in files])
+    return table.column, table.kind
+
+
+def joins_identity(joins: Iterable[Join]) -> dict[str, str]:
+    """The contents of the tables, by names that begin with `JOIN_PREFIX`."""
+    return {f"{JOIN_PREFIX}{join.settings.name}": join.digest for join in joins}
+
+
+def prepare_joins(
+    joins: Iterable[Join], index: ShardIndex, cache: CacheFolder, store: TableStore
+) -> None:
+    """Make on this node what is kept of these joins; raises what `KeptJoins.prepare` does."""
+    for join in joins:
+        KeptJoins(index, cache, store).prepare(join)
+
+
+class KeptJoins:
+    """What is kept of the joins of one split.
+
+    Args:
+        index: The shards of the split, with their counts.
+        cache: Where it is kept.
+        store: The member tables of the shards.
+    """
+
+    def __init__(self, index: ShardIndex, cache: CacheFolder, store: TableStore) -> None:
+        self._index, self._cache, self._store = index, cache, store
+
+    def prepare(self, join: Join) -> None:
+        """Make what is kept of a join unless it is there, whole and of these shards.
+
+        Samples without a value and rows without a sample are logged.
+
+        Raises:
+            ConfigError: Values are missing and may not, or the join cannot be made.
+            ShardError: A shard or the table cannot be read.
+        """
+        kept = self._opened(join, is_checked=True) or self.renewed(join)
+        facts = self._require_values(join, kept)
+        _log_lacking(join, facts)
+
+    def open(self, join: Join) -> KeptJoin:
+        """The kept join, which is made if it is not there; raises what `prepare` does."""
+        kept = self._opened(join)
+        if kept is None:
+            with self._alone(join):
+                kept = self._opened(join)
+                if kept is None:
+                    kept = self._made(join)
+                    _log_lacking(join, self._facts(kept))
+        self._require_values(join, kept)
+        return kept
+
+    def renewed(self, join: Join) -> KeptJoin:
+        """The kept join, which is made anew unless it is of the shards as they are now."""
+        with self._alone(join):
+            kept = self._opened(join, is_checked=True, is_renewed=True)
+            return kept or self._made(join)
+
+    def _require_values(self, join: Join, kept: KeptJoin) -> JoinFacts:
+        facts = self._facts(kept)
+        lacking = facts.without_row + facts.without_value
+        if lacking and join.settings.missing == "raise":
+            raise ConfigError(
+                f"join {join.settings.name!r}: {lacking:,} of "
+                f"{count_of(facts.num_samples, 'sample')} have no value in {join.where}, first "
+                f"{facts.lacking!r}; add rows for them, or set missing: none, which gives them "
+                "None or their default"
+            )
+        return facts
+
+    def _facts(self, kept: KeptJoin) -> JoinFacts:
+        """What was counted, over the samples that the filter of the split keeps alone.
+
+        Where there is a filter, samples whose row has no value count as those without a row.
+        """
+        left, facts = self._index.kept, kept.facts
+        if left is None:
+            return facts
+        num_lacking, first, start = 0, -1, 0
+        for shard, total in enumerate(left.totals.tolist()):
+            numbers = kept.lacking(start, start + total)
+            if len(numbers):
+                numbers = np.intersect1d(numbers, left.of_shard(shard), assume_unique=True)
+            if len(numbers) and first < 0:
+                first = start + int(numbers[0])
+            num_lacking, start = num_lacking + len(numbers), start + total
+        key = _SplitKeys(self._index, self._store).key(first) if num_lacking else ""
+        return replace(
+            facts,
+            num_samples=left.samples,
+            without_row=num_lacking,
+            without_value=0,
+            lacking=key,
+        )
+
+    def _opened(
+        self, join: Join, *, is_checked: bool = False, is_renewed: bool = False
+    ) -> KeptJoin | None:
+        """The kept join; None if it is absent, damaged, or of shards that have changed since."""
+        path = self._path(join)
+        try:
+            kept = open_kept_join(path, self._cache)
+            if kept is None or not is_checked:
+                return kept
+            kept.require_whole()
+        except (UnusableJoinError, ValueError, RecursionError) as error:
+            level = logging.INFO if is_renewed else logging.WARNING
+            _log.log(level, "join %r is made again: %s: %s", join.settings.name, path, error)
+            return None
+        stamps = [keys.stamp for keys in _SplitKeys(self._index, self._store).shards()]
+        return kept if np.array_equal(kept.stamps, np.array(stamps).reshape(-1, 2)) else None
+
+    def _made(self, join: Join) -> KeptJoin:
+        path, settings = self._path(join), join.settings
+        self._require_same_table(join)
+        paths = [file.path for file in join.files]
+        table = (
+            TarTable(settings, paths, TableStore(self._cache))
+            if settings.is_tar
+            else ParquetTable(settings, paths)
+        )
+        keys = _SplitKeys(self._index, self._store)
+        scratch = Path(mkdtemp(prefix=f"{path.stem}.", dir=path.parent))
+        try:
+            with new_file(path, mode=_FILE_MODE) as file:
+                write_join(file, settings.name, table, keys, scratch)
+                self._require_same_table(join)
+        except OSError as error:
+            if isinstance(error, ShardError):
+                raise
+            raise not_written(path, error) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        kept = self._opened(join)
+        if kept is None:
+            raise FileAccessError(f"{path} was written a moment ago and is gone; start again")
+        return kept
+
+    def _require_same_table(self, join: Join) -> None:
+        if content_digest(find_table_files(join.settings, self._cache)) != join.digest:
+            raise ConfigError(
+                f"join {join.settings.name!r}: {join.where} changed after the run had looked at "
+                "it; start again"
+            )
+
+    @contextmanager
+    def _alone(self, join: Join) -> Generator[None, None, None]:
+        """A context in which no other process or thread makes this join, where files have locks."""
+        path = self._path(join)
+        try:
+            self._cache.make_folder(path.parent)
+        except OSError as error:
+            raise not_written(path.parent, error) from error
+        locks, number = FileLocks(path.parent / "making.lock"), int(path.stem[:12], 16)
+        with locks.held(number, wait_s=inf):
+            if not locks.is_free(number):  # otherwise another one may be at work
+                for left in path.parent.glob(f"{path.stem}.*/"):
+                    shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def _path(self, join: Join) -> Path:
+        digest = sha256(f"{join.digest}\0{join.settings.key}\0{join.column}\0{join.kind}".encode())
+        for url in self._index.urls:
+            digest.update(str(self._cache.sidecar_of(url)).encode("utf-8", "surrogateescape"))
+        digest.update(self._index.fingerprint().encode())
+        return self._cache.root / "joins" / f"{digest.hexdigest()[:24]}.join"
+
+
+class _SplitKeys:
+    """The keys of the samples of a split, from the member tables of its shards."""
+
+    def __init__(self, index: ShardIndex, store: TableStore) -> None:
+        assert index.counts is not None  # the reader's choice sees to it
+        self._urls, self._counts, self._store = index.urls, index.counts, store
+        self.num_samples = int(index.counts.sum())
+
+    def shards(self) -> Iterator[ShardKeys]:
+        """The keys of one shard after the other."""
+        for shard, url in enumerate(self._urls):
+            if shard % _FETCHED_TOGETHER == 0:
+                self._store.fetch(self._urls[shard : shard + _FETCHED_TOGETHER])
+            table = self._store.table_of(url, expected_samples=int(self._counts[shard]))
+            yield ShardKeys(key_chunks(table), table.stamp)
+            release_pages(table)
+
+    def key(self, sample: int) -> str:
+        """The key of one sample, by its number among all."""
+        stops = np.cumsum(self._counts)
+        shard = int(np.searchsorted(stops, sample, side="right"))
+        first = int(stops[shard] - self._counts[shard])
+        table = self._store.table_of(self._urls[shard])
+        return table.key(sample - first).encode(*ENCODING).decode(errors="replace")
+
+
+def _log_lacking(join: Join, facts: JoinFacts) -> None:
+    """Say in one line how many samples have no value, and how many rows no sample."""
+    told: list[str] = []
+    if facts.without_row or facts.without_value:
+        told.append(
+            f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
+            f"{facts.without_value:,} a row without a value, first {facts.lacking!r}: they get "
+            "None or the default of the field"
+        )
+    if facts.unmatched:
+        told.append(f"of {count_of(facts.rows, 'row')} {facts.unmatched:,} match no sample")
+    if told:
+        _log.warning("join %r with %s: %s", join.settings.name, join.where, "; ".join(told))

@@ -1,0 +1,163 @@
+"""A table in Parquet files; the door to pyarrow, which comes with the extra `table`."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+from lightning_shards.errors import ConfigError, FileAccessError
+from lightning_shards.shards.joins.arrow_values import as_keys, as_values, value_kind, value_type
+from lightning_shards.shards.joins.rows import RowValues
+from lightning_shards.shards.joins.settings import JoinSettings
+from lightning_shards.shards.joins.spill import RowNumbers
+
+_CHUNK_BYTES: Final = 1 << 22
+_MOST_ROWS: Final = 1 << 15
+_BUFFER_BYTES: Final = 1 << 18
+
+
+class ParquetTable:
+    """The rows of Parquet files, of which a few MiB are in memory at a time.
+
+    Args:
+        settings: Of the join.
+        paths: The files, in their order.
+
+    Attributes:
+        column: The one whose values are taken.
+        kind: How its values are kept, see `arrow_values`.
+        num_rows: Rows of all files.
+
+    Raises:
+        ConfigError: Pyarrow is not installed, a column is missing, or has a type that is not taken.
+        FileAccessError: A file cannot be read.
+    """
+
+    def __init__(self, settings: JoinSettings, paths: Sequence[str]) -> None:
+        self._settings, self._paths = settings, paths
+        try:
+            self._arrow: Any = import_module("pyarrow")
+            self._parquet: Any = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise ConfigError(
+                f"join {settings.name!r} reads Parquet, which needs pyarrow, and that is not "
+                "installed: pip install 'lightning-shards[table]'"
+            ) from error
+        self.column, self.kind, self.num_rows = "", "", 0
+        for path in paths:
+            with self._opened(path) as file:
+                column, kind = self._checked(path, file.schema_arrow)
+                self.num_rows += file.metadata.num_rows
+            if self.kind and (column, kind) != (self.column, self.kind):
+                raise ConfigError(
+                    f"join {settings.name!r}: column {column!r} of {path} holds other values than "
+                    f"column {self.column!r} of {paths[0]}; write both files with one schema"
+                )
+            self.column, self.kind = column, kind
+
+    def keys(self) -> Iterator[RowValues]:
+        """The keys of all rows, some at a time; None for a row without one."""
+        key = self._settings.key
+        for column in self._columns(key):
+            with self._kept_column(key):
+                keys = as_keys(column, self._arrow)
+            yield keys
+
+    def chunks(self) -> Iterator["_ArrowChunk"]:
+        """All rows, some at a time."""
+        for column in self._columns(self.column):
+            yield _ArrowChunk(self, column)
+
+    def values(self, column: Any) -> RowValues:
+        """The values in an Arrow array of this table as bytes.
+
+        Raises:
+            ConfigError: One cannot be kept.
+        """
+        with self._kept_column(self.column):
+            return as_values(column, self.kind, self._arrow)
+
+    @contextmanager
+    def _kept_column(self, name: str) -> Generator[None, None, None]:
+        where = f"join {self._settings.name!r}: column {name!r} of {self._paths[0]}"
+        try:
+            yield
+        except self._arrow.ArrowException as error:
+            raise ConfigError(
+                f"{where} has values that cannot be kept: {error}; write it as text or numbers"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{where} {error}") from error
+
+    def _checked(self, path: str, schema: Any) -> tuple[str, str]:
+        """The column whose values are taken, and how they are kept."""
+        settings, names, arrow = self._settings, list(schema.names), self._arrow
+        where = f"join {settings.name!r}: {path}"
+        others = [name for name in names if name != settings.key]
+        column = settings.column or (settings.name if settings.name in others else "")
+        if not column and len(others) == 1:
+            column = others[0]
+        for setting, name in (("key", settings.key), ("column", column)):
+            if name not in names:
+                lacks = f"has no column {name!r}" if name else f"has {len(others)} such columns"
+                raise ConfigError(f"{where} {lacks}; name one of {names} in `{setting}`")
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"{where} has {names.count(name)} columns {name!r}, of which `{setting}` can "
+                    "mean any; write the table with one name for each column"
+                )
+        key = value_type(schema.field(settings.key).type, arrow)
+        if value_kind(key, arrow) not in {"text", "raw", "one int64"}:
+            raise ConfigError(
+                f"{where} has the key column {settings.key!r} of type {key}; keys of samples are "
+                "texts, so write it as text or as whole numbers, or name another column in `key`"
+            )
+        given = value_type(schema.field(column).type, arrow)
+        kind = value_kind(given, arrow)
+        if kind is None:
+            raise ConfigError(
+                f"{where} has the column {column!r} of type {given}; write it as text, bytes, "
+                "numbers, or lists and structs of texts and numbers"
+            )
+        return column, kind
+
+    def _columns(self, name: str) -> Iterator[Any]:
+        """The Arrow arrays of a column."""
+        for path in self._paths:
+            with self._opened(path) as file:
+                rows = _rows_at_once(file.metadata, name)
+                for batch in file.iter_batches(rows, columns=[name], use_threads=False):
+                    yield batch.column(name)
+
+    @contextmanager
+    def _opened(self, path: str) -> Generator[Any, None, None]:
+        try:
+            with self._parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES) as file:
+                yield file
+        except (self._arrow.ArrowException, OSError) as error:
+            raise FileAccessError(
+                f"join {self._settings.name!r}: {path} cannot be read as Parquet: {error}; write "
+                "it again, or name another table"
+            ) from error
+
+
+class _ArrowChunk:
+    def __init__(self, table: ParquetTable, column: Any) -> None:
+        self._table, self._array, self.num_rows = table, column, len(column)
+
+    def values(self, rows: RowNumbers) -> RowValues:
+        """The values of these rows."""
+        whole = len(rows) == self.num_rows
+        return self._table.values(self._array if whole else self._array.take(rows))
+
+
+def _rows_at_once(metadata: Any, column: str) -> int:
+    """As many rows as have few MiB in this column, by the sizes in the metadata of the file."""
+    size_bytes = sum(
+        chunk.total_uncompressed_size
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for chunk in map(group.column, range(group.num_columns))
+        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}.")
+    )
+    mean = max(1, size_bytes // max(1, metadata.num_rows))
+    return max(1, min(_MOST_ROWS, _CHUNK_BYTES // mean))

@@ -1,0 +1,147 @@
+"""The settings of the joins of a split, checked before anything is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, Literal, TypeAlias, cast, get_args
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.urls import is_local, redact_pattern, split_joined
+
+Missing: TypeAlias = Literal["none", "raise"]
+
+KEY: Final = "__key__"
+"""The column that is matched with the keys of samples, where none is named."""
+
+ROW: Final = "row"
+"""Stands for the suffix of a member where values come from the rows of a Parquet table."""
+
+_SETTINGS: Final = ("table", "key", "column", "missing")
+_TARS: Final = (".tar",)
+_PARQUET: Final = (".parquet", ".pq")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """One join: a table, and which of its columns becomes a field.
+
+    Attributes:
+        name: The key of the field in samples and batches.
+        table: Patterns of the Parquet files or the tars that are the table.
+        key: The column of a Parquet table that is matched with the samples' `__key__`.
+        column: The column whose values are taken; of tars the suffix of their members. None: the
+            column named like the join, or the only one beside the key.
+        missing: What becomes of samples without a value: ``none`` gives them None or the default
+            of the field, ``raise`` makes them an error.
+    """
+
+    name: str
+    table: tuple[str, ...]
+    key: str
+    column: str | None
+    missing: Missing
+
+    @property
+    def is_tar(self) -> bool:
+        """Whether the table is a second set of tars with the same keys."""
+        return self.table[0].rstrip("}").endswith(_TARS)
+
+    @property
+    def member_text(self) -> str:
+        """What stands for the join in `fields`: a suffix, with a `?` where values may be missing.
+
+        >>> JoinSettings("caption", ("a.tar",), KEY, "txt", "none").member_text
+        'txt?'
+        """
+        suffix = self.column if self.is_tar and self.column else ROW
+        return suffix if self.missing == "raise" else f"{suffix}?"
+
+
+def join_settings(join: Mapping[str, object]) -> tuple[JoinSettings, ...]:
+    """The settings of joins, checked.
+
+    Args:
+        join: Name of the join to its table, or to a dict of its settings.
+
+    Raises:
+        ConfigError: A setting is wrong; the message names the join, the value and the remedy.
+    """
+    return tuple(_settings(name, given) for name, given in join.items())
+
+
+def _settings(name: str, given: object) -> JoinSettings:
+    values: Mapping[str, object] = {"table": given}
+    if isinstance(given, Mapping):
+        values = cast("Mapping[str, object]", given)
+    if not name or name.startswith(("__", ".")):
+        raise ConfigError(
+            f"join {name!r} has a name that begins with '__' or '.', or none; give it the key that "
+            "its values shall have in batches"
+        )
+    unknown = sorted(map(str, values.keys() - set(_SETTINGS)))
+    if unknown or not values.get("table"):
+        what = f"has an unknown setting {unknown[0]!r}" if unknown else "names no table"
+        raise ConfigError(
+            f"join {name!r} {what}; its settings are table (needed), key, column and missing, as "
+            f"in {{{name}: {{table: table.parquet, key: {KEY}}}}}"
+        )
+    missing = values.get("missing", "none")
+    if missing not in get_args(Missing):
+        raise ConfigError(
+            f"missing of join {name!r} is {missing!r}; take 'none', which gives samples without a "
+            "row the value None, or 'raise'"
+        )
+    for setting in ("key", "column"):
+        value = values.get(setting)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(
+                f"{setting} of join {name!r} must be the name of a column, got {value!r}"
+            )
+    key, column = cast("str | None", values.get("key")), cast("str | None", values.get("column"))
+    table = _tables(name, values["table"])
+    settings = JoinSettings(name, table, key or KEY, column, cast("Missing", missing))
+    if settings.is_tar:
+        _require_suffix(settings, key)
+    return settings
+
+
+def _tables(name: str, given: object) -> tuple[str, ...]:
+    """The patterns of a table, all of one kind and local."""
+    listed: object = [given] if isinstance(given, str | PurePath) else given
+    if isinstance(listed, list | tuple):
+        paths = cast("Sequence[object]", listed)
+        listed = [str(path) if isinstance(path, PurePath) else path for path in paths]
+    if not isinstance(listed, list) or not all(
+        isinstance(path, str) for path in cast("list[object]", listed)
+    ):
+        raise ConfigError(
+            f"table of join {name!r} must be a path, a pattern or a list of them, got {given!r}"
+        )
+    parts = tuple(part for path in cast("list[str]", listed) for part in split_joined(path))
+    for part in parts:
+        if not is_local(part):
+            raise ConfigError(
+                f"table {redact_pattern(part)!r} of join {name!r} is remote, and tables of joins "
+                "are files of this machine; copy it here and name the copy"
+            )
+    for endings in (_TARS, _PARQUET):
+        if all(part.rstrip("}").endswith(endings) for part in parts):
+            return parts
+    raise ConfigError(
+        f"table of join {name!r} is {list(parts)}; name either Parquet files, which end in "
+        ".parquet, or tars, which end in .tar"
+    )
+
+
+def _require_suffix(settings: JoinSettings, key: str | None) -> None:
+    name, column = settings.name, settings.column
+    if key is not None and key != KEY:
+        raise ConfigError(
+            f"key={key!r} of join {name!r} has no effect, because its tars have the keys of their "
+            "samples; leave it out"
+        )
+    if column is None or not set(column).isdisjoint(";?"):
+        raise ConfigError(
+            f"join {name!r} reads tars, and column={column!r} is not the suffix of their members; "
+            "set one suffix, as in column: txt"
+        )

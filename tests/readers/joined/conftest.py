@@ -1,0 +1,31 @@
+"""Tables of the keys that `pack` gives to samples."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+WriteTable = Callable[..., str]
+
+
+@pytest.fixture
+def write_table(tmp_path: Path) -> WriteTable:
+    """Writes a Parquet table of columns; keys are numbers of samples, or texts."""
+
+    def write(
+        keys: Sequence[object],
+        columns: Mapping[str, Any],
+        name: str = "table.parquet",
+        key: str = "__key__",
+        **options: Any,
+    ) -> str:
+        texts = [f"{each:06d}" if isinstance(each, int) else each for each in keys]
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.table({key: texts, **columns}), path, **options)
+        return str(path)
+
+    return write

@@ -1,0 +1,330 @@
+"""Joined columns are fields: their values, gaps, decoders and transforms, made in both ways."""
+
+import json
+import logging
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+from lightning_shards import ShardCLI, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards.errors import ConfigError
+
+COUNTS = [3, 0, 4, 2]
+KEYS = list(range(sum(COUNTS)))
+SHUFFLED = [4, 8, 1, 6, 0, 3, 7, 2, 5]
+
+KINDS = OrderedDict(
+    text=(pa.string(), lambda n: f"é{n}" * n),
+    large_text=(pa.large_string(), str),
+    whole=(pa.int16(), lambda n: n - 4),
+    unsigned=(pa.uint64(), lambda n: n + 2**62),
+    real=(pa.float32(), lambda n: n / 4),
+    half=(pa.float16(), np.float16),
+    flag=(pa.bool_(), lambda n: n % 2 == 0),
+    data=(pa.binary(), lambda n: bytes(range(n))),
+    fixed_data=(pa.binary(2), lambda n: bytes([n, 0])),
+    embedding=(pa.list_(pa.float32(), 3), lambda n: [n, 0.5, -n]),
+    tokens=(pa.list_(pa.uint16()), lambda n: [n, n + 1]),
+    small=(pa.list_(pa.int8()), lambda n: [-n, n]),
+    mask=(pa.large_list(pa.bool_()), lambda n: [n > 3, True]),
+    struct=(
+        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}),
+        lambda n: {"a": n, "b": ["x"]},
+    ),
+    boxes=(pa.list_(pa.list_(pa.float64())), lambda n: [[n, 1.5]] * 2),
+)
+ARRAYS = {
+    "embedding": np.float32,
+    "tokens": np.uint16,
+    "small": np.int8,
+    "mask": np.bool_,
+}
+NUMBERS = {
+    "whole": torch.int64,
+    "unsigned": torch.int64,
+    "real": torch.float64,
+    "half": torch.float64,
+    "flag": torch.bool,
+}
+
+
+def column(kind: str, keys: list[int]) -> Any:
+    arrow_type, value = KINDS[kind]
+    return pa.array([value(key) for key in keys], arrow_type)
+
+
+def batches(make_module, urls, join, **settings):
+    split = {
+        name: settings.pop(name)
+        for name in ("on_bad_sample", "max_bad", "sampling", "remainder", "exclude")
+        if name in settings
+    }
+    split = {"sampling": "sequential", **split}
+    module = make_module(SplitConfig(urls, join=join, **split), batch_size=9, **settings)
+    return list(module.loader("train", rank=0, world_size=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_each_type_comes_with_the_samples_of_its_keys(
+    kind, make_module, pack_shards, write_table
+):
+    path = write_table(SHUFFLED, {kind: column(kind, SHUFFLED)}, row_group_size=4)
+    (batch,) = batches(make_module, pack_shards(COUNTS), {kind: path})
+    expected = [KINDS[kind][1](key) for key in KEYS]
+    made = batch[kind]
+    assert batch["label"].tolist() == KEYS
+    if kind in ARRAYS:
+        assert made.numpy().dtype == ARRAYS[kind]
+        assert made.tolist() == np.array(expected, ARRAYS[kind]).tolist()
+    elif kind in NUMBERS:
+        assert (made.dtype, made.tolist()) == (NUMBERS[kind], expected)
+    else:
+        assert made == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_made_one_by_one_have_the_same_values(kind, make_module, pack_shards, write_table):
+    """A field with two decodings has no columns, so that batches are made by samples."""
+    keys = SHUFFLED[1:]
+    urls = pack_shards(COUNTS)
+    join = {kind: write_table(keys, {kind: column(kind, keys)})}
+    (by_columns,) = batches(make_module, urls, join)
+    fields = {"label": "cls", "other": "png;cls"}
+    (by_samples,) = batches(make_module, urls, join, fields=fields, decode={".png": "raw"})
+    for made in (by_columns[kind], by_samples[kind]):
+        assert made[4] is None
+        del made[4]
+    assert repr(by_columns[kind]) == repr(by_samples[kind])
+    assert list(map(type, by_columns[kind])) == list(map(type, by_samples[kind]))
+
+
+def test_a_fixed_shape_tensor_keeps_its_shape(make_module, pack_shards, write_table):
+    values = np.arange(9 * 6, dtype=np.float32).reshape(9, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    join = {"grid": write_table(KEYS, {"grid": tensors})}
+    (batch,) = batches(make_module, pack_shards(COUNTS), join)
+    assert torch.equal(batch["grid"], torch.from_numpy(values))
+
+
+def test_lists_of_several_lengths_meet_what_other_fields_meet(
+    make_module, pack_shards, write_table
+):
+    lists = pa.array([list(range(key)) for key in KEYS], pa.list_(pa.int32()))
+    join = {"tokens": write_table(KEYS, {"tokens": lists})}
+
+    def lengths(samples):
+        return {"lengths": [len(sample["tokens"]) for sample in samples]}
+
+    (batch,) = batches(make_module, pack_shards(COUNTS), join, collate_fn=lengths)
+    assert batch["lengths"] == KEYS
+    with pytest.raises(ValueError, match="field 'tokens' does not fit into one tensor"):
+        batches(make_module, pack_shards(COUNTS), join)
+
+
+def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
+    path = write_tar(tmp_path / "0.tar", [(f"{n}.cls", b"1") for n in range(4)])
+    texts = pa.array(["b", "a", "b", None]).dictionary_encode()
+    table = pa.table({"image": pa.array([3, 2, 1, 0], pa.int32()), "caption": texts})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    join = {"text": {"table": str(tmp_path / "t.parquet"), "key": "image"}}
+    (batch,) = batches(make_module, [str(path)], join, remainder="pad")
+    assert batch["text"][:4] == [None, "b", "a", "b"]
+
+
+def test_several_files_are_one_table(make_module, pack_shards, write_table, tmp_path):
+    for part, keys in enumerate((SHUFFLED[:4], SHUFFLED[4:])):
+        write_table(keys, {"n": keys}, f"part-{part}.parquet")
+    for table in (f"{tmp_path}/part-{{0..1}}.parquet", [f"{tmp_path}/part-*.parquet"]):
+        (batch,) = batches(make_module, pack_shards(COUNTS), {"n": table})
+        assert batch["n"].tolist() == KEYS
+
+
+def test_other_tars_are_decoded_by_their_suffix(make_module, pack_shards, write_tar, tmp_path):
+    for part, keys in enumerate((SHUFFLED[:4], SHUFFLED[4:])):
+        members = [
+            member
+            for key in keys
+            for member in (
+                (f"{key:06d}.txt", b"words"),
+                *([] if key == 7 else [(f"{key:06d}.json", json.dumps([key]).encode())]),
+            )
+        ]
+        write_tar(tmp_path / f"more-{part}.tar", members)
+    join = {"numbers": {"table": f"{tmp_path}/more-{{0..1}}.tar", "column": "json"}}
+    (batch,) = batches(make_module, pack_shards(COUNTS), join)
+    assert batch["numbers"] == [[key] if key != 7 else None for key in KEYS]
+
+
+def test_samples_of_one_key_in_two_shards_share_the_row(
+    make_module, write_tar, tmp_path, write_table
+):
+    urls = [
+        str(write_tar(tmp_path / f"{n}.tar", [("a.cls", b"1"), (f"{n}.cls", b"1")])) for n in (0, 1)
+    ]
+    join = {"text": write_table(["a", "0", "1"], {"text": ["both", "first", "second"]})}
+    (batch,) = batches(make_module, urls, join, remainder="pad")
+    assert batch["text"][:4] == ["both", "first", "both", "second"]
+
+
+def test_a_default_stands_for_missing_values_before_transforms(
+    make_module, pack_shards, write_table
+):
+    join = {
+        "score": write_table(KEYS[:-1], {"score": [*map(float, KEYS[:-2]), None]}),
+    }
+    settings = {"defaults": {"score": -1.0}, "transforms": {"score": lambda score: score * 2}}
+    (batch,) = batches(make_module, pack_shards(COUNTS), join, **settings)
+    assert batch["score"].tolist() == [*(2.0 * key for key in KEYS[:-2]), -2.0, -2.0]
+
+
+def test_decoders_classes_and_sample_transforms_take_joined_fields(
+    make_module, pack_shards, write_table
+):
+    table = write_table(
+        KEYS,
+        {
+            "name": [("cat", "dog")[key % 2] for key in KEYS],
+            "raw": [np.float32(key).tobytes() for key in KEYS],
+            "boxes": pa.array([[[key, 1]] for key in KEYS]),
+        },
+    )
+    join = {name: {"table": table, "column": name} for name in ("name", "raw", "boxes")}
+
+    def both(sample):
+        return sample | {"both": sample["name"] + 10 * sample["label"]}
+
+    (batch,) = batches(
+        make_module,
+        pack_shards(COUNTS),
+        join,
+        decode={"name": "class", "raw": "float32", "boxes": "json_float32"},
+        classes={"name": ["cat", "dog"]},
+        sample_transforms=[both],
+    )
+    assert batch["both"].tolist() == [key % 2 + 10 * key for key in KEYS]
+    assert batch["raw"].flatten().tolist() == KEYS
+    assert batch["boxes"].dtype == torch.float32
+
+
+def test_a_bad_joined_value_is_a_bad_sample(make_module, pack_shards, write_table):
+    texts = ["1", "2", "{", "4", "5", "6", "7", "8", "9"]
+    join = {"value": write_table(KEYS, {"value": texts})}
+    decode = {"value": "json"}
+    with pytest.raises(ValueError, match=r"'000002' of .*the value from its join.*as 'json'"):
+        batches(make_module, pack_shards(COUNTS), join, decode=decode)
+    (batch,) = batches(
+        make_module, pack_shards(COUNTS), join, decode=decode, on_bad_sample="substitute", max_bad=1
+    )
+    assert batch["value"].tolist() == [1, 2, 4, 4, 5, 6, 7, 8, 9]
+    assert batch["__weight__"].tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_the_order_of_samples_is_that_without_a_join(make_module, pack_shards, write_table):
+    urls, join = pack_shards(COUNTS), {"n": write_table(KEYS, {"n": KEYS})}
+    for sampling in ("shuffled", "resampled"):
+        split = {"sampling": sampling, "reader": "indexed"}
+        plain = make_module(SplitConfig(urls, **split), batch_size=2)
+        joined = make_module(SplitConfig(urls, join=join, **split), batch_size=2)
+        pairs = zip(
+            plain.loader("train", rank=1, world_size=2),
+            joined.loader("train", rank=1, world_size=2),
+            strict=True,
+        )
+        for batch, with_join in pairs:
+            assert torch.equal(batch["__id__"], with_join["__id__"])
+            assert with_join["n"].tolist() == list(map(int, batch["__key__"]))
+
+
+def test_auto_takes_the_indexed_reader(make_module, pack_shards, write_table):
+    join = {"n": write_table(KEYS, {"n": KEYS})}
+    module = make_module(SplitConfig(pack_shards(COUNTS), join=join))  # resampled, a stream before
+    assert module.source("train").describe().reader == "indexed"
+
+
+def test_a_tuple_has_joined_fields_last(make_module, pack_shards, write_table):
+    join = {"n": write_table(KEYS, {"n": KEYS})}
+    ((label, number),) = batches(make_module, pack_shards(COUNTS), join, batch_format="tuple")
+    assert torch.equal(label, number)
+
+
+def test_a_map_dataset_has_joined_fields(pack_shards, write_table, tmp_path):
+    join = {"n": write_table(KEYS[1:], {"n": KEYS[1:]})}
+    samples = ShardDataset(
+        pack_shards(COUNTS), fields={"label": "cls"}, join=join, cache_dir=str(tmp_path / "cache")
+    )
+    assert [samples[number]["n"] for number in (0, 5, 8)] == [None, 5, 8]
+
+
+def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, write_table, caplog):
+    join = {"n": write_table([*KEYS[2:], "x", "y", "z"], {"n": [None, *KEYS[3:], 0, 0, 0]})}
+    module = make_module(SplitConfig(pack_shards(COUNTS), sampling="sequential", join=join))
+    with caplog.at_level(logging.WARNING):
+        module.source("train").prepare()
+    (message,) = [text for text in caplog.messages if text.startswith("join")]
+    assert "of 9 samples 2 have no row and 1 a row without a value, first '000000'" in message
+    assert "of 10 rows 3 match no sample" in message
+    caplog.clear()
+    list(module.loader("train", rank=0, world_size=1))
+    assert not [text for text in caplog.messages if text.startswith("join")]
+
+
+def test_missing_values_can_be_refused(make_module, pack_shards, write_table):
+    urls, table = pack_shards(COUNTS), write_table(KEYS[:-2], {"n": KEYS[:-2]})
+    with pytest.raises(ConfigError, match=r"2 of 9 samples have no value in .*'000007'"):
+        batches(make_module, urls, {"n": {"table": table, "missing": "raise"}})
+    whole = write_table(KEYS, {"n": KEYS}, "whole.parquet")
+    (batch,) = batches(make_module, urls, {"n": {"table": whole, "missing": "raise"}})
+    assert batch["n"].tolist() == KEYS
+
+
+def test_only_samples_that_the_filter_keeps_must_have_values(
+    make_module, pack_shards, write_table, tmp_path
+):
+    urls, table = pack_shards(COUNTS), write_table(KEYS[:-2], {"n": KEYS[:-2]})
+    join, keys = {"n": {"table": table, "missing": "raise"}}, tmp_path / "keys.txt"
+    keys.write_text("000007\n")
+    with pytest.raises(ConfigError, match=r"1 of 8 samples have no value in .*'000008'"):
+        batches(make_module, urls, join, exclude=keys, remainder="balanced")
+    keys.write_text("000007\n000008\n")
+    (batch,) = batches(make_module, urls, join, exclude=keys, remainder="balanced")
+    assert batch["n"].tolist() == KEYS[:-2]
+
+
+def test_a_column_of_nulls_gives_none(make_module, pack_shards, write_table):
+    nulls = pa.array([None] * len(KEYS), pa.string())
+    (batch,) = batches(make_module, pack_shards(COUNTS), {"n": write_table(KEYS, {"n": nulls})})
+    assert batch["n"] == [None] * len(KEYS)
+
+
+# Lightning 2.6's own use of jsonargparse 4.53
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed")
+def test_a_join_is_a_setting_of_configurations(pack_shards, write_table, tmp_path, monkeypatch):
+    """In a dict, of omegaconf's or a plain one, and on the command line, whose output is read."""
+    table = write_table(KEYS, {"n": KEYS})
+    join = {"number": {"table": table, "column": "n", "missing": "raise"}}
+    train = {"urls": pack_shards(COUNTS), "sampling": "sequential", "join": join}
+    settings = {"train": train, "fields": {"label": "cls"}, "batch_size": 9, "num_workers": 0}
+    settings["loader"] = {"cache_dir": str(tmp_path / "cache")}
+    modules = [
+        ShardDataModule.from_config(given) for given in (settings, OmegaConf.create(settings))
+    ]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
+    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
+    command = ["--model=lightning.pytorch.demos.boring_classes.BoringModel"]
+    command += ["--config", str(tmp_path / "config.yaml"), "--trainer.accelerator=cpu"]
+    cli = ShardCLI(args=command, run=False)
+    saved = cli.parser.dump(cli.config, skip_none=True)
+    (tmp_path / "saved.yaml").write_text(saved)
+    modules += [cli.datamodule, ShardDataModule.from_config(tmp_path / "saved.yaml")]
+    for module in modules:
+        (batch,) = module.loader("train", rank=0, world_size=1)
+        assert batch["number"].tolist() == KEYS

@@ -1,0 +1,258 @@
+"""Tables and settings that cannot be joined: one sentence with the value and the remedy."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lightning_shards import ShardDataset, SplitConfig
+from lightning_shards.errors import ConfigError, FileAccessError, ShardError, ShardNotFoundError
+from lightning_shards.shards.joins.parquet_table import ParquetTable
+from lightning_shards.shards.joins.settings import join_settings
+
+URLS = "data/{0..3}.tar"
+BAD_SETTINGS = {
+    "no table": ({"t": {"key": "id"}}, "join 't' names no table; its settings are table"),
+    "unknown setting": ({"t": {"table": "a.parquet", "keys": "id"}}, "unknown setting 'keys'"),
+    "no pattern": ({"t": {"table": ["a.parquet", 3]}}, "must be a path, a pattern or a list"),
+    "another format": ({"t": "a.csv"}, "name either Parquet files, which end in .parquet"),
+    "two formats": ({"t": ["a.parquet", "b.tar"]}, "name either Parquet files"),
+    "remote": ({"t": "s3://bucket/a.parquet"}, "is remote, and tables of joins are files of this"),
+    "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "is 'skip'; take 'none'"),
+    "key": ({"t": {"table": "a.parquet", "key": 3}}, "key of join 't' must be the name of a col"),
+    "tars without a suffix": ({"t": "a.tar"}, "set one suffix, as in column: txt"),
+    "tars with two": ({"t": {"table": "a.tar", "column": "txt;json"}}, "column='txt;json' is not"),
+    "tars with a key": (
+        {"t": {"table": "a.tar", "column": "txt", "key": "id"}},
+        "key='id' of join 't' has no eff",
+    ),
+    "a list": (["x"], "join must be a mapping"),
+    "a text": ("x", "join must be a mapping"),
+    "a number as name": ({3: "a.parquet"}, "join must have texts as its keys, got 3"),
+    "reserved name": ({"__id__": "a.parquet"}, "a name that begins with '__' or '.'"),
+}
+
+
+@pytest.mark.parametrize(("join", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_settings_are_refused_before_anything_is_read(join, message):
+    with pytest.raises(ConfigError, match=message):
+        SplitConfig(URLS, join=join)
+
+
+@pytest.mark.parametrize("more", [{"reader": "stream"}, {"stages": [iter]}])
+def test_a_stream_has_no_joins(more):
+    with pytest.raises(ConfigError, match=r"join 't' needs the indexed reader, .*leave that out"):
+        SplitConfig(URLS, join={"t": "t.parquet"}, **more)
+
+
+BESIDE_FIELDS = {
+    "a field's name": ({"label": "t.parquet"}, {}, "'label' has the name of a field that comes"),
+    "an unknown decoder": (
+        {"t": "t.parquet"},
+        {"decode": {"t": "jpeg"}},
+        "asks for decoder 'jpeg', which does not",
+    ),
+    "an unsafe decoder": (
+        {"t": {"table": "t.tar", "column": "pkl"}},
+        {},
+        "would be decoded as 'pickle'",
+    ),
+    "an unknown suffix": (
+        {"t": {"table": "t.tar", "column": "xyz"}},
+        {},
+        "'xyz', a suffix without a decoder",
+    ),
+    "a default without use": (
+        {"t": {"table": "t.parquet", "missing": "raise"}},
+        {"defaults": {"t": 1}},
+        "missing='raise' of its join leaves no sample without a value",
+    ),
+    "a transform of nothing": (
+        {"t": "t.parquet"},
+        {"transforms": {"u": len}},
+        r"transforms names \['u'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("join", "more", "message"), BESIDE_FIELDS.values(), ids=BESIDE_FIELDS)
+def test_a_join_goes_with_the_other_settings(join, more, message, make_module):
+    with pytest.raises(ConfigError, match=message):
+        make_module(SplitConfig(URLS, join=join), **more)
+
+
+def table(path: Path, **columns) -> str:
+    parquet.write_table(pa.table(columns), path)
+    return str(path)
+
+
+BAD_TABLES = {
+    "doubled keys": (
+        {"__key__": ["000001", "a", "b", "000001"], "t": [1, 2, 3, 4]},
+        {},
+        "rows 1 and 4 of its table have the same key '000001'; leave one of them out",
+    ),
+    "no key column": (
+        {"id": ["000000"], "t": [1]},
+        {},
+        r"has no column '__key__'; name one of \['i",
+    ),
+    "no column": (
+        {"__key__": ["000000"], "t": [1]},
+        {"column": "u"},
+        r"has no column 'u'; name one of \['__key__', 't'\] in `column`",
+    ),
+    "several columns": (
+        {"__key__": ["000000"], "a": [1], "b": [1]},
+        {},
+        "has 2 such columns; name one of",
+    ),
+    "real keys": ({"__key__": [0.5], "t": [1]}, {}, "key column '__key__' of type double; keys of"),
+    "dates": (
+        {"__key__": ["000000"], "t": pa.array([1], pa.timestamp("s"))},
+        {},
+        r"has the column 't' of type timestamp\[ms\]; write it as text",
+    ),
+    "a number that fits no int64": (
+        {"__key__": ["000000"], "t": pa.array([2**63], pa.uint64())},
+        {},
+        "which fits no int64",
+    ),
+    "nulls in lists": (
+        {"__key__": ["000000"], "t": pa.array([[1.5, None]])},
+        {},
+        "lists in which numbers are null",
+    ),
+    "no match": (
+        {"__key__": ["a", "b"], "t": [1, 2]},
+        {},
+        (
+            "no row of its table has the key of a sample: the first of 2 rows has 'a', the first "
+            "sample '000000'; name the column"
+        ),
+    ),
+    "no rows": (
+        {"__key__": pa.array([], pa.string()), "t": pa.array([], pa.int64())},
+        {},
+        "because it has no rows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "more", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_table_is_refused_before_the_first_batch(
+    columns, more, message, make_module, pack_shards, tmp_path
+):
+    join = {"t": {"table": table(tmp_path / "t.parquet", **columns), **more}}
+    module = make_module(SplitConfig(pack_shards([2, 1]), join=join))
+    with pytest.raises(ConfigError, match=message):
+        module.source("train").prepare()
+    assert not list((tmp_path / "cache" / "joins").glob("*.join"))
+
+
+def prepare(make_module, urls, join, **more):
+    make_module(SplitConfig(urls, join=join), **more).source("train").prepare()
+
+
+def test_numbers_take_no_decoder(make_module, pack_shards, tmp_path):
+    join = {"t": table(tmp_path / "t.parquet", __key__=["000000"], t=[1])}
+    with pytest.raises(ConfigError, match=r"its column holds numbers \(one int64\)"):
+        prepare(make_module, pack_shards([2, 1]), join, decode={"t": "int"})
+
+
+def test_files_of_one_table_hold_one_type(make_module, pack_shards, tmp_path):
+    table(tmp_path / "0.parquet", __key__=["000000"], t=[1])
+    table(tmp_path / "1.parquet", __key__=["000001"], t=["1"])
+    with pytest.raises(ConfigError, match=r"1\.parquet holds other values than .*with one schema"):
+        prepare(make_module, pack_shards([2, 1]), {"t": f"{tmp_path}/{{0,1}}.parquet"})
+
+
+def test_what_is_no_parquet_is_unreadable(make_module, pack_shards, tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing that follows")
+    with pytest.raises(FileAccessError, match=r"cannot be read as Parquet: .*write it again"):
+        prepare(make_module, pack_shards([2, 1]), {"t": str(tmp_path / "t.parquet")})
+
+
+def test_a_table_that_is_cut_short_is_unreadable(make_module, pack_shards, tmp_path):
+    path = tmp_path / "t.parquet"
+    table(path, __key__=["000000", "000001"], t=["x" * 9, "y"])
+    data = bytearray(path.read_bytes())
+    data[4:60] = bytes(56)
+    path.write_bytes(data)
+    with pytest.raises(FileAccessError, match="cannot be read as Parquet"):
+        prepare(make_module, pack_shards([2, 1]), {"t": str(path)})
+
+
+def test_a_table_that_does_not_exist_is_not_found(make_module, pack_shards, tmp_path):
+    for name in ("t.parquet", "t-*.parquet"):
+        with pytest.raises(ShardNotFoundError, match=r"the table of join 't': .*t(-\*)?\.parquet"):
+            prepare(make_module, pack_shards([2, 1]), {"t": str(tmp_path / name)})
+
+
+def test_tars_without_such_members_say_which_there_are(
+    make_module, pack_shards, write_tar, tmp_path
+):
+    write_tar(tmp_path / "t.tar", [("000000.json", b"1"), ("000000.note.txt", b"1")])
+    with pytest.raises(ConfigError, match=r"has members 'txt'; name one of \['json', 'note.txt'\]"):
+        prepare(
+            make_module,
+            pack_shards([2, 1]),
+            {"t": {"table": str(tmp_path / "t.tar"), "column": "txt"}},
+        )
+
+
+def test_damaged_tars_are_refused(make_module, pack_shards, write_tar, tmp_path):
+    path = write_tar(tmp_path / "t.tar", [("000000.txt", b"1"), ("000001.txt", b"1")])
+    path.write_bytes(path.read_bytes()[:1300])
+    with pytest.raises(ShardError, match=r"t\.tar"):
+        prepare(make_module, pack_shards([2]), {"t": {"table": str(path), "column": "txt"}})
+
+
+def test_keys_of_two_tars_are_doubled_as_those_of_one_table(
+    make_module, pack_shards, write_tar, tmp_path
+):
+    for name in ("a", "b"):
+        write_tar(tmp_path / f"{name}.tar", [("000001.txt", name.encode())])
+    join = {"t": {"table": f"{tmp_path}/{{a,b}}.tar", "column": "txt"}}
+    with pytest.raises(ConfigError, match="rows 1 and 2 of its table have the same key '000001'"):
+        prepare(make_module, pack_shards([2, 1]), join)
+
+
+def test_parquet_without_pyarrow_names_the_extra(monkeypatch, make_module, pack_shards, tmp_path):
+    join = {"t": table(tmp_path / "t.parquet", __key__=["000000"], t=[1])}
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[table\]'"):
+        prepare(make_module, pack_shards([2, 1]), join)
+
+
+def test_a_map_dataset_refuses_what_a_split_refuses():
+    with pytest.raises(ConfigError, match="name either Parquet files"):
+        ShardDataset(URLS, fields={"label": "cls"}, join={"t": "t.csv"})
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([["0"], ["a"], ["b"]], names=["__key__", "t", "t"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    settings = join_settings({"t": tmp_path / "t.parquet"})[0]
+    with pytest.raises(ConfigError, match=r"has 2 columns 't', of which `column` can mean any"):
+        ParquetTable(settings, [str(tmp_path / "t.parquet")])
+
+
+def test_a_column_is_taken_by_its_very_name(tmp_path):
+    nested = [{"b": "wrong", "c": "wrong"}]
+    table = pa.table({"a": nested, "__key__": ["0"], "a.b": ["right"]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    settings = join_settings({"t": {"table": tmp_path / "t.parquet", "column": "a.b"}})[0]
+    read = ParquetTable(settings, [str(tmp_path / "t.parquet")])
+    assert [chunk.values(np.arange(1)) for chunk in read.chunks()] == [[b"right"]]
+
+
+def test_paths_may_name_tables_and_lists_of_keys(tmp_path):
+    path = tmp_path / "t.parquet"
+    split = SplitConfig(URLS, join={"t": [path]}, exclude=[tmp_path / "keys.txt"])
+    assert join_settings(split.join)[0].table == (str(path),)
+    assert split.exclude == [str(tmp_path / "keys.txt")]
+    assert SplitConfig(URLS, exclude=tmp_path / "keys.txt").exclude == str(tmp_path / "keys.txt")
