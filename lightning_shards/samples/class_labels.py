@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias, cast
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoding.decoders import CLASS
@@ -13,22 +14,27 @@ from lightning_shards.shards.classes import (
     ClassNames,
     agreed_classes,
     numbered,
+    numbered_by_name,
 )
+
+GivenClasses: TypeAlias = Sequence[str] | Mapping[str, int]
+"""The names of classes in the order of their numbers, or numbers from 0 on by name."""
 
 
 def with_given_classes(
-    fields: Sequence[Field], classes: Mapping[str, Sequence[str]]
+    fields: Sequence[Field], classes: Mapping[str, GivenClasses]
 ) -> tuple[Field, ...]:
     """The fields, with the classes that a configuration gives.
 
     Args:
         fields: The fields of a split.
-        classes: Batch key to the names of classes, in the order of their numbers.
+        classes: Batch key to the classes.
 
     Raises:
-        ConfigError: A name is empty or given twice, or the field is not decoded as `class`.
+        ConfigError: They are given in another form, a name is empty or given twice, or the field is
+            not decoded as `class`.
     """
-    decoded = [field.name for field in fields if field.decoder == CLASS]
+    decoded = [field.name for field in fields if CLASS in field.decoders]
     for name in classes:
         if name not in decoded:
             raise ConfigError(
@@ -45,7 +51,7 @@ def with_given_classes(
 
 def lack_classes(fields: Iterable[Field]) -> bool:
     """Whether a field needs the classes that are beside the shards."""
-    return any(field.decoder == CLASS and not field.classes for field in fields)
+    return any(CLASS in field.decoders and not field.classes for field in fields)
 
 
 def with_found_classes(
@@ -74,7 +80,7 @@ def with_found_classes(
             "configuration, in the order of their numbers: classes: {label: [...]}"
         )
     return tuple(
-        replace(field, classes=field.classes or classes) if field.decoder == CLASS else field
+        replace(field, classes=field.classes or classes) if CLASS in field.decoders else field
         for field in fields
     )
 
@@ -90,8 +96,13 @@ def classes_identity(fields: Iterable[Field]) -> dict[str, str]:
     return {"classes": f"{num_names} names {digest}"}
 
 
-def _given(name: str, names: Sequence[str]) -> ClassNames:
+def _given(name: str, classes: object) -> ClassNames:
     source = f"`classes` of {name!r}"
-    if isinstance(names, str):
-        raise ConfigError(f"{source} must be a list, as in [cat, dog], got {names!r}")
-    return numbered(names, source)
+    if isinstance(classes, Mapping):
+        return numbered_by_name(cast("Mapping[Any, object]", classes), source)
+    if isinstance(classes, list | tuple):
+        return numbered(cast("Sequence[object]", classes), source)
+    raise ConfigError(
+        f"{source} must be a list of names, as in [cat, dog], or a mapping from name to number, as "
+        f"in {{cat: 0, dog: 1}}; got {classes!r}"
+    )

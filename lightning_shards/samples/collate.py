@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.samples.arena import Arena, new_array, new_tensor
-from lightning_shards.samples.loaded_torch import as_tensor, is_tensor, load_torch, tensor_class
+from lightning_shards.samples.loaded_torch import (
+    NUMBERS,
+    as_tensor,
+    is_tensor,
+    load_torch,
+    tensor_class,
+    torch_has,
+)
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 
 if TYPE_CHECKING:
@@ -33,10 +40,7 @@ Column: TypeAlias = "NDArray[Any] | torch.Tensor | list[Any]"
 _PLACED_BYTES = 2**14
 """Arrays of at least this size are copied to their row of a batch one by one, others together."""
 
-_WIDEST = 8
-"""Bytes of the widest number type that torch has, too, without complex types."""
-
-RESERVED_KEYS = ("__key__", "__id__", "__weight__")
+RESERVED_KEYS = ("__key__", "__id__", "__weight__", "__component__")
 """The entries of a batch that are not fields, in their order."""
 
 Sample: TypeAlias = dict[str, Any]
@@ -111,8 +115,9 @@ def collate(
     weights: Sequence[int],
     arena: Arena | None = None,
     layouts: Layouts = MappingProxyType({}),
+    components: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """One batch as a dict: `__key__` and other lists first, then arrays, `__id__`, `__weight__`.
+    """One batch as a dict: `__key__` and other lists first, then arrays, then other reserved ones.
 
     Arrays of one shape are stacked, and so are tensors; numbers become an array (int64, float64 or
     bool, as in torch's `default_collate`), and everything else stays a list.
@@ -123,13 +128,14 @@ def collate(
         weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
         arena: Where arrays and tensors are made, as far as they fit.
         layouts: Of the fields that crops made, which gave arrays.
+        components: The component of each sample; empty for a split that is no mixture.
 
     Raises:
         SampleError: A stage dropped a key, or the shapes of a field differ.
     """
     columns = {field: column_of(samples, field, arena, layouts.get(field)) for field in fields}
     ids = ids_of(samples)
-    return batch_dict(values_of(samples, "__key__"), columns, ids, weights)
+    return batch_dict(values_of(samples, "__key__"), columns, ids, weights, components)
 
 
 def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
@@ -156,11 +162,12 @@ def join_columns(
     weights: Sequence[int],
     batch_format: BatchFormat,
     reserved: Collection[str] = RESERVED_KEYS,
+    components: Sequence[int] = (),
 ) -> Batch:
     """The batch of these columns as the user asked for it, a dict in the order of `collate`."""
     if batch_format == "tuple":
         return tuple(columns.values())
-    return only_reserved(batch_dict(keys, columns, ids, weights), reserved)
+    return only_reserved(batch_dict(keys, columns, ids, weights, components), reserved)
 
 
 def batch_dict(
@@ -168,6 +175,7 @@ def batch_dict(
     columns: Mapping[str, Column],
     ids: NDArray[np.int64],
     weights: Sequence[int],
+    components: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The dict of these columns, in the order of `collate`."""
     batch: dict[str, Any] = {"__key__": keys}
@@ -176,6 +184,8 @@ def batch_dict(
     batch["__id__"] = ids
     if weights:
         batch["__weight__"] = np.array(weights, np.float32)
+    if components:
+        batch["__component__"] = np.array(components, np.int64)
     return batch
 
 
@@ -205,9 +215,10 @@ def make_batch(
     layouts: Layouts = MappingProxyType({}),
     *,
     reserved: Collection[str] = RESERVED_KEYS,
+    components: Sequence[int] = (),
 ) -> LoadedBatch:
     """One batch in the user's format: the dict of `collate`, or its fields as a tuple."""
-    batch = collate(samples, fields, weights, arena, layouts)
+    batch = collate(samples, fields, weights, arena, layouts, components)
     digest = digest_of(batch["__id__"], weights)
     if batch_format == "tuple":
         return LoadedBatch(tuple(batch[field] for field in fields), digest, tuple(bad))
@@ -270,7 +281,7 @@ def _stacked_tensors(values: list[Any], arena: Arena | None) -> "torch.Tensor":
 
 def _stacked(values: list[Any], arena: Arena | None) -> NDArray[Any]:
     dtype = values[0].dtype.newbyteorder("=")
-    if dtype.itemsize > _WIDEST:
+    if not torch_has(dtype):
         raise TypeError(f"torch has no {dtype}")
     return np.stack(values, out=new_array((len(values), *values[0].shape), dtype, arena))
 
@@ -327,8 +338,7 @@ def _large_array(value: Any) -> np.ndarray | None:
             array = value.numpy()
     if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
         return None
-    is_number = array.dtype.kind in "buif" and array.dtype.isnative
-    return array if is_number and array.dtype.itemsize <= _WIDEST else None
+    return array if torch_has(array.dtype) and array.dtype.isnative else None
 
 
 def numbers_or_list(values: list[Any]) -> Column:
@@ -342,7 +352,7 @@ def numbers_or_list(values: list[Any]) -> Column:
     except (TypeError, ValueError, OverflowError) as error:
         raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
     is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
-    if is_rounded or column.dtype.kind not in "biufc" or column.itemsize > 2 * _WIDEST:
+    if is_rounded or not torch_has(column.dtype):
         raise SampleError(f"numbers that fit no type of torch's: {column.dtype}; make them int64")
     return column
 
@@ -358,7 +368,7 @@ def _number_type(values: list[Any]) -> Any:
 
 
 def _is_numeric(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in "buif"
+    return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in NUMBERS
 
 
 def _require_one_shape(samples: Sequence[Sample], field: str) -> None:

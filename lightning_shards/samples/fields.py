@@ -16,6 +16,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.decoding import images
+from lightning_shards.samples.decoding.arrays import SCALAR_DECODERS
 from lightning_shards.samples.decoding.compressed import gunzip
 from lightning_shards.samples.decoding.decoders import (
     CLASS,
@@ -61,10 +62,11 @@ class Field:
         name: Its key in the batch.
         suffixes: Member suffixes, of which the first that a sample has is taken.
         decoder: What decodes its members; None for the decoder of each suffix.
-        classes: The classes, with the decoder `class`; None as long as they are unknown.
+        classes: The classes, if a decoder is `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
         default: Stands for its value in samples without such a member; None: they are errors.
         by_suffix: Decoders of suffixes, which go before the default ones.
+        is_joined: Whether its values come from a join, and not from members of its sample.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Field:
     gives_arrays: bool = False
     by_suffix: SuffixDecoders = ()
     default: Default | None = None
+    is_joined: bool = False
 
     @property
     def is_optional(self) -> bool:
@@ -121,11 +124,12 @@ class Field:
         decoder = decoding.decoder
         if isinstance(decoder, OwnDecoder):
             return decoder.function
-        if self.classes is not None:
+        if decoder == CLASS:
+            assert self.classes is not None  # `with_found_classes` gave them, or raised
             return self.classes.number_of
         if decoder in PIXEL_DECODERS and not self.gives_arrays:
             return lambda data: as_tensor(DECODERS[decoder](data))
-        return DECODERS[decoder]
+        return SCALAR_DECODERS.get(decoder) or DECODERS[decoder]
 
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
@@ -145,16 +149,15 @@ class Field:
                 f"{list(self.suffixes)}, found {suffixes}; name one of these in `fields`"
             )
         decoding, data = self.decoding_of(suffix), members[suffix]
+        what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             return self.function(decoding)(data)
         except SampleError as error:  # it names the remedy itself
-            raise SampleError(
-                f"{where}: member {suffix!r} of field {self.name!r}: {error}"
-            ) from error
+            raise SampleError(f"{where}: {what} of field {self.name!r}: {error}") from error
         except Exception as error:
             leave_out_own_frames(error)
             raise SampleError(
-                f"{where}: member {suffix!r} ({count_of(len(data), 'byte')}) cannot be decoded as "
+                f"{where}: {what} ({count_of(len(data), 'byte')}) cannot be decoded as "
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error

@@ -11,18 +11,27 @@ find what the callbacks did.
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
+from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.errors import SampleError
+
 if TYPE_CHECKING:
     import torch
 
+NUMBERS = "buifc"
+"""The kinds of numpy's types whose arrays become tensors."""
+
+_WIDEST = 8
+"""Bytes of the widest numbers that torch has, too; of complex ones twice as many."""
+
 _callbacks: list[Callable[[], None]] = []
+_lock = RLock()  # a callback may load torch, too
 
 
 def on_load(callback: Callable[[], None]) -> None:
@@ -39,8 +48,10 @@ def torch_if_loaded() -> ModuleType | None:
 def load_torch() -> ModuleType:
     """The module torch, imported if need be; callbacks that still wait are called."""
     torch = import_module("torch")  # waits where another thread is importing it
-    while _callbacks:
-        _callbacks.pop(0)()
+    if _callbacks:
+        with _lock:  # threads that come here together do not take the same one
+            while _callbacks:
+                _callbacks.pop(0)()
     return torch
 
 
@@ -55,6 +66,11 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     return kind is not None and isinstance(value, kind)
 
 
+def torch_has(dtype: np.dtype[Any]) -> bool:
+    """Whether torch has such numbers, too, whatever the order of their bytes is."""
+    return dtype.kind in NUMBERS and dtype.itemsize <= _WIDEST * (2 if dtype.kind == "c" else 1)
+
+
 def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
     """The tensor that shares the memory of an array, with its strides."""
     return load_torch().from_numpy(array)
@@ -63,7 +79,11 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tuple[Any, ...]:
     """A batch as the user gets it: the arrays in it are tensors, which share their memory.
 
-    Arrays deeper in it, in the lists of a field or in an object, stay arrays.
+    Arrays deeper in it, in the lists of a field or in an object, stay arrays, and so do those of
+    texts, dates and objects.
+
+    Raises:
+        SampleError: One holds numbers of a type that torch lacks.
     """
     return map_columns(batch, _with_tensor)
 
@@ -83,7 +103,15 @@ def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _with_tensor(column: Any) -> Any:
-    if type(column) is np.ndarray:
-        with suppress(TypeError, ValueError):  # a source of the user's may give texts in arrays
-            return as_tensor(column)
-    return column
+    if type(column) is not np.ndarray or column.dtype.kind not in NUMBERS:
+        return column
+    if not torch_has(column.dtype):
+        raise SampleError(
+            f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
+            "such numbers; let the collate_fn or the source that made it give another type"
+        )
+    native = column.astype(column.dtype.newbyteorder("="), copy=False)
+    try:
+        return as_tensor(native)
+    except ValueError:  # strides that torch has not, as of an array that is read backwards
+        return as_tensor(native.copy())

@@ -2,7 +2,8 @@
 
 albumentations draws from generators in its objects, which no global seed reaches. Objects with its
 method `set_random_seed` are seeded here. Any other generator can only be noticed: a transform is
-run twice on the first sample, and if the results differ, a warning names the field.
+run twice on the first sample, and if the results differ, a warning names the field. A `collate_fn`
+is watched in the same way, and may draw from no generator at all.
 """
 
 import copy
@@ -10,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.samples.loaded_torch import is_tensor, load_torch, torch_if_loaded
-from lightning_shards.samples.seeds import SampleSeeds
+from lightning_shards.samples.seeds import SampleSeeds, globals_state, preserved_globals
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +146,49 @@ class RepeatedTransform:
         return self._transform(value)
 
 
+class WatchedCollateFn:
+    """Makes its first batch twice more on the side; a warning says if it draws random numbers.
+
+    Nothing is seeded for a `collate_fn`, so what it draws would depend on the worker.
+
+    Args:
+        collate_fn: Makes a batch of a list of samples; it does not say that it is deterministic.
+    """
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn, self._is_watched = collate_fn, False
+        self.__name__ = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        self.takes_arrays = getattr(collate_fn, "takes_arrays", False)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """The batch of these samples."""
+        if not self._is_watched:
+            self._is_watched = True
+            problem = ""
+            with suppress(Exception), preserved_globals():  # what fails is told by the call below
+                problem = self._problem([*samples, *samples])  # two, which it may mix
+            if problem:
+                _log.warning(
+                    "collate_fn, which is %s, %s, so that no run can be repeated: draw in a "
+                    "transform with a parameter `rng`, or on the device; or give it the attribute "
+                    "`deterministic = True` if its batches do not depend on what it draws",
+                    self.__name__,
+                    problem,
+                )
+        return self._collate_fn(samples)
+
+    def _problem(self, samples: list[Any]) -> str:
+        SampleSeeds(0, 0).seed_globals(0)
+        before = globals_state()
+        made = copy.deepcopy(self._collate_fn(copy.deepcopy(samples)))
+        after = globals_state()
+        if any(old != new for old, new in zip(before, after, strict=False)):
+            return "drew random numbers from the generators of the whole process"
+        if not are_same(made, self._collate_fn(copy.deepcopy(samples))):
+            return "made two batches of the same samples: it has a random generator of its own"
+        return ""
+
+
 def are_same(first: object, second: object) -> bool:
     """Whether two values are equal to the last bit, as far as they can be compared."""
     return first is second or bool(_comparable(first) == _comparable(second))
@@ -164,6 +209,8 @@ def _comparable(value: object) -> object:
         contents = [_comparable(item) for item in cast("list[Any]", value)]
     elif isinstance(value, float):
         contents = value.hex()
+    elif is_dataclass(value):  # its own comparison fails where it holds tensors
+        contents = [_comparable(getattr(value, field.name, None)) for field in fields(value)]
     elif type(value).__eq__ is object.__eq__:  # equal only to itself: compare its contents
         contents = _comparable(getattr(value, "__dict__", {}))
     return type(cast("object", value)), contents

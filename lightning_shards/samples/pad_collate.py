@@ -1,14 +1,16 @@
 """A `collate_fn` that pads fields whose values differ in size: tokens, boxes, masks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.collate import Column, Sample, column_of, values_of
-from lightning_shards.samples.loaded_torch import is_tensor, load_torch
+from lightning_shards.samples.collate import Column, Layouts, Sample, column_of, values_of
+from lightning_shards.samples.loaded_torch import NUMBERS, is_tensor, load_torch, torch_has
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class PadCollate:
     (1, 20, 30) and (2, 40, 10)    4            (2, 4, 40, 30)    1, 2
     =============================  ===========  ================  ============
 
-    Lists of numbers become int64, float64 or bool, as single numbers do. Arrays and tensors keep
-    their type, which must be the same for all samples. An empty list has no second dimension: where
-    all samples of a batch may be empty, let a transform make an array of shape (0, 4) for instance.
+    Lists of numbers become int64, float64 or bool, as single numbers do; where all lists of a batch
+    are empty, the type is that of `value`: give lists of floats a float, as in 0.0. Arrays and
+    tensors keep their type, which must be the same for all samples. An empty list has no second
+    dimension: where all samples of a batch may be empty, let a transform make an array of shape
+    (0, 4) for instance.
 
     Args:
         fields: The fields to pad.
@@ -48,6 +52,8 @@ class PadCollate:
     value: int | float | dict[str, int | float] = 0
     to_multiple: int = 1
     takes_arrays: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
+    takes_layouts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work whatever the samples hold."""
@@ -64,8 +70,15 @@ class PadCollate:
                 f"{sorted(self.fields)}; give a number for each of them, or one for all"
             )
 
-    def __call__(self, samples: list[Sample]) -> dict[str, Any]:
-        """The batch: lists first, then arrays or tensors."""
+    def __call__(
+        self, samples: list[Sample], layouts: Layouts = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """The batch: lists first, then arrays or tensors.
+
+        Args:
+            samples: Of the batch.
+            layouts: How the pixels of crops lie in memory, by field.
+        """
         self._require_fields(samples[0])
         columns: dict[str, Column] = {}
         for name in _field_names(samples[0]):
@@ -73,7 +86,7 @@ class PadCollate:
                 columns[name], lengths = self._padded(samples, name)
                 columns[f"{name}_length"] = lengths
             else:
-                columns[name] = column_of(samples, name)
+                columns[name] = column_of(samples, name, pixels=layouts.get(name))
         lists = {name: column for name, column in columns.items() if isinstance(column, list)}
         return lists | columns
 
@@ -95,7 +108,7 @@ class PadCollate:
     def _padded(self, samples: list[Sample], name: str) -> tuple[Column, NDArray[np.int64]]:
         """A field of the batch, and the size of dimension 0 of its values."""
         value = self.value[name] if isinstance(self.value, dict) else self.value
-        parts = _parts_to_pad(samples, name)
+        parts = _parts_to_pad(samples, name, value)
         shapes = [tuple(part.shape) for part in parts]
         longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         longest[0] = -(-longest[0] // self.to_multiple) * self.to_multiple
@@ -129,7 +142,7 @@ def _refused_value(value: float, dtype: object, name: str) -> ConfigError:
     )
 
 
-def _parts_to_pad(samples: list[Sample], name: str) -> list[Any]:
+def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
     """The values of a field, all as tensors or all as arrays, of one type and number of dimensions.
 
     An empty list has those of the other values.
@@ -140,13 +153,13 @@ def _parts_to_pad(samples: list[Sample], name: str) -> list[Any]:
         parts: list[Any] = [value.detach() for value in values]
     else:
         parts = [_as_array(sample, name) for sample in samples]
+    if all(isinstance(value, list | tuple) for value in values):
+        given = _type_of_lists(samples, name, parts, fill)
+        parts = [_list_as_array(sample, name, given) for sample in samples]
     known = [part for part, empty in zip(parts, is_empty, strict=True) if not empty]
     if not known:
         return parts
     dtype, ndim = known[0].dtype, len(known[0].shape)
-    if all(isinstance(value, list | tuple) for value in values):
-        dtype = np.result_type(*known)
-        parts = [part.astype(dtype) for part in parts]
     for sample, part, empty in zip(samples, parts, is_empty, strict=True):
         if not empty and (ndim == 0 or (part.dtype, len(part.shape)) != (dtype, ndim)):
             first = next(each for each in samples if each[name] is values[is_empty.index(False)])
@@ -159,17 +172,72 @@ def _parts_to_pad(samples: list[Sample], name: str) -> list[Any]:
 
 def _as_array(sample: Sample, name: str) -> Any:
     value = sample[name]
-    problem = "no numbers"
     try:
         array: Any = value.detach().numpy() if is_tensor(value) else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        array, problem = None, str(error)
-    if array is None or array.dtype.kind not in "buif":
-        raise SampleError(
-            f"field {name!r} of sample {sample['__key__']!r} is a {type(value).__name__} that "
-            f"cannot be padded: {problem}; PadCollate pads tensors, arrays and lists of numbers"
-        )
+        raise _refused_value_of(sample, name, str(error)) from error
+    if array.dtype.kind == "O":
+        raise _refused_value_of(sample, name, "no numbers, or some that fit no int64")
+    if array.dtype.kind not in NUMBERS:
+        raise _refused_value_of(sample, name, "no numbers")
+    if not torch_has(array.dtype) and not isinstance(value, list | tuple):
+        raise _refused_value_of(sample, name, f"torch has no {array.dtype}")
     return array
+
+
+def _type_of_lists(samples: list[Sample], name: str, arrays: list[Any], fill: float) -> Any:
+    """The type of the array of these lists, which is that of single numbers in a batch.
+
+    Where all of them are empty it is that of `fill`. numpy by itself would take float64 for whole
+    numbers that fit no int64, and for lists in lists that are empty.
+
+    Args:
+        samples: Of the batch; the field is a list in each of them.
+        name: Of the field.
+        arrays: The lists as numpy makes arrays of them.
+        fill: What they are padded with.
+    """
+    types = [array.dtype for array in arrays if array.size]
+    if not types:
+        return {"b": np.bool_, "f": np.float64}.get(np.asarray(fill).dtype.kind, np.int64)
+    dtype = np.result_type(*types)
+    if dtype.kind not in "uf":
+        return dtype
+    kinds: set[type] = set()
+    for number in _numbers_in([sample[name] for sample in samples]):
+        if isinstance(number, float | np.floating):
+            return np.float64
+        kinds.add(type(number) if isinstance(number, int) else np.asarray(number).dtype.type)
+    dtype = np.result_type(*kinds)
+    if int in kinds and not any(issubclass(kind, np.floating) for kind in kinds):
+        return np.int64
+    if dtype.kind == "f" and all(issubclass(kind, np.integer | np.bool_) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise _refused_value_of(samples[0], name, f"{names} of the batch fit no type together")
+    return dtype
+
+
+def _numbers_in(value: Any) -> Iterator[Any]:
+    """The numbers in lists in lists; an array among them counts as one."""
+    if isinstance(value, list | tuple):
+        for part in cast("list[Any] | tuple[Any, ...]", value):
+            yield from _numbers_in(part)
+    else:
+        yield value
+
+
+def _list_as_array(sample: Sample, name: str, dtype: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(sample[name], dtype)
+    except OverflowError as error:
+        raise _refused_value_of(sample, name, "some numbers fit no int64") from error
+
+
+def _refused_value_of(sample: Sample, name: str, problem: str) -> SampleError:
+    return SampleError(
+        f"field {name!r} of sample {sample['__key__']!r} is a {type(sample[name]).__name__} that "
+        f"cannot be padded: {problem}; PadCollate pads tensors, arrays and lists of numbers"
+    )
 
 
 def _refused_parts(name: str, first: tuple[Sample, Any], other: tuple[Sample, Any]) -> SampleError:

@@ -7,6 +7,7 @@ users' transforms may draw from them. That of torch is touched only where torch 
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 
@@ -63,6 +64,14 @@ def preserved_globals() -> Generator[None]:
         np.random.set_state(legacy)  # noqa: NPY002
         if torch is not None:
             torch.set_rng_state(tensors)
+
+
+def globals_state() -> list[object]:
+    """The states of the global generators, to be compared; torch's is last, and only if loaded."""
+    name, keys, *rest = cast("Any", np.random.get_state())  # noqa: NPY002
+    states: list[object] = [random.getstate(), (name, keys.tobytes(), *rest)]
+    torch = torch_if_loaded()
+    return states if torch is None else [*states, torch.get_rng_state().numpy().tobytes()]
 
 
 def python_generator(seeds: SampleSeeds, position: int) -> random.Random:

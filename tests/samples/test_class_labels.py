@@ -105,6 +105,49 @@ def test_the_setting_wins_over_the_file_and_that_of_a_split_over_both(shards, mo
     assert labels_of(module(urls, split={"classes": {}}, classes=others))[0].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_numbers_by_name_are_kept_whatever_their_order(shards, module, reader):
+    urls = shards(["cat", "dog", "bird"], classes=None)
+    given = {"label": {"dog": 2, "cat": 0, "bird": 1}}
+    made = module(urls, split={"reader": reader}, classes=given)
+    assert labels_of(made)[0].tolist() == [0, 2, 1]
+    in_order = module(urls, split={"reader": reader}, classes={"label": ("cat", "bird", "dog")})
+    made.loader("train").load_state_dict(in_order.loader("train").state_dict())  # the same classes
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("given", [None, {"label": ["bird", "dog", "cat"]}])
+@pytest.mark.parametrize("suffixes", ["cls", "cls;txt"])
+def test_a_decoder_of_a_suffix_may_be_class(shards, module, reader, given, suffixes):
+    settings = {"fields": {"label": suffixes}, "decode": {".cls": "class"}}
+    made = module(shards(), split={"reader": reader}, classes=given, **settings)
+    expected = NUMBERS if given is None else [{0: 2, 1: 1, 2: 0}[number] for number in NUMBERS]
+    if given is not None:  # a label that is a number stays this number
+        expected[2], expected[4] = 1, 0
+    assert torch.cat(labels_of(made)).tolist() == expected
+    assert "classes" in made.loader("train").identity
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_members_of_another_suffix_are_no_names_of_classes(tmp_path, module, reader):
+    with ShardWriter(tmp_path / "data", max_samples=9, cache_dir=tmp_path / "cache") as writer:
+        writer.write({"__key__": "0", "cls": "dog"})
+        writer.write({"__key__": "1", "txt": "dog"})
+    settings = {"fields": {"label": "cls;txt"}, "decode": {".cls": "class"}}
+    made = module(
+        str(tmp_path / "data" / "*.tar"),
+        split={"reader": reader, "batch_size": 2},
+        classes={"label": NAMES},
+        **settings,
+    )
+    assert labels_of(made) == [[1, "dog"]]
+
+
+def test_the_map_style_dataset_takes_a_decoder_of_a_suffix(shards, tmp_path):
+    settings = {"fields": {"x": "cls"}, "decode": {".cls": "class"}, "cache_dir": str(tmp_path)}
+    assert [sample["x"] for sample in ShardDataset(shards(), **settings)] == NUMBERS
+
+
 def test_numbers_as_names_in_a_file_are_not_guessed(shards, module):
     urls = shards(["1", "0", "2"], ["0", "2", "1"])
     with pytest.raises(ConfigError, match=r"class '2' the number 1, so a label '2' could be"):
@@ -125,7 +168,16 @@ def test_where_there_are_no_classes_the_constructor_still_works(shards, module):
         ({"label": ["a", "a"]}, "has the class 'a' twice"),
         ({"label": ["a", " "]}, "has ' ' where the name"),
         ({"label": [True, False]}, "has True where the name"),
-        ({"label": "cat"}, "must be a list"),
+        ({"label": "cat"}, "must be a list of names, as in"),
+        ({"label": {"cat", "dog"}}, "must be a list of names, as in"),
+        ({"label": 2}, "must be a list of names, as in"),
+        ({"label": {}}, "names no class"),
+        ({"label": {"cat": 0, "dog": 0}}, "has the number 0 for 'cat' and 'dog'"),
+        ({"label": {"cat": 0, "dog": 2}}, "the numbers 0, 2; number them from 0 to 1"),
+        ({"label": {"cat": 1, "dog": 2}}, "the numbers 1, 2; number them from 0 to 1"),
+        ({"label": {"cat": True, "dog": False}}, "has 'cat': True; write a number"),
+        ({"label": {"cat": 0.0}}, "has 'cat': 0.0; write a number"),
+        ({"label": {0: "cat"}}, "has 0 where the name"),
         ({"image": ["a"]}, "classes names 'image', and the fields that are decoded as 'class'"),
     ],
 )
@@ -144,8 +196,12 @@ def test_classes_of_a_field_of_another_decoder_are_refused():
 
 def test_yaml_gives_them(shards, module, tmp_path):
     settings = {"fields": {"label": "cls"}, "decode": {"label": "class"}, "num_workers": 0}
-    train = {"urls": shards(["cat", "dog"]), "classes": {"label": ["dog", "cat"]}}
-    config = {"train": train | {"sampling": "sequential"}, "batch_size": 2, **settings}
+    train = {"urls": shards(["cat", "dog"]), "sampling": "sequential"}
+    train["classes"] = {"label": ["dog", "cat"]}
+    config = {"train": train, "batch_size": 2, **settings}
+    made = ShardDataModule.from_config(config | {"loader": {"cache_dir": str(tmp_path)}})
+    assert labels_of(made)[0].tolist() == [1, 0]
+    train["classes"] = {"label": {"dog": 0, "cat": 1}}
     made = ShardDataModule.from_config(config | {"loader": {"cache_dir": str(tmp_path)}})
     assert labels_of(made)[0].tolist() == [1, 0]
     with pytest.raises(ConfigError, match=r"classes: expected .*list\[str\]"):

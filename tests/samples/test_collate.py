@@ -35,6 +35,8 @@ def column(*values):
         ((np.zeros((3, 4), np.float32),) * 2, torch.float32, (2, 3, 4)),
         ((np.zeros(3, np.uint16),) * 2, torch.uint16, (2, 3)),
         ((np.zeros(0, bool),) * 2, torch.bool, (2, 0)),
+        ((np.ones((1, 2), np.complex64),) * 2, torch.complex64, (2, 1, 2)),
+        ((np.ones(2, ">c16"),) * 2, torch.complex128, (2, 2)),
     ],
 )
 def test_numbers_and_arrays_become_one_tensor(values, dtype, shape):
@@ -52,6 +54,16 @@ def test_everything_else_stays_a_list(values):
 def test_arrays_of_objects_and_texts_stay_a_list():
     assert isinstance(column(np.array(["a"]), np.array(["b"])), list)
     assert isinstance(column(np.array([None]), np.array([None])), list)
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size):
+    described = (
+        rf"does not fit into a tensor: \({size},\) {np.dtype(dtype)} in sample 'k0': torch has"
+    )
+    with pytest.raises(SampleError, match=described):
+        column(*[np.ones(size, dtype)] * 2)
 
 
 def test_values_keep_their_order():
@@ -132,6 +144,8 @@ LARGE = {
     "a small one": (PIXELS, PIXELS[:1]),
     "a type of their own": tuple(torch.as_tensor(PIXELS).as_subclass(Kind) for _ in range(2)),
     "numbers that torch has not": (PIXELS.astype(np.longdouble),) * 2,
+    "complex numbers": (PIXELS * 1j, PIXELS * 2j),
+    "longer complex numbers": (PIXELS.astype(np.clongdouble),) * 2,
     "sparse": (torch.eye(160).to_sparse(), torch.eye(160).to_sparse()),
 }
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from threading import Event, Thread, current_thread
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from lightning_shards import (
     ShardDataset,
     SplitConfig,
 )
+from lightning_shards.errors import SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.samples import loaded_torch
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.loaded_torch import is_tensor, on_load, with_tensors
+from lightning_shards.samples.loaded_torch import is_tensor, load_torch, on_load, with_tensors
 from lightning_shards.samples.seeds import preserved_globals
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
@@ -94,6 +97,37 @@ def test_who_waits_for_torch_is_called_at_once_where_it_is_there():
     assert calls == [1]
 
 
+def test_two_threads_that_load_torch_together_call_who_waits_once(monkeypatch):
+    calls, errors, other_looked = [], [], Event()
+
+    def load():
+        try:
+            load_torch()
+        except IndexError as error:
+            errors.append(error)
+
+    other = Thread(target=load)
+
+    class Callbacks(list):
+        """Lets the other thread find a callback before this one takes it."""
+
+        def __bool__(self):
+            if current_thread() is other:
+                other_looked.set()
+            return len(self) > 0
+
+        def pop(self, number):
+            if current_thread() is not other:
+                other.start()
+                assert other_looked.wait(60)
+            return super().pop(number)
+
+    monkeypatch.setattr(loaded_torch, "_callbacks", Callbacks([lambda: calls.append(1)]))
+    load()
+    other.join(60)
+    assert (calls, errors) == ([1], [])
+
+
 @READERS
 def test_users_get_tensors(load, reader):
     batch = next(iter(load(reader=reader)))
@@ -109,13 +143,36 @@ def test_users_get_tensors(load, reader):
 
 def test_tensors_share_the_memory_of_arrays_and_have_its_strides():
     array = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3).transpose(0, 3, 1, 2)
-    names, deep, lengths = np.array(["a"]), [np.zeros(3)], np.ones(1, np.longdouble)
-    batch = with_tensors({"x": array, "names": names, "deep": deep, "lengths": lengths})
+    names, deep, days = np.array(["a"]), [np.zeros(3)], np.zeros(1, "M8[D]")
+    batch = with_tensors({"x": array, "names": names, "deep": deep, "days": days})
     assert batch["x"].data_ptr() == array.ctypes.data
     assert batch["x"].stride() == array.strides
-    assert (batch["names"], batch["deep"], batch["lengths"]) == (names, deep, lengths)
+    assert (batch["names"], batch["deep"], batch["days"]) == (names, deep, days)
     (made,) = with_tensors((array,))
     assert torch.equal(made, batch["x"])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6)[::-2],
+        np.arange(6, dtype=">i4"),
+        np.array(7, ">f8"),
+        np.ones(3, [("a", "u1"), ("b", "<f4")])["b"],
+    ],
+    ids=["backwards", "big-endian", "a big-endian number", "a field of records"],
+)
+def test_arrays_whose_memory_torch_cannot_share_are_copied(array):
+    (made,) = with_tensors((array,))
+    assert is_tensor(made)
+    assert made.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_numbers_of_which_there_is_no_tensor_are_an_error(dtype):
+    for batch in ({"x": np.ones((2, 3), dtype)}, (np.ones((2, 3), dtype),)):
+        with pytest.raises(SampleError, match=rf"array of {np.dtype(dtype)}, shape \(2, 3\), and"):
+            with_tensors(batch)
 
 
 class Kept:

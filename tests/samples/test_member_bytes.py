@@ -64,7 +64,7 @@ def served(tmp_path, members, now, *, buffer=None, **transforms):
     ids = np.array([(0, n) for n in range(SAMPLES)])
     with OpenShards(index, CacheFolder(tmp_path)) as shards:
         made = BatchReader(shards, FIELDS, "dict", StageClock(), buffer=buffer)
-        made.look_up(ids, SPANS, seeds)
+        made.look_up(ids, [range(*span) for span in SPANS], seeds)
         return [one(made, number) for number in range(len(SPANS))]
 
 
@@ -163,7 +163,8 @@ def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
         with OpenShards(index, CacheFolder(tmp_path)) as shards:
             reader = BatchReader(shards, FIELDS, "dict", StageClock())
             spans = list(pairwise([0, *stops]))
-            reader.look_up(np.array(ids), spans, SampleTransforms({}, SampleSeeds(0, 0)))
+            positions = [range(*span) for span in spans]
+            reader.look_up(np.array(ids), positions, SampleTransforms({}, SampleSeeds(0, 0)))
             for start, stop in spans:
                 columns = reader.members(start, stop).values()
                 for suffix, column in zip(members[0], columns, strict=True):

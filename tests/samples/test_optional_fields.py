@@ -21,6 +21,7 @@ from lightning_shards.errors import ConfigError, MissingFieldError, ShardError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import indexed, open_shards
 from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.making import batches
 from lightning_shards.samples.optional_fields import Default
 from lightning_shards.shards.storage.local import LocalStorage
 
@@ -86,7 +87,7 @@ def reader(request, monkeypatch):
     elif request.param == "large members":
         monkeypatch.setattr(LocalStorage, "largest_ahead", 1)
     if request.param != "by samples":  # and no batch is made so in silence
-        monkeypatch.setattr(indexed.IndexedSource, "_batch_by_samples", refused)
+        monkeypatch.setattr(batches, "batch_by_samples", refused)
     return "stream" if request.param == "stream" else "indexed"
 
 

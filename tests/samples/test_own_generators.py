@@ -1,6 +1,7 @@
 """Transforms that draw from generators of their own give the same batches, or a warning."""
 
 import random
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -194,6 +195,12 @@ class Plain:
         self.value = value
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    boxes: torch.Tensor
+    name: str = "a"
+
+
 NAN = float("nan")
 SAME = [
     (NAN, float("nan")),
@@ -202,6 +209,7 @@ SAME = [
     (torch.tensor(2, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)),
     ({"a": [np.zeros(2), b"x"]}, {"a": [np.zeros(2), b"x"]}),
     (Plain(np.ones(3)), Plain(np.ones(3))),
+    (Target(torch.ones(2, 4)), Target(torch.ones(2, 4))),
     (np.array([b"a", None], object), np.array([b"a", None], object)),
 ]
 OTHERS = [
@@ -212,6 +220,8 @@ OTHERS = [
     ({"a": [np.zeros(2)]}, {"a": [np.ones(2)]}),
     ([1], [1, 2]),
     (Plain(np.ones(3)), Plain(np.zeros(3))),
+    (Target(torch.ones(2, 4)), Target(torch.zeros(2, 4))),
+    (Target(torch.ones(2, 4)), Target(torch.ones(2, 4), "b")),
 ]
 
 

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from webdataset.writer import TarWriter
 
-from lightning_shards import LoaderConfig, PadCollate, SplitConfig
+from lightning_shards import DecodeResize, LoaderConfig, PadCollate, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
 
 
@@ -59,7 +60,20 @@ def test_each_dimension_is_padded_to_the_longest(kind, shapes, to_multiple, shap
         (([True], [False, True]), [[1, 0], [0, 1]], bool),
         (([], [3]), [[0], [3]], np.int64),
         (([], [[1, 2], [3, 4]]), [[[0, 0], [0, 0]], [[1, 2], [3, 4]]], np.int64),
-        (([], []), [[], []], np.float64),
+        (([], [0.5]), [[0], [0.5]], np.float64),
+        (([1], [np.float32(0.5)]), [[1], [0.5]], np.float64),
+        (([np.float32(0.5)],), [[0.5]], np.float64),
+        (([np.int32(1)], [np.int32(2)]), [[1], [2]], np.int32),
+        (([np.int32(1)], [2]), [[1], [2]], np.int64),
+        (([np.uint64(1)], [2]), [[1], [2]], np.int64),
+        (([[], []], [[1, 2]]), [[[0, 0], [0, 0]], [[1, 2], [0, 0]]], np.int64),
+        (([[1], [2]], [[], []]), [[[1], [2]], [[0], [0]]], np.int64),
+        (([2**53 + 1], [0]), [[2**53 + 1], [0]], np.int64),
+        (([2**63 - 1], [True]), [[2**63 - 1], [1]], np.int64),
+        (([2**63], [0.5]), [[2.0**63], [0.5]], np.float64),
+        (([1j], [2]), [[1j], [2]], np.complex128),
+        (([np.ones(2, np.float32)], [np.ones(1, np.float32)]), [[[1, 1]], [[1, 0]]], np.float32),
+        ((np.array([1j]), np.array([1j])), [[1j], [1j]], np.complex128),
         (([], np.ones((1, 2), np.float32)), [[[0, 0]], [[1, 1]]], np.float32),
         ((np.ones(1), torch.ones(2, dtype=torch.float64)), [[1, 0], [1, 1]], np.float64),
     ],
@@ -69,6 +83,27 @@ def test_lists_of_numbers_are_padded_as_arrays(values, expected, dtype):
     assert made["x"].tolist() == expected
     assert made["x"].dtype == dtype
     assert made["x_length"].tolist() == [len(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(0, np.int64), (-100, np.int64), (0.0, np.float64), (False, bool)]
+)
+@pytest.mark.parametrize("empty", [[], [[], []], ()])
+def test_where_all_lists_are_empty_the_value_gives_the_type(value, dtype, empty):
+    made = padded(empty, empty, value=value)["x"]
+    assert (made.shape, made.dtype) == ((2, *np.shape(empty)), dtype)
+
+
+@pytest.mark.parametrize("large", [[2**63 + 1], [2**63, -1], [-(2**63) - 1], [2**70], [1, 2**63]])
+@pytest.mark.parametrize("other", [[1], [], [True], [np.uint64(1)]])
+def test_whole_numbers_that_fit_no_int64_are_an_error(large, other):
+    with pytest.raises(SampleError, match=r"field 'x' of sample 'k1'.*fit no int64"):
+        padded(other, large)
+
+
+def test_whole_numbers_of_numpy_without_a_common_type_are_an_error():
+    with pytest.raises(SampleError, match=r"field 'x'.*fit no type"):
+        padded([np.uint64(1)], [np.int64(2)])
 
 
 def test_tensors_that_numpy_lacks_are_padded():
@@ -109,6 +144,10 @@ def test_other_fields_are_as_without_it():
         (("ab", "c"), "field 'x' of sample 'k0' is a str that cannot be padded: no numbers"),
         ((None, [1]), "field 'x' of sample 'k0' is a NoneType that cannot be padded"),
         (([1], [[1], [1, 2]]), "field 'x' of sample 'k1' is a list that cannot be padded: setting"),
+        (
+            (np.ones(1, np.longdouble),),
+            "is a ndarray that cannot be padded: torch has no float",
+        ),
     ],
 )
 def test_values_that_cannot_be_padded_are_named(values, message):
@@ -182,6 +221,43 @@ def test_boxes_and_tokens_are_padded_in_the_workers(boxes, make_module, reader, 
     assert last["boxes"].dtype == torch.float32
     assert first["tokens"].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 2, 0]]
     assert {type(each) for each in [*first.values()][1:]} == {torch.Tensor}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A shard of samples with an image and lists of different lengths."""
+    url = str(tmp_path / "pictures.tar")
+    with TarWriter(url) as writer:
+        for number in range(4):
+            pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3) + number
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            tokens = json.dumps([7] * number)
+            writer.write({"__key__": f"{number}", "png": file.getvalue(), "json": tokens})
+    return url
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("gray", [False, True])
+def test_crops_keep_the_memory_that_they_ask_for(pictures, make_module, reader, num_workers, gray):
+    def first_batch(**settings):
+        module = make_module(
+            SplitConfig(pictures, sampling="sequential", reader=reader),
+            fields={"image": "png", "tokens": "json"},
+            transforms={"image": DecodeResize(size=4, gray=gray, channels_last=True)},
+            batch_size=4,
+            num_workers=num_workers,
+            loader=LoaderConfig(multiprocessing_context="fork"),
+            **settings,
+        )
+        with module.loader("train") as loader:
+            return next(iter(loader))["image"]
+
+    plain, padded = first_batch(), first_batch(collate_fn=PadCollate(["tokens"]))
+    assert padded.is_contiguous(memory_format=torch.channels_last)
+    assert padded.stride() == plain.stride()
+    assert torch.equal(padded, plain)
 
 
 def test_ragged_tensors_without_it_are_an_error_that_names_it(boxes, make_module):

@@ -18,6 +18,7 @@ from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar.plain_runs import count_samples
 
 NAMES = ["__key__", "__url__", "__id__", "__weight__", "__local_path__", "__substitute__"]
+NAMES.append("__component__")
 SUFFIXES = [*NAMES, "__Weight__"]
 
 

@@ -201,10 +201,17 @@ def test_the_global_generators_are_seeded_and_given_back(make_module, reader):
 
 
 def test_device_transforms_find_a_field_that_was_added(make_module):
-    module = make_module(draw, device_transforms={"drawn": len, "image": torch.Tensor.float})
+    module = make_module(draw, device_transforms={"drawn": len, "another splits": len})
     module.trainer = type("Trainer", (), {"lightning_module": Untouched, "state": Fitting})
     changed = module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
     assert changed == {"drawn": 2}
+
+
+def test_a_field_for_the_device_that_was_dropped_is_an_error(make_module):
+    module = make_module(draw, device_transforms={"drawn": len, "image": torch.Tensor.float})
+    module.trainer = type("Trainer", (), {"lightning_module": Untouched, "state": Fitting})
+    with pytest.raises(ConfigError, match=r"names 'image', and the batch has no such entry"):
+        module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
 
 
 class Untouched:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.samples.loaded_torch import load_torch
+from lightning_shards.samples.loaded_torch import NUMBERS, load_torch, torch_has
 from lightning_shards.samples.member_bytes import FieldMembers
+from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ def decode_npy(data: bytes) -> np.ndarray:
     if not are_sides or (size > available and not header.dtype.hasobject):
         # Raised before memory is allocated for the array.
         raise ValueError(f"its header speaks of {size} bytes, {available} follow")
-    if header.dtype.kind not in "buif" or header.is_fortran or not size:
+    if header.dtype.kind not in NUMBERS or header.is_fortran or not size:
         return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
     count = prod(header.shape)
     return np.frombuffer(data, header.dtype, count, header.stop).reshape(header.shape).copy()
@@ -86,7 +87,7 @@ def decode_safetensors(data: bytes) -> "torch.Tensor | dict[str, torch.Tensor]":
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     if data.startswith(_NUMPY):
         raise ValueError("these are no raw numbers but a file of numpy's: decode it as 'npy'")
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).copy()
 
 
 def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
@@ -96,6 +97,15 @@ def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
     if (rows[:, : len(_NUMPY)] == _NUMPY_BYTES[: rows.shape[1]]).all(axis=1).any():
         return None  # one of them is an .npy file
     return _column(rows, _ArrayLayout((rows.shape[1] // kind.itemsize,), kind))
+
+
+def _decode_scalar(data: bytes, dtype: str) -> Any:
+    return np.frombuffer(data, dtype)[0].item()
+
+
+def _scalar_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
+    rows = members.rows()
+    return None if rows is None else rows.view(np.dtype(dtype)).reshape(len(rows))
 
 
 def npy_column(members: FieldMembers) -> NDArray[Any] | None:
@@ -130,7 +140,7 @@ def _layout(header: bytes) -> _ArrayLayout | None:
     if not header.startswith(_MAGIC):
         return None
     shape, is_fortran, dtype, _ = _header(header)
-    if is_fortran or dtype.kind not in "buif" or not dtype.isnative or 0 in shape:
+    if is_fortran or not torch_has(dtype) or not dtype.isnative or 0 in shape:
         return None
     return _ArrayLayout(shape, dtype)
 
@@ -158,3 +168,13 @@ NUMBER_COLUMNS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS
 }
 """Decoders of raw numbers for the members of a batch; None if they do not fit one array."""
+
+SCALAR_DECODERS: dict[object, Callable[[bytes], Any]] = {
+    kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in SCALAR_DTYPES.items()
+}
+"""Decoders of single numbers from joins; no configuration can name them."""
+
+SCALAR_COLUMNS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
+    kind: partial(_scalar_column, dtype=dtype) for kind, dtype in SCALAR_DTYPES.items()
+}
+"""The same for the values of a batch, as one array."""

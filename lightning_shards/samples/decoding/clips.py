@@ -15,6 +15,7 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoding.images import MAX_PIXELS
+from lightning_shards.samples.decoding.settings import is_finite, require_whole
 
 if TYPE_CHECKING:
     import torch
@@ -45,18 +46,17 @@ class DecodeAudioClip:
 
     def __post_init__(self) -> None:
         _require_torchcodec()
-        if self.sample_rate < 1 or self.num_channels < 1:
-            raise ConfigError(
-                f"sample_rate and num_channels must be at least 1, got {self.sample_rate} and "
-                f"{self.num_channels}"
-            )
+        require_whole("sample_rate", self.sample_rate, 1)
+        require_whole("num_channels", self.num_channels, 1)
+        if not is_finite(self.seconds):
+            raise ConfigError(f"seconds must be a number, got {self.seconds!r}")
         if not 1 <= self._num_values <= _MAX_VALUES:
             raise ConfigError(
                 f"a clip of seconds={self.seconds} would have {self._num_values} values; it must "
                 f"have 1 to {_MAX_VALUES}"
             )
-        if self.start_s is not None and self.start_s < 0:
-            raise ConfigError(f"start_s must be at least 0, or None, got {self.start_s}")
+        if self.start_s is not None and not (is_finite(self.start_s) and self.start_s >= 0):
+            raise ConfigError(f"start_s must be at least 0, or None, got {self.start_s!r}")
 
     @property
     def _num_values(self) -> int:
@@ -101,12 +101,10 @@ class DecodeVideoClip:
 
     def __post_init__(self) -> None:
         _require_torchcodec()
-        if self.num_frames < 1 or self.stride < 1:
-            raise ConfigError(
-                f"num_frames and stride must be at least 1, got {self.num_frames} and {self.stride}"
-            )
-        if self.start is not None and self.start < 0:
-            raise ConfigError(f"start must be at least 0, or None, got {self.start}")
+        require_whole("num_frames", self.num_frames, 1)
+        require_whole("stride", self.stride, 1)
+        if self.start is not None:
+            require_whole("start", self.start, 0)
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The clip of one file."""

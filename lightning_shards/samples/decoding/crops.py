@@ -24,6 +24,7 @@ from lightning_shards.samples.decoding.images import (
     put_channels_first,
     require_backend,
 )
+from lightning_shards.samples.decoding.settings import is_finite, require_growing, require_whole
 from lightning_shards.samples.loaded_torch import as_tensor
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class _Crop:
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
+        require_whole("size", self.size, 1)
         if self.fast and self.backend != "turbo":
             raise ConfigError(
                 f"fast is libjpeg's and needs backend='turbo', got backend={self.backend!r}; "
@@ -66,7 +66,7 @@ class _Crop:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of every result."""
+        """The shape of every result: (3, size, size), or (1, size, size) in gray."""
         return (1 if self.gray else 3, self.size, self.size)
 
     def _pixels(
@@ -137,22 +137,19 @@ class DecodeRandomResizedCrop(_Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (least, greatest) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < least <= greatest:
-                raise ConfigError(
-                    f"{name} must be two growing numbers above 0, got {least, greatest}"
-                )
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"flip must be a probability, got {self.flip}")
+        require_growing("scale", self.scale)
+        require_growing("ratio", self.ratio)
+        if not is_finite(self.flip) or not 0 <= self.flip <= 1:
+            raise ConfigError(f"flip must be a probability, got {self.flip!r}")
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
-        """The pixels, uint8 of shape (3, size, size)."""
+        """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data, rng))
 
     def pixels(
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
-        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
         if rng is None:
             raise TypeError("a random part needs rng, a numpy.random.Generator; got None")
         return self._pixels(
@@ -188,17 +185,18 @@ class DecodeCenterCrop(_Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_whole("resize", self.resize, 1)
         if self.resize < self.size:
             raise ConfigError(f"resize must be at least size={self.size}, got {self.resize}")
 
     def __call__(self, data: bytes) -> "torch.Tensor":
-        """The pixels, uint8 of shape (3, size, size)."""
+        """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data))
 
     def pixels(
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
-        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
         return self._pixels(data, out, self._box)
 
     def _box(self, width: int, height: int) -> Box:
@@ -213,11 +211,11 @@ class DecodeResize(_Crop):
     deterministic: ClassVar[bool] = True
 
     def __call__(self, data: bytes) -> "torch.Tensor":
-        """The pixels, uint8 of shape (3, size, size)."""
+        """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data))
 
     def pixels(
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
-        """The pixels, uint8 of shape (3, size, size), written into `out` if it is given."""
+        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
         return self._pixels(data, out, lambda width, height: Box(0, 0, width, height))

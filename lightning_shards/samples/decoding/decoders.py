@@ -22,7 +22,8 @@ from lightning_shards.samples.decoding.tenbin import decode_tenbin
 from lightning_shards.samples.loaded_torch import load_torch
 
 Decoder: TypeAlias = Callable[[bytes], Any]
-"""Bytes of a member to a value; raises ValueError or OSError for bytes it cannot read."""
+"""Bytes of a member to a value, whose arrays are writable; raises ValueError or OSError for bytes
+that it cannot read."""
 
 
 @dataclass(frozen=True)

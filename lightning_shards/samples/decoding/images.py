@@ -5,8 +5,9 @@ installed, because it changes pixels: `pillow` decodes all formats and resizes w
 `turbo` decodes JPEG by simplejpeg and resizes by OpenCV, two to three times as fast, and leaves
 everything but plain JPEG to Pillow. Of a baseline JPEG it decodes no row below a part.
 
-Pixels mean the same in both backends: 8 bits a channel (of 16-bit images the upper byte), palette,
-CMYK and gray images become RGB, an alpha channel is dropped.
+Pixels mean the same in both backends: 8 bits a channel (of 12-bit and 16-bit images the upper ones;
+images of signed or 32-bit numbers are refused), palette, CMYK and gray images become RGB, an alpha
+channel is dropped.
 """
 
 from contextlib import suppress
@@ -46,6 +47,8 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _ORIENTATION = 0x0112  # the EXIF tag
+_TIFF_BITS = 258  # the tag BitsPerSample
+_UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 
 
 class Box(NamedTuple):
@@ -109,7 +112,7 @@ class PixelCount:
         self._field, self._pixels = field, 0
 
     def add(self, image: Any) -> None:
-        """Count one more image; a value that a stage turned into something else counts as 0.
+        """Count one more image; a value that has no shape, such as None, counts as one pixel.
 
         Raises:
             SampleError: The pixels are too many.
@@ -164,7 +167,7 @@ def open_image(
         is_fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
 
     Raises:
-        ValueError: The image has more than `MAX_PIXELS` pixels.
+        ValueError: The image has more than `MAX_PIXELS` pixels, or pixels of no known range.
         OSError: It cannot be read.
     """
     mode = "L" if is_gray else "RGB"
@@ -217,23 +220,42 @@ def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
     if backend == "turbo":
         with suppress(NotForTurboError):
             return _TurboImage(data, mode).whole()
-    return np.asarray(_eight_bits(decode_pil(data)).convert(mode))
+    image = decode_pil(data)
+    return np.asarray(_eight_bits(image, _bits_to_drop(image)).convert(mode))
 
 
 def _channels_first(pixels: Pixels) -> Pixels:
     """Pixels of shape (height, width, 3) as (3, height, width), (height, width) as (1, ...)."""
-    if pixels.ndim == 2:  # noqa: PLR2004 gray
-        return np.array(pixels[None])
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)  # noqa: PLR2004 gray
+    return np.array(planes, order="C")  # a copy always: Pillow's memory is not writable
 
 
-def _eight_bits(image: Any) -> Any:
-    """The image with the upper bytes of 16-bit pixels; Pillow would clip most of them to white."""
-    if not image.mode.startswith("I;16"):
+def _bits_to_drop(image: Any) -> int:
+    """The bits by which the pixels of an image that was just opened are longer than a byte.
+
+    Raises:
+        ValueError: They are numbers of no known range.
+    """
+    if image.mode.startswith("I;16"):
+        bits = image.tag_v2.get(_TIFF_BITS, (16,))[0] if image.format == "TIFF" else 16
+        return min(bits, 16) - 8
+    if image.mode == "I" and image.format in _UP_TO_16_BITS:
+        return 8
+    if image.mode in {"I", "F"}:
+        raise ValueError(
+            f"its pixels are signed, or of 32 bits (Pillow's mode {image.mode!r}), and have no "
+            "upper byte to show; decode the field as 'pil', and scale the image by a transform"
+        )
+    return 0
+
+
+def _eight_bits(image: Any, bits_to_drop: int) -> Any:
+    """The image with the upper bits of longer pixels; Pillow would clip most of them to white."""
+    if not bits_to_drop:
         return image
     from PIL import Image
 
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return Image.fromarray((np.asarray(image) >> bits_to_drop).astype(np.uint8))
 
 
 def _is_turned(data: bytes) -> bool:
@@ -256,6 +278,7 @@ class _PillowImage:
         from PIL import ImageOps
 
         image = _open(data)
+        self._bits_to_drop = _bits_to_drop(image)  # a turned image has no format
         self._image = ImageOps.exif_transpose(image) if is_oriented else image
         self._mode = mode
         self.width, self.height = self._image.size
@@ -274,7 +297,7 @@ class _PillowImage:
             (box.left + box.width) * across,
             (box.top + box.height) * down,
         )
-        whole = _eight_bits(image).convert(self._mode)
+        whole = _eight_bits(image, self._bits_to_drop).convert(self._mode)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 

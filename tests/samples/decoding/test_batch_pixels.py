@@ -2,12 +2,14 @@
 
 import pytest
 
+from lightning_shards import SplitConfig
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.decoding import images
+from lightning_shards.samples.decoding.decoders import DECODERS
 from lightning_shards.shards.private_files import CacheFolder
 
 FIELDS = {"image": "png", "label": "cls"}
@@ -62,6 +64,32 @@ def test_a_batch_of_just_as_many_pixels_is_made(make, monkeypatch):
     monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 4 * PIXELS)
     batches = make()
     assert [len(next(batches).batch["label"]) for _ in range(3)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("suffix", ["png", "png?"])
+def test_no_more_images_are_decoded_than_fit(
+    pack_shards, make_module, monkeypatch, reader, collate_fn, suffix
+):
+    decoded = []
+
+    def decode(data):
+        decoded.append(data)
+        return images.decode_rgb(data)
+
+    monkeypatch.setitem(DECODERS, "rgb", decode)
+    module = make_module(
+        SplitConfig(pack_shards([30]), sampling="sequential", reader=reader),
+        fields={"image": suffix},
+        collate_fn=collate_fn,
+        batch_size=30,
+    )
+    loader = module.loader("train")
+    monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 3 * PIXELS - 1)
+    with pytest.raises(SampleError, match="field 'image'"):
+        next(iter(loader))
+    assert len(decoded) <= 2 * 3  # by fields, and again by samples
 
 
 def test_what_a_transform_makes_small_is_not_counted(make, monkeypatch):

@@ -15,11 +15,27 @@ from lightning_shards.samples.decoding import clips
         (lambda: DecodeAudioClip(seconds=1e9, sample_rate=8000), "8000000000000 values"),
         (
             lambda: DecodeAudioClip(seconds=1, sample_rate=0),
-            "must be at least 1, got 0",
+            "sample_rate must be a whole number of at least 1, got 0",
         ),
-        (lambda: DecodeAudioClip(seconds=1, sample_rate=9, start_s=-1), "start_s must be at least"),
-        (lambda: DecodeVideoClip(num_frames=0), "stride must be at least 1, got 0 and 1"),
-        (lambda: DecodeVideoClip(num_frames=1, start=-1), "start must be at least 0"),
+        (lambda: DecodeAudioClip(seconds=1, sample_rate=8000.5), "sample_rate must be a whole"),
+        (lambda: DecodeAudioClip(seconds=1, sample_rate=9, num_channels="2"), "num_channels must"),
+        (lambda: DecodeAudioClip(seconds=float("inf"), sample_rate=9), "seconds must .* got inf"),
+        (lambda: DecodeAudioClip(seconds=None, sample_rate=9), "seconds must .* got None"),
+        (
+            lambda: DecodeAudioClip(seconds=1, sample_rate=9, start_s=float("nan")),
+            "start_s must be at least 0, or None, got nan",
+        ),
+        (lambda: DecodeVideoClip(num_frames=4.5), "num_frames must be a whole number"),
+        (lambda: DecodeVideoClip(num_frames=1, stride=0.5), "stride must be a whole number"),
+        (lambda: DecodeAudioClip(seconds=1, sample_rate=9, start_s=-1), "start_s must .* got -1"),
+        (
+            lambda: DecodeVideoClip(num_frames=0),
+            "num_frames must .* at least 1, got 0",
+        ),
+        (
+            lambda: DecodeVideoClip(num_frames=1, start=-1),
+            "start must .* at least 0, got -1",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message, monkeypatch):

@@ -242,7 +242,19 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kin
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DecodeResize(size=0), "size must be at least 1 pixel, got 0"),
+        (lambda: DecodeResize(size=0), "size must be a whole number of at least 1, got 0"),
+        (lambda: DecodeResize(size=4.5), r"size must be a whole number of at least 1, got 4\.5"),
+        (lambda: DecodeResize(size="4"), "size must be a whole number of at least 1, got '4'"),
+        (lambda: DecodeCenterCrop(size=2, resize=4.5), r"resize must be a whole number.* 4\.5"),
+        (
+            lambda: DecodeRandomResizedCrop(size=2, ratio=(0.5, float("inf"))),
+            r"ratio must be two growing .*\(0\.5, inf\)",
+        ),
+        (lambda: DecodeRandomResizedCrop(size=2, flip="often"), "flip must be a probability, got"),
+        (
+            lambda: DecodeRandomResizedCrop(size=2, flip=float("nan")),
+            "flip must be a probability, got nan",
+        ),
         (lambda: DecodeCenterCrop(size=20, resize=19), "resize must be at least size=20, got 19"),
         (
             lambda: DecodeRandomResizedCrop(size=2, scale=(0, 1)),
@@ -263,6 +275,16 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kin
 def test_settings_that_cannot_be_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+PAIRS = [0.5, None, (0.5,), (0.1, 0.5, 1), (0.1, float("inf")), (0.1, 10**400), {0.1: 1}]
+PAIRS += [(float("nan"), 1), ("0.1", "1"), (True, 1)]
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_a_range_must_be_two_finite_numbers(number):
+    with pytest.raises(ConfigError, match="scale must be two growing numbers above 0, got"):
+        DecodeRandomResizedCrop(size=2, scale=PAIRS[number])
 
 
 @pytest.mark.parametrize(

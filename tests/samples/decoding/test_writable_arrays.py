@@ -1,0 +1,118 @@
+"""The contract of all decoders: the arrays that they give are writable, and belong to the caller.
+
+A transform may work in place, and torch warns of tensors whose memory is not writable.
+"""
+
+import gzip
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save
+from webdataset import tenbin
+
+from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
+from lightning_shards.readers.batch_reader import decode_column
+from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
+from lightning_shards.samples.decoding.decoders import DECODERS
+from lightning_shards.samples.decoding.images import decode_gray, decode_rgb
+from lightning_shards.samples.fields import make_fields
+from lightning_shards.samples.member_bytes import ListedBytes
+
+ARRAY = np.arange(6.0).reshape(2, 3)
+
+
+def saved(write, *values):
+    file = io.BytesIO()
+    write(file, *values)
+    return file.getvalue()
+
+
+def image(mode, side, file_format):
+    pixels = np.full((side, side), 7, np.uint16 if mode == "I;16" else np.uint8)
+    picture = Image.fromarray(pixels)
+    return saved((picture if mode == "I;16" else picture.convert(mode)).save, file_format)
+
+
+IMAGES = {
+    f"{mode} {side} {file_format}": image(mode, side, file_format)
+    for mode in ("RGB", "L", "I;16")
+    for side in (1, 2, 8)
+    for file_format in (("PNG",) if mode == "I;16" else ("PNG", "JPEG"))
+}
+NPY = (ARRAY, np.asfortranarray(ARRAY), ARRAY[:0], np.array(1), np.array([1j]), ARRAY.astype(">f4"))
+
+MEMBERS = {
+    "npy": [saved(np.save, array) for array in NPY],
+    "npz": [saved(np.savez, ARRAY, ARRAY[:0])],
+    "ten": [bytes(tenbin.encode_buffer([ARRAY, ARRAY[:0]]))],
+    "safetensors": [save({"a": torch.ones(2)}), save({"a": torch.ones(2), "b": torch.ones(1)})],
+    "pth": [saved(lambda file: torch.save(torch.ones(2), file))],
+    "rgb": list(IMAGES.values()),
+    "gray": list(IMAGES.values()),
+    **{name: [b"[[1, 2]]", b"[]", b"3"] for name in JSON_DECODERS},
+    **{name: [bytes(16), bytes(8), b""] for name in NUMBER_DECODERS},
+}
+NO_ARRAYS = {"raw", "text", "int", "json", "cbor", "msgpack", "pil", "pickle"}
+
+CASES = [
+    pytest.param(name, data, id=f"{name} {number}")
+    for name, members in MEMBERS.items()
+    for number, data in enumerate(members)
+]
+
+
+def arrays_in(value):
+    """The arrays in a value; the memory of a tensor as one."""
+    if isinstance(value, torch.Tensor):
+        return [value.numpy()]
+    if isinstance(value, np.ndarray):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value
+    return [array for each in values for array in arrays_in(each)]
+
+
+def require_owned(value, data):
+    arrays = arrays_in(value)
+    assert arrays
+    for array in arrays:
+        assert array.flags.writeable
+        assert not np.shares_memory(array, np.frombuffer(data, np.uint8))
+        array[...] = 0
+
+
+def test_every_decoder_is_here():
+    assert MEMBERS.keys() | NO_ARRAYS == DECODERS.keys()
+    assert not MEMBERS.keys() & NO_ARRAYS
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("decoder", "data"), CASES)
+@pytest.mark.parametrize("gives_arrays", [False, True])
+@pytest.mark.parametrize("suffix", ["bin", "bin.gz"])
+def test_what_a_decoder_gives_is_writable(decoder, data, gives_arrays, suffix):
+    (field,) = make_fields({"x": suffix}, {"x": decoder}, frozenset({"pth"}))
+    object.__setattr__(field, "gives_arrays", gives_arrays)
+    member = gzip.compress(data) if suffix.endswith("gz") else data
+    kept = bytes(bytearray(member))
+    require_owned(field.decode({"__key__": "k", "__url__": "u", suffix: member}), member)
+    require_owned(decode_column(field, ListedBytes([member])), member)
+    assert member == kept
+
+
+@pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("backend", ["pillow", "turbo"])
+def test_pixels_of_any_backend_are_writable(data, backend):
+    crops = [
+        kind(size=1, backend=backend, channels_last=channels_last, **settings)
+        for kind, settings in ((DecodeResize, {}), (DecodeCenterCrop, {"resize": 1}))
+        for channels_last in (False, True)
+    ]
+    random = DecodeRandomResizedCrop(size=1, backend=backend, gray=True)
+    made = [crop.pixels(data) for crop in crops]
+    made += [random.pixels(data, np.random.default_rng(0))]
+    made += [decode(data, backend) for decode in (decode_rgb, decode_gray)]
+    for pixels in made:
+        require_owned(pixels, data)
