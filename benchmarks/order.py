@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from webdataset.filters import shuffle
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
-from lightning_shards.plan.mixture_schedule import schedule_mixture
-from lightning_shards.plan.mixture_slots import MixtureSlots
+from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, component_seed
+from lightning_shards.plan.mixtures.schedule import schedule_mixture
+from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.schedule import EpochSchedule

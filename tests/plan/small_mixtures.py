@@ -3,14 +3,24 @@
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
-from lightning_shards.plan.mixture_schedule import WeightChange, schedule_mixture
-from lightning_shards.plan.mixture_slots import MixtureSlots
-from lightning_shards.plan.mixture_weights import default_round, weigh_components
+from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, component_seed
+from lightning_shards.plan.mixtures.schedule import WeightChange, schedule_mixture
+from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.mixtures.weights import default_round, weigh_components
 from lightning_shards.plan.order import SampleOrder
 
 NAMES = ("web", "labels", "synth", "code", "Zoo", "math", "art", "b_2")
 KINDS = ("whole", "decimal", "passes", "temperature")
+
+
+def drawn(check, part, number):
+    """What a check gives for each of so many draws; an error says which draws it was about."""
+    for each in range(number):
+        try:
+            yield check(np.random.default_rng((part, each)))
+        except Exception as error:
+            error.add_note(f"{check.__name__}(np.random.default_rng(({part}, {each})))")
+            raise
 
 
 def component(name, counts, seed=0, sampling="shuffled", run=3, block=8):

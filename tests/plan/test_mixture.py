@@ -14,10 +14,10 @@ from small_mixtures import component, draw_mixture, example_mixture, mixture
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION, Purpose
-from lightning_shards.plan.mixture import MixtureOrder, component_seed
-from lightning_shards.plan.mixture_schedule import WeightChange
-from lightning_shards.plan.mixture_slots import MixtureSlots
-from lightning_shards.plan.mixture_weights import MAX_ROUND
+from lightning_shards.plan.mixtures.mixture import MixtureOrder, component_seed
+from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.mixtures.weights import MAX_ROUND
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.schedule import EpochSchedule

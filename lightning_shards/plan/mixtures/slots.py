@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words
-from lightning_shards.plan.mixture_schedule import MixtureSchedule
-from lightning_shards.plan.mixture_weights import check_component_names
+from lightning_shards.plan.mixtures.schedule import MixtureSchedule
+from lightning_shards.plan.mixtures.weights import check_component_names
 from lightning_shards.plan.order import BLOCKS_KEPT
 
 _Ints = NDArray[np.int64]
@@ -103,15 +103,15 @@ class MixtureSlots:
 
     def places(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
         """The places of rising spans of positions, int64, in pieces that rise."""
-        rising: list[_Ints] = []
+        rising: list[tuple[int, int]] = []
         for start, stop in spans:
             for first, last in self.bounds(epoch, start, stop):
-                if rising and first <= rising[-1][-1]:
-                    yield np.concatenate(rising)
-                    rising.clear()
-                rising.append(np.arange(first, last, dtype=np.int64))
+                if rising and first < rising[-1][1]:
+                    yield _joined(rising)
+                    rising = []
+                rising.append((first, last))
         if rising:
-            yield np.concatenate(rising)
+            yield _joined(rising)
 
     def look_up(self, places: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """The component at each of these rising places, and the number of the sample.
@@ -132,6 +132,18 @@ class MixtureSlots:
             components[start:stop], samples[start:stop] = of_components[slots], of_units[slots]
             start = stop
         return components, samples * unit + offsets
+
+    def components(self, epoch: int, start: int, stop: int) -> _Ints:
+        """The component at each of these positions, by its number in `names`.
+
+        int64, shape (stop - start,).
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+        """
+        pieces = self.places(epoch, [(start, stop)])
+        numbers = [self.look_up(places)[0].astype(np.int64) for places in pieces]
+        return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def before(self, place: int) -> _Ints:
         """Samples of each component before a place, int64, shape (components,)."""
@@ -193,6 +205,15 @@ class MixtureSlots:
         for component, begin, end in zip(by_name, counts[0], counts[-1], strict=True):
             numbers[np.flatnonzero(components == component)] = np.arange(begin, end)
         return components, numbers
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> _Ints:
+    """The numbers of these ranges, none of them empty, one range after the other."""
+    starts, stops = np.array(ranges, np.int64).T
+    lengths = stops - starts
+    ends = np.cumsum(lengths, dtype=np.int64)
+    numbers = np.arange(ends[-1], dtype=np.int64)
+    return numbers + np.repeat(starts - ends + lengths, lengths)
 
 
 def _stable_rows(words: NDArray[np.uint64]) -> _Ints:

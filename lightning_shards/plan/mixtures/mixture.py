@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from lightning_shards.errors import ConfigError, PlanError, StateError
-from lightning_shards.plan.draws import ORDER_VERSION
-from lightning_shards.plan.mixture_slots import RUN_END, MixtureSlots
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.mixtures.identity import MixtureIdentity
+from lightning_shards.plan.mixtures.slots import RUN_END, MixtureSlots
 from lightning_shards.plan.order import Order
 
 _Ints = NDArray[np.int64]
@@ -130,16 +130,13 @@ class MixtureOrder(Order):
         return np.concatenate([np.empty((0, 2), np.int64), *ids])
 
     def components(self, epoch: int, start: int, stop: int) -> _Ints:
-        """The component at each of these positions, by its number in `mix`.
+        """The component at each of these positions, as of `MixtureSlots.components`."""
+        return self.slots.components(epoch, start, stop)
 
-        int64, shape (stop - start,).
-
-        Raises:
-            ConfigError: Numbers that no epoch or range has.
-        """
-        pieces = self.slots.places(epoch, [(start, stop)])
-        numbers = [self.slots.look_up(places)[0].astype(np.int64) for places in pieces]
-        return np.concatenate([np.empty(0, np.int64), *numbers])
+    def components_of(self, shards: ArrayLike) -> _Ints:
+        """The component of each of these shards, by its number in `mix`."""
+        numbers = np.searchsorted(self._first_shards, shards, side="right") - 1
+        return numbers.astype(np.int64)
 
     def consumed(self, epoch: int, position: int) -> _Ints:
         """Samples of each component before this position, since the beginning of the run.
@@ -193,49 +190,24 @@ class MixtureOrder(Order):
 
     def identity(self) -> dict[str, int | str]:
         """The version of the arithmetic, and all that the order depends on beside the shards."""
-        components = {f"component_{each.name}": each.describe() for each in self.mix}
-        return self._fixed() | {"stages": self.slots.schedule.to_text()} | components
+        return self.told.values()
 
     def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:
         """Check that a run whose order had this identity may go on with this order.
 
-        Stages that begin behind the trained samples may be others, and so may components that have
-        no weight before.
-
         Args:
             saved: The `identity` of the order that gave the trained samples.
-            trained: How many of the run these are: all epochs before the cursor's, and its samples.
+            trained: As of `MixtureIdentity.require_resumable`.
 
         Raises:
             StateError: They are not the first ones of this order.
         """
-        for name, value in self._fixed().items():
-            if saved.get(name) != value:
-                raise StateError(
-                    f"the checkpoint was made with {name}={saved.get(name)!r:.100}, this run has "
-                    f"{value!r}; set it back to resume, or start anew without the loader's state"
-                )
-        self.slots.schedule.require_same(saved.get("stages"), trained)
-        used = self.slots.schedule.names_before(trained)
-        for component in self.mix:
-            was, now = saved.get(f"component_{component.name}"), component.describe()
-            if component.name in used and was != now:
-                raise StateError(
-                    f"the checkpoint was made with the component {component.name!r} of {was}, this "
-                    f"run has {now}; set it back to resume, or give what is new another name and a "
-                    "weight in a stage that is still to come"
-                )
+        self.told.require_resumable(saved, trained)
 
-    def _fixed(self) -> dict[str, int | str]:
-        """What cannot change while a run goes on."""
-        return {
-            "order_version": ORDER_VERSION,
-            "seed": self.slots.seed,
-            "sampling": "mixture",
-            "dataset_size": self.samples,
-            "round": self.slots.schedule.round_units,
-            "unit": self.slots.schedule.unit,
-        }
+    @property
+    def told(self) -> MixtureIdentity:
+        """What a checkpoint says of it."""
+        return MixtureIdentity(self.slots, {each.name: each.describe() for each in self.mix})
 
     @cached_property
     def _first_shards(self) -> list[int]:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.mixture_weights import check_round, weigh_stage, whole_ratio
+from lightning_shards.plan.mixtures.weights import check_round, weigh_stage, whole_ratio
 
 Weights = Mapping[str, int]
 """The whole weight of each component by name, without a common divisor."""
@@ -277,7 +277,7 @@ def _parsed(saved: object) -> list[_Readable]:
     try:
         stages = cast("list[Any]", json.loads(saved)) if isinstance(saved, str) else []
         parsed = [[int(start), dict(weights)] for start, weights in stages]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         parsed = []
     if not parsed:
         raise StateError(

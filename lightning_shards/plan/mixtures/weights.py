@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 from math import gcd, isfinite, lcm
-from typing import Final
+from typing import Final, cast
 
 from lightning_shards.errors import ConfigError, PlanError
 
@@ -33,7 +33,11 @@ def check_component_names(names: Sequence[str]) -> None:
         raise ConfigError("a mixture needs at least one component, got none; name one below mix")
     by_folded: dict[str, str] = {}
     for name in names:
-        if not name.isidentifier() or name in _RESERVED:
+        if (
+            not isinstance(cast("object", name), str)
+            or not name.isidentifier()
+            or name in _RESERVED
+        ):
             raise ConfigError(
                 f"the name of a component must be an identifier other than "
                 f"{' and '.join(_RESERVED)}, got {name!r}; use letters, digits and underscores"
@@ -165,11 +169,7 @@ def epoch_of_mixture(
     Raises:
         ConfigError: Not one of the two, an unknown name, or less than a round.
     """
-    if (dataset_size is None) == (epoch_of is None):
-        raise ConfigError(
-            "the epoch of a mixture needs either dataset_size or epoch_of, got "
-            f"dataset_size={dataset_size} and epoch_of={epoch_of!r}; give one of them"
-        )
+    require_one_length(dataset_size, epoch_of)
     wanted, told = dataset_size or 0, f"dataset_size={dataset_size}"
     if epoch_of is not None:
         wanted = _samples_of_pass(samples, weights, epoch_of)
@@ -180,6 +180,19 @@ def epoch_of_mixture(
             "the epoch longer or the round shorter"
         )
     return wanted - wanted % round_samples
+
+
+def require_one_length(dataset_size: int | None, epoch_of: str | None) -> None:
+    """Check that the epoch of a mixture has its length from one setting.
+
+    Raises:
+        ConfigError: It has none, or two.
+    """
+    if (dataset_size is None) == (epoch_of is None):
+        raise ConfigError(
+            "the epoch of a mixture needs either dataset_size or epoch_of, got "
+            f"dataset_size={dataset_size} and epoch_of={epoch_of!r}; give one of them"
+        )
 
 
 def _samples_of_pass(samples: Mapping[str, int], weights: Mapping[str, int], name: str) -> int:

@@ -1,0 +1,1 @@
+"""Mixtures: several data sets in one order, each round composed exactly."""
