@@ -5,7 +5,7 @@ replaces the one that was planned. With `max_bad=None` the first bad sample rais
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
@@ -140,7 +140,7 @@ class BadSampleLedger:
             raise error
         self.lose_planned(shard, range(number, number + 1), error)
 
-    def lose_planned(self, shard: int, samples: range, error: Exception) -> None:
+    def lose_planned(self, shard: int, samples: Sequence[int], error: Exception) -> None:
         """Leave out these samples, which were planned, or raise the error."""
         if self.max_bad is None:
             raise refused(error)
@@ -163,7 +163,7 @@ class BadSampleLedger:
         found, self.found = self.found, []
         return found
 
-    def fill(self, samples: Iterator[Sample], spare: Callable[[], Sample]) -> Iterator[Sample]:
+    def fill(self, samples: Iterator[Sample], spare: Callable[[], Sample]) -> Generator[Sample]:
         """The samples, with substitutes in the gaps; `spare` makes one if no sample is good."""
         last: Sample | None = None
         for sample in samples:

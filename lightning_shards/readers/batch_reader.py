@@ -42,8 +42,8 @@ from lightning_shards.samples.collate import (
     numbers_or_list,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, npy_column
-from lightning_shards.samples.decoding.decoders import Decoding
+from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
+from lightning_shards.samples.decoding.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, counted, optional_names
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
@@ -92,7 +92,7 @@ def decode_column(
     (decoding,) = field.decodings
     classes = field.classes
     decode = _COLUMNS.get(decoding)
-    if classes is not None and not decoding.is_gzipped:
+    if classes is not None and decoding == Decoding(CLASS):
         decode = partial(_numbers, classes)
     has_gaps = field.default is not None and members.has_gaps
     if decode is not None and not isinstance(members, LargeMembers) and not has_gaps:
@@ -133,7 +133,7 @@ _COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
     Decoding("text"): _texts,
     Decoding("json"): _jsons,
     Decoding("npy"): npy_column,
-    **{Decoding(name): column for name, column in NUMBER_COLUMNS.items()},
+    **{Decoding(name): column for name, column in (NUMBER_COLUMNS | SCALAR_COLUMNS).items()},
 }
 
 
@@ -163,6 +163,7 @@ class BatchReader:
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
+        self._read = [field for field in fields if not field.is_joined]
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -171,33 +172,37 @@ class BatchReader:
     def look_up(
         self,
         ids: Ints,
-        spans: Sequence[tuple[int, int]],
+        positions: Sequence[Sequence[int]],
         transforms: SampleTransforms,
         weights: Sequence[Sequence[int]] = (),
+        components: Sequence[Sequence[int]] = (),
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
         Args:
             ids: Of the samples of all batches, int64 of shape (n, 2).
-            spans: The positions of each batch in the epoch.
+            positions: Of the samples of each batch in the epoch, a range as a rule.
             transforms: Of this epoch.
             weights: Of the samples of each batch, 1 or 0; empty where the split has none.
+            components: Of the samples of each batch; empty where the split is no mixture.
 
         Raises:
             ShardNotFoundError: A shard does not exist.
             IndexMismatchError: A shard changed since it was counted.
         """
         self._ids, self._transforms = ids, transforms
-        self._first_positions = [start for start, _ in spans]
-        self._stops = [0, *accumulate(stop - start for start, stop in spans)]
-        self._weights = weights or [()] * len(spans)
+        self._positions = positions
+        self._stops = [0, *accumulate(map(len, positions))]
+        self._weights = weights or [()] * len(positions)
+        self._components = components or [()] * len(positions)
         transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
-            stamps, self._keys, extents = find_members(self._shards, self._fields, ids)
+            self._shards.joined.release()
+            stamps, self._keys, extents = find_members(self._shards, self._read, ids)
             stops = np.array(self._stops[1:])
-            optional = [n for n, field in enumerate(self._fields) if field.is_optional]
+            optional = [n for n, field in enumerate(self._read) if field.is_optional]
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
@@ -226,7 +231,7 @@ class BatchReader:
         if not self._transforms.is_empty:
             samples = self._bare_samples(keys, start, stop)
             with self._transforms.keeping_globals():
-                made = self._transformed(samples, members, self._first_positions[number])
+                made = self._transformed(samples, members, self._positions[number])
             names = self._names
             if self._transforms.sample_transforms:
                 require_not_taken(samples[0], columns)
@@ -235,8 +240,9 @@ class BatchReader:
             columns |= made
             columns = {name: columns[name] for name in names}
         ids = self._ids[start:stop].copy()
-        weights, reserved = self._weights[number], self._collation.reserved
-        batch = join_columns(keys, columns, ids, weights, self._format, reserved)
+        weights, components = self._weights[number], self._components[number]
+        reserved = self._collation.reserved
+        batch = join_columns(keys, columns, ids, weights, self._format, reserved, components)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
@@ -244,8 +250,11 @@ class BatchReader:
 
         They hold until the next call; raises what `ReadAhead.members` does.
         """
-        members = self._ahead.members(start, stop)
-        return dict(zip(self._names, members, strict=True))
+        members = zip(self._read, self._ahead.members(start, stop), strict=True)
+        found = {field.name: data for field, data in members}
+        if len(found) < len(self._fields):
+            found |= self._shards.joined.members(self._ids[start:stop])
+        return found
 
     def _bare_samples(self, keys: list[str], start: int, stop: int) -> list[Sample]:
         """The samples start to stop without their fields."""
@@ -257,6 +266,16 @@ class BatchReader:
 
     def _whole_samples(self, number: int) -> LoadedBatch:
         """A batch of whole samples, as a `collate_fn` takes them."""
+        plain = [field for field in self._fields if field.name not in self._decoders]
+        with self._transforms.keeping_globals():
+            samples = list(counted(self._made_samples(number), plain, {}))
+        with self._clock.on("collate"):
+            weights, components = self._weights[number], self._components[number]
+            given = self._collation.given(samples, weights, self._transforms.layouts, components)
+        return LoadedBatch(given, self._digests[number], stages=self._clock.take())
+
+    def _made_samples(self, number: int) -> Iterator[Sample]:
+        """The whole samples of a batch, one after the other."""
         start, stop = self._stops[number : number + 2]
         decoders = {field.name: _decoder_of(field) for field in self._fields}
         begin = self._clock.begin("read")
@@ -266,30 +285,24 @@ class BatchReader:
             for name in decoders
         }
         samples = self._bare_samples(self._keys.part(start, stop), start, stop)
-        with self._transforms.keeping_globals():
-            for row, sample in enumerate(samples):
-                position = self._first_positions[number] + row
-                sample.update({name: next(each) for name, each in data.items()})
-                begin = self._clock.lap("read", begin, "decode")
-                self._transforms.seed_decoders(position)
-                for name, decode in decoders.items():
-                    sample[name] = decode(sample[name])
-                self._clock.lap("decode", begin, "transform")
-                samples[row] = self._transforms.apply(sample, position)
-                begin = self._clock.begin("read")
-                require_same_fields(samples[0], samples[row])
-        with self._clock.on("collate"):
-            plain = [field for field in self._fields if field.name not in self._decoders]
-            samples = list(counted(samples, plain, {}))
-            weights = self._weights[number]
-            given = self._collation.given(samples, weights, self._transforms.layouts)
-        return LoadedBatch(given, self._digests[number], stages=self._clock.take())
+        for row, sample in enumerate(samples):
+            position = self._positions[number][row]
+            sample.update({name: next(each) for name, each in data.items()})
+            begin = self._clock.lap("read", begin, "decode")
+            self._transforms.seed_decoders(position)
+            for name, decode in decoders.items():
+                sample[name] = decode(sample[name])
+            self._clock.lap("decode", begin, "transform")
+            samples[row] = self._transforms.apply(sample, position)
+            begin = self._clock.begin("read")
+            require_same_fields(samples[0], samples[row])
+            yield samples[row]
 
     def _transformed(
         self,
         samples: list[Sample],
         members: Mapping[str, MemberBytes | LargeMembers],
-        position: int,
+        positions: Sequence[int],
     ) -> dict[str, Column]:
         """The fields that transforms take or make, sample by sample: one image is held at a time.
 
@@ -306,12 +319,12 @@ class BatchReader:
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
             if self._transforms.decoders_draw:
-                self._transforms.seed_decoders(position + number)
+                self._transforms.seed_decoders(positions[number])
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
             rows = {name: column[number] for name, column in pixels.items()}
-            made = samples[number] = self._transforms.apply(sample, position + number, rows)
+            made = samples[number] = self._transforms.apply(sample, positions[number], rows)
             begin = self._clock.begin("collate")
             if number == 0:
                 names = fields_of(made) if is_joint else decoders

@@ -5,67 +5,48 @@ the same whichever worker makes it and wherever the stream was started.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
 
-from lightning_shards.errors import ConfigError, TransformError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_meter import FetchMeter
-from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
-from lightning_shards.readers.ahead.remote_batches import (
-    ShardTables,
-    buffer_beside,
-    fetched_ahead,
-)
-from lightning_shards.readers.bad_samples import (
-    BAD,
-    SAMPLES_TRIED,
-    StandIn,
-    bad_sample,
-    epochs_to_try,
-    first_good_sample,
-    refused,
-    weights_of,
-)
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.ahead.reading import Reading, reading_shards
+from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.open_shards import OpenShards, read_sample, require_optional_fields
+from lightning_shards.readers.making.batches import batches_of_worker
+from lightning_shards.readers.making.rows import EpochRows, RowSettings
+from lightning_shards.readers.open_shards import OpenShards, require_optional_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BadSample, BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import (
     Field,
-    counted,
     decoding_loads_torch,
     optional_names,
     own_decoders,
     with_arrays,
 )
-from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
+from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
     SampleTransforms,
-    TorchLoadedError,
     Transform,
     layouts_of,
     repeated,
     repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.kept_joins import Join, joins_identity, prepare_joins
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out, without_cache
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
-
-_STRETCH = 16_384
-"""Positions of an epoch that are looked up together; as many as a block has by default."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +67,7 @@ class IndexedSource:
             callable, which is pickled and makes the storage in the process that reads.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
+        joins: Where joined fields come from.
     """
 
     index: ShardIndex
@@ -100,6 +82,7 @@ class IndexedSource:
     storages: Mapping[str, MakeStorage] | None = None
     sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
+    joins: tuple[Join, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -122,7 +105,7 @@ class IndexedSource:
         order = self.order.identity()
         sampling = str(order["sampling"])
         own = (sampling, self.seed, self.index, self.transforms, self.fields)
-        return shard_identity("indexed", *own) | order
+        return shard_identity("indexed", *own) | order | joins_identity(self.joins)
 
     def describe(self) -> SourceDescription:
         """The properties of this source; the order's identity gives the sampling and the run."""
@@ -142,14 +125,15 @@ class IndexedSource:
         )
 
     def prepare(self) -> None:
-        """List the members of all shards that are scanned; the tables of others are fetched later.
+        """List the members of all shards that are scanned, and make the joins.
 
         Raises:
-            ShardError: A shard cannot be read.
+            ShardError: A shard or a joined table cannot be read.
         """
-        storages = Storages(self.storages)
-        build_tables(self.index.urls, TableStore(self.cache, storages=storages, takes_dali=True))
-        storages.close()
+        with closing(Storages(self.storages)) as storages:
+            store = TableStore(self.cache, storages=storages, takes_dali=True)
+            build_tables(self.index.urls, store)
+            prepare_joins(self.joins, self.index, self.cache, store)
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -183,6 +167,7 @@ class IndexedSource:
             max_bad=None,
             transforms=repeated(self.transforms),
             sample_transforms=repeated_of_samples(self.sample_transforms),
+            collation=self.collation.watched(),
             storages=without_cache(self.storages),
         )
         if optional_names(self.fields) and self.index.counts is not None:
@@ -198,43 +183,58 @@ class IndexedSource:
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        clock = StageClock()
-        fields = with_arrays(self.fields, *self._steps, plain=self.collation.takes_arrays)
-        unreadable: set[tuple[int, int]] = set()
-        storages = shared_out(self.storages, len(place.ranks_of_node))
-        share = share_of_process(place, place.ranks_of_node)
-        tables = ShardTables(self.index, self.cache, storages, share)
-        plan = PiecePlan(
-            *(self.order, self.epochs, cursor, place, place.ranks_of_node, self.index.urls),
-            *(tables.tables_of, tables.require_same),
-        )
-        with (
-            OpenShards(self.index, self.cache, storages=storages) as shards,
-            fetched_ahead(shards, plan, tables) as ahead,
-        ):
-            buffer = buffer_beside(ahead, shards)
-            reader = BatchReader(
-                *(shards, fields, self.batch_format, clock),
-                arena=arena,
-                buffer=buffer,
-                collation=self.collation,
-            )
-            meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
-            for turn, worker_epoch in enumerate(self.epochs.worker_epochs(place, cursor)):
-                epoch = worker_epoch.epoch
-                transforms = self._transforms_of(epoch, clock)
-                rows = _Rows(self, fields, epoch, shards, transforms, unreadable, clock, arena)
-                batches = self._batches_of(worker_epoch, rows, reader)
-                if ahead is not None:
-                    batches = ahead.told(turn, worker_epoch, batches)
-                yield from batches if self.storages is None else meter.each(batches)
+        clock, unreadable = StageClock(), set[tuple[int, int]]()
 
-    def _transforms_of(self, epoch: int, clock: StageClock) -> SampleTransforms:
-        return SampleTransforms(
+        def begin(reading: Reading) -> Callable[[int], EpochRows]:
+            reader = self.reader(reading, clock, arena)
+            return lambda epoch: self.rows_of(epoch, reading, reader, unreadable, clock, arena)
+
+        worker_epochs = self.epochs.worker_epochs(place, cursor)
+        return batches_of_worker(self.reading(place, cursor), worker_epochs, begin)
+
+    def reading(self, place: Place, cursor: Cursor) -> AbstractContextManager[Reading]:
+        """What one worker reads its shards by from the cursor on."""
+        known = (self.index, self.cache, self.storages, self.order, self.epochs)
+        return reading_shards(*known, joins=self.joins, place=place, cursor=cursor)
+
+    def rows_of(
+        self,
+        epoch: int,
+        reading: Reading,
+        reader: BatchReader | None,
+        unreadable: set[tuple[int, int]],
+        clock: StageClock,
+        arena: Arena | None,
+    ) -> EpochRows:
+        """What makes its rows in an epoch."""
+        transforms = SampleTransforms(
             *(self.transforms, SampleSeeds(self.seed, epoch), clock, self.sample_transforms),
             decoders=own_decoders(self.fields),
             optional=optional_names(self.fields),
         )
+        made_by = (self.row_settings, epoch, reading.shards, transforms)
+        return EpochRows(*made_by, unreadable, clock, arena, reader)
+
+    def reader(
+        self, reading: Reading, clock: StageClock, arena: Arena | None, share: int = 1
+    ) -> BatchReader | None:
+        """What makes its batches field by field, if so many do; None if that is not possible."""
+        if not all(map(can_decode, self.fields)):
+            return None
+        settings = self.row_settings
+        return BatchReader(
+            *(reading.shards, settings.fields, self.batch_format, clock),
+            arena=arena,
+            buffer=reading.new_buffer(share),
+            collation=self.collation,
+        )
+
+    @property
+    def row_settings(self) -> RowSettings:
+        """What its rows follow from."""
+        fields = with_arrays(self.fields, *self._steps, plain=self.collation.takes_arrays)
+        settings = (self.batch_format, self.max_bad, self.collation)
+        return RowSettings(self.order, fields, self._steps, *settings)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
@@ -257,142 +257,3 @@ class IndexedSource:
                 ]
                 for start, stop in (plan.rank_span(step, place.rank) for step in steps)
             ]
-
-    def _batches_of(
-        self, worker_epoch: WorkerEpoch, rows: "_Rows", reader: BatchReader
-    ) -> Iterator[LoadedBatch]:
-        """The batches of one epoch: field by field, or sample by sample if that is not possible."""
-        rank, by_fields = worker_epoch.place.rank, all(map(can_decode, self.fields))
-        spans = (
-            (step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps()
-        )
-        for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // _STRETCH):
-            steps, spans_of_steps = map(list, zip(*stretch, strict=True))
-            planned = [worker_epoch.weights(step) for step in steps]
-            if by_fields:
-                ids = self.order.at_spans(rows.epoch, spans_of_steps)
-                weights = list(map(self._weights, planned, spans_of_steps))
-                reader.look_up(ids, spans_of_steps, rows.transforms, weights)
-            for number, span in enumerate(spans_of_steps):
-                by_field = partial(reader.batch, number) if by_fields else None
-                by_sample = partial(self._batch_by_samples, rows, span, planned[number])
-                loaded = self._batch(by_field, by_sample)
-                if self.collation.collate_fn is not None:
-                    loaded = self.collation.finished_on(loaded, rows.clock)
-                yield loaded
-
-    def _batch(
-        self, by_field: Callable[[], LoadedBatch] | None, by_sample: Callable[[], LoadedBatch]
-    ) -> LoadedBatch:
-        """The batch that one of the two ways gives; `by_field` is None if it cannot be used."""
-        try:
-            return by_field() if by_field else by_sample()
-        except TorchLoadedError:
-            return self._batch(by_field, by_sample)  # now that torch is loaded, it is seeded
-        except BAD as error:
-            if by_field is None:
-                raise
-            if self.max_bad is None and isinstance(error, TransformError):
-                refused(error)
-                raise  # it names the bad sample; a second try might succeed and hide it
-        return self._batch(None, by_sample)
-
-    def _weights(self, planned: list[int], span: tuple[int, int]) -> list[int]:
-        """The weights of a batch without a bad sample."""
-        return planned if planned or self.max_bad is None else [1] * (span[1] - span[0])
-
-    def _batch_by_samples(
-        self, rows: "_Rows", span: tuple[int, int], planned: list[int]
-    ) -> LoadedBatch:
-        """A batch made sample by sample; its errors name the bad sample."""
-        with rows.transforms.keeping_globals():
-            samples, bad = rows.between(*span)
-        weights = planned if self.max_bad is None else weights_of(samples, planned)
-        # a bad sample that is repeated is counted only where it is no repeat
-        counted = [bad[row] for row in bad if not planned or planned[row]]
-        configured = [field.name for field in self.fields]
-        with rows.clock.on("collate"):
-            names = batch_fields_of(samples, configured, self.batch_format, self.sample_transforms)
-            layouts = rows.transforms.layouts
-            loaded = self.collation.begun(
-                samples, names, weights, self.batch_format, counted, rows.arena, layouts
-            )
-        return loaded._replace(stages=rows.clock.take())
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Makes the rows of one epoch.
-
-    The first good sample that follows in the order replaces a bad one. It does not depend on the
-    worker, so batches are equal under any number of workers.
-
-    Attributes:
-        source: The source whose rows are made.
-        fields: Its fields; their pixels are arrays where no transform wants tensors.
-        epoch: Number of the epoch.
-        shards: The open shards that samples are read from.
-        transforms: The transforms, keyed by this epoch.
-        unreadable: Ids of samples that could not be read. They are not tried again: n of them in a
-            row would cost n**2 reads.
-        clock: Measures the time of each stage.
-        arena: Memory for the tensors of batches, as far as they fit.
-    """
-
-    source: IndexedSource
-    fields: tuple[Field, ...]
-    epoch: int
-    shards: OpenShards
-    transforms: SampleTransforms
-    unreadable: set[tuple[int, int]]
-    clock: StageClock
-    arena: Arena | None
-
-    def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
-        """The rows at these positions of the epoch, and the bad samples by row."""
-        bad: dict[int, BadSample] = {}
-        rows = self._made_between(start, stop, bad)
-        source = self.source
-        return list(counted(rows, self.fields, source.transforms, source.sample_transforms)), bad
-
-    def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
-        ids = self.source.order.at(self.epoch, start, stop).tolist()
-        for position, (shard, sample) in enumerate(ids, start):
-            with self.clock.on("open"):
-                self.shards.reader(shard)  # before the try: a changed shard is not a bad sample
-            try:
-                row = self._row(position, shard, sample)
-            except BAD as error:
-                row = self._stand_in(position, error)
-                bad[position - start] = bad_sample(shard, sample, error)
-            yield row
-
-    def _row(self, position: int, shard: int, sample: int) -> Sample:
-        self.transforms.seed_decoders(position)
-        try:
-            row = read_sample(self.shards, self.fields, shard, sample, self.clock)
-        except BAD:
-            self.unreadable.add((shard, sample))
-            raise
-        return self.transforms.apply(row, position)
-
-    def _stand_in(self, position: int, error: Exception) -> Sample:
-        """The substitute of a bad sample; its error, if the budget ends before a good one."""
-        if self.source.max_bad is None:
-            raise refused(error)
-        tries = min(self.source.max_bad + 1, self.source.order.samples)
-        for shard, sample in self._following(position, tries):
-            self.shards.reader(shard)
-            with suppress(*BAD):
-                return StandIn(self._row(position, shard, sample))
-        error.add_note(f"the {tries} samples that follow it in the order are bad, too")
-        raise error
-
-    def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
-        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
-        tried, size = 0, 1
-        while tried < tries:
-            following = self.source.order.following(self.epoch, position, size).tolist()
-            ids = ((shard, sample) for shard, sample in following[tried:])
-            yield from (sample_id for sample_id in ids if sample_id not in self.unreadable)
-            tried, size = size, min(2 * size, tries)

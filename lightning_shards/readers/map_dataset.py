@@ -15,10 +15,12 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.readers.joined.joined_fields import make_all_fields, with_kinds
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.readers.user_stages import named_callables
 from lightning_shards.samples.class_labels import (
+    GivenClasses,
     lack_classes,
     with_found_classes,
     with_given_classes,
@@ -26,7 +28,6 @@ from lightning_shards.samples.class_labels import (
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import (
     Field,
-    make_fields,
     optional_names,
     own_decoders,
     with_arrays,
@@ -36,6 +37,8 @@ from lightning_shards.samples.sample_transforms import SampleTransform, batch_fi
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.kept_joins import Join, find_join
+from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import remote_storages
@@ -55,14 +58,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
             samples may have none.
         decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
             bytes to a value. Default: by suffix.
-        classes: Sample key to the names of classes, in the order of their numbers, for the decoder
-            ``class``. Default: ``classes.json`` beside the shards.
+        classes: Sample key to the names of classes, in the order of their numbers, or to their
+            numbers by name, for the decoder ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
             ``numpy.random.Generator`` of its own for each (seed, epoch, number of the sample).
         defaults: Sample key to the value of samples that lack an optional field (``cls?``), instead
             of None.
         sample_transforms: Callables from a dict of fields to a dict of fields, applied one after
             the other before `transforms`.
+        join: Sample key to a table whose column becomes a field, as in ``SplitConfig``.
         seed: Key of the randomness of transforms.
         allow_unsafe: Decoders that can run code and are allowed: ``pickle``, ``pth``.
         cache_dir: Folder of counts and member tables. Default: ~/.cache/lightning_shards.
@@ -79,10 +83,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
         *,
         fields: Mapping[str, str],
         decode: Mapping[str, Any] | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
+        classes: Mapping[str, GivenClasses] | None = None,
         transforms: Mapping[str, Transform] | None = None,
         sample_transforms: Sequence[SampleTransform] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        join: Mapping[str, Any] | None = None,
         seed: int = 0,
         allow_unsafe: Sequence[str] | None = None,
         cache_dir: str | None = None,
@@ -92,7 +97,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._urls, self._cache = urls, CacheFolder(cache_dir)
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         unsafe = frozenset(allow_unsafe or ())
-        made = make_fields(fields, decode or {}, unsafe, self._transforms, defaults)
+        self._join, self._decode = join_settings(join or {}), dict(decode or {})
+        made = make_all_fields(
+            fields, self._join, self._decode, unsafe, self._transforms, defaults or {}
+        )
         self._given_fields = with_given_classes(made, classes or {})
         self._sample_transforms = tuple(sample_transforms or ())
         for name, transform in named_callables(self._transforms, self._sample_transforms):
@@ -165,7 +173,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _fields(self) -> tuple[Field, ...]:
         index = self._index
         fields = with_found_classes(self._given_fields, index.urls, index.class_files)
+        fields = with_kinds(fields, self._joins, self._decode, self._transforms)
         return with_arrays(fields, self._transforms, self._sample_transforms)
+
+    @cached_property
+    def _joins(self) -> tuple[Join, ...]:
+        return tuple(find_join(join, self._cache) for join in self._join)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -175,7 +188,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        shards = OpenShards(self._index, self._cache, storages=self._storages)
+        shards = OpenShards(self._index, self._cache, storages=self._storages, joins=self._joins)
         weakref.finalize(self, shards.__exit__)
         return shards
 

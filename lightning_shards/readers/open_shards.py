@@ -12,12 +12,14 @@ from typing import Any, Self
 import numpy as np
 
 from lightning_shards.errors import FileAccessError, count_of
+from lightning_shards.readers.joined.joined_members import JoinedMembers
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.kept_joins import Join
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
@@ -97,6 +99,7 @@ class OpenShards:
 
     Attributes:
         urls: Of all shards, by their numbers.
+        joined: The values of their samples that come from joins.
     """
 
     def __init__(
@@ -105,12 +108,14 @@ class OpenShards:
         cache: CacheFolder,
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
+        joins: Sequence[Join] = (),
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
         self._storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(cache, storages=self._storages, takes_dali=True)
+        self.joined = JoinedMembers(joins, index, cache, self._store)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
 
@@ -219,6 +224,7 @@ class OpenShards:
         while True:
             try:
                 table = self._store.table_of(url, expected_samples=expected)
+                self.joined.require_same(shard, table)
                 storage = self._storages.of(url)
                 refresh = (
                     partial(self._store.refresh, url, self.urls) if storage.is_remote else None
@@ -247,7 +253,7 @@ def require_optional_fields(shards: OpenShards, fields: Sequence[Field], counts:
         MissingFieldError: These are all shards, and no sample has the members of such a field.
         ShardError: As of `OpenShards.reader`.
     """
-    lacking = [field for field in fields if field.is_optional]
+    lacking = [field for field in fields if field.is_optional and not field.is_joined]
     filled = np.flatnonzero(counts)
     chosen: list[int] = filled[:: max(1, -(-len(filled) // _SHARDS_LOOKED_AT))].tolist()
     for shard in chosen if lacking else ():
@@ -275,7 +281,14 @@ def read_sample(
     members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]
     try:
         with clock.on("decode"):
-            decoded: Sample = {field.name: field.decode(members) for field in fields}
+            decoded: Sample = {
+                field.name: field.decode(
+                    shards.joined.of_sample(field, shard, sample, members)
+                    if field.is_joined
+                    else members
+                )
+                for field in fields
+            }
     finally:
         clock.seconds["decode"] -= clock.seconds["read"] - read_before
     for name in ("__key__", "__url__"):

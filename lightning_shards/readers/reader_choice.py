@@ -37,6 +37,8 @@ class ReaderChoice:
         sampling: Name of the sampling.
         has_stages: Whether there are stages, which need a stream.
         patterns: The shards as the user names them, joined, for messages.
+        in_mixture: Whether they are a component of a mixture, of which resampled ones may be
+            indexed, too.
     """
 
     split: str
@@ -44,6 +46,7 @@ class ReaderChoice:
     sampling: str
     has_stages: bool
     patterns: str = "URLS"
+    in_mixture: bool = False
 
     def of(self, index: ShardIndex) -> Literal["stream", "indexed"]:
         """The reader of these shards.
@@ -151,7 +154,7 @@ class ReaderChoice:
 
     @property
     def _must_stream(self) -> bool:
-        return self.sampling == "resampled" or self.has_stages
+        return self.has_stages or (self.sampling == "resampled" and not self.in_mixture)
 
     def _require_ranges(self, remote: Sequence[str], index: ShardIndex) -> None:
         """Refuse shards of which samples cannot be read by themselves."""

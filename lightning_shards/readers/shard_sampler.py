@@ -18,7 +18,10 @@ _DRAWS_AT_ONCE = 16
 
 
 class ShardSlice(NamedTuple):
-    """The samples to read of one shard: `take` samples after the first `skip`; None: the rest."""
+    """The samples to read of one shard: `take` samples after the first `skip`; None: the rest.
+
+    Where a filter is known to leave some of a shard, these are samples of what is left.
+    """
 
     shard: int
     skip: int = 0
@@ -37,8 +40,10 @@ def resampled_slices(
     place, done = worker_epoch.place, worker_epoch.plan.done
     slot = place.worker * place.world_size + place.rank
     stride = place.world_size * place.num_workers
-    if index.counts is not None:
-        shard, sample = draw_sample(index.counts, seed, worker_epoch.epoch, slot, resumed_at=done)
+    if index.kept_counts is not None:
+        shard, sample = draw_sample(
+            index.kept_counts, seed, worker_epoch.epoch, slot, resumed_at=done
+        )
         yield ShardSlice(shard, skip=sample)
     for start in count(0, stride * _DRAWS_AT_ONCE):
         stop = start + stride * _DRAWS_AT_ONCE
@@ -60,18 +65,19 @@ def exact_slices(
         weight: 1 for the samples themselves, 0 for the repeats that fill the last step.
         shuffled: Whether shards come in a new order each epoch.
     """
-    assert index.counts is not None  # the data module refuses exact sampling without counts
+    counts = index.kept_counts
+    assert counts is not None  # the data module refuses exact sampling without counts
     # order: int64, shape (num_shards,), the shards in the order of this epoch
     # stops: int64, shape (num_shards,), the position after the last sample of each of them
     order = shard_order(index.num_shards, seed, worker_epoch.epoch, shuffled)
-    stops = np.cumsum(index.counts[order])
+    stops = np.cumsum(counts[order])
     for span in spans(worker_epoch.plan, worker_epoch.place):
         if span.weight != weight:
             continue
         position = span.start
         while position < span.stop:
             number = int(np.searchsorted(stops, position, side="right"))
-            begin = int(stops[number] - index.counts[order[number]])
+            begin = int(stops[number] - counts[order[number]])
             stop = min(span.stop, int(stops[number]))
             yield ShardSlice(int(order[number]), position - begin, stop - position)
             position = stop
@@ -90,7 +96,7 @@ class Watch:
         if self.slices > self.limit:
             raise SampleError(
                 f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
-                "drops every sample; look at the shards and at `stages`"
+                "or a filter drops every sample; look at the shards, `stages`, `keep` and `exclude`"
             )
 
     def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -33,9 +33,24 @@ _SAMPLES_LOOKED_AT = 100
 """Samples of a stream that are read for an optional field before a fit."""
 
 
+class _Wanted(NamedTuple):
+    """The samples of one shard that are to be read.
+
+    Attributes:
+        numbers: Their numbers in the shard, ascending.
+        end_shard: Whether none of those that are left comes after them, so that the shard is read
+            to its end, to see that nothing follows.
+    """
+
+    numbers: Sequence[int]
+    end_shard: bool
+
+
 @dataclass(frozen=True)
 class ReadSlices:
     """The stage that reads slices of shards; a sample that comes out knows its `__id__`.
+
+    Shards are numbered from `first_shard` on, as those of a component of a mixture are.
 
     A damaged shard costs samples, which the ledger replaces if it may. An error of the store does
     not: it is raised, since others could read what this process could not.
@@ -47,35 +62,73 @@ class ReadSlices:
     is_planned: bool
     clock: StageClock
     storages: Storages
+    first_shard: int = 0
 
     def __call__(self, slices: Iterator[ShardSlice]) -> Iterator[Sample]:
         """The samples of these slices, one after the other."""
         for part in slices:
-            expected = None if self.index.counts is None else int(self.index.counts[part.shard])
-            if expected == 0:
+            wanted = self._wanted(part)
+            if wanted is not None and not wanted.numbers:
                 continue  # not worth opening, and no sign of a stream that gives nothing
             self.watch.opened()
-            yield from self._read(part, expected)
+            yield from self._read(part, wanted)
 
-    def _read(self, part: ShardSlice, expected: int | None) -> Iterator[Sample]:
-        url, (shard, number, take) = self.index.urls[part.shard], part
-        stop = expected if take is None else number + take
-        if stop == expected:
-            take = None  # read to the end, to see that nothing follows
+    def _wanted(self, part: ShardSlice) -> _Wanted | None:
+        """The samples of a slice; None where it is not known how many or which ones a shard has."""
+        counts, kept = self.index.kept_counts, self.index.kept
+        if kept is not None:
+            numbers: Sequence[int] = kept.of_shard(part.shard).tolist()
+        elif counts is not None:
+            numbers = range(int(counts[part.shard]))
+        else:
+            return None
+        stop = len(numbers) if part.take is None else part.skip + part.take
+        return _Wanted(numbers[part.skip : stop], stop == len(numbers))
+
+    def _read(self, part: ShardSlice, wanted: _Wanted | None) -> Iterator[Sample]:
+        shard, url, done = part.shard, self.index.urls[part.shard], 0
+        numbers = None if wanted is None else wanted.numbers
+        number = part.skip if numbers is None else numbers[0]
+        stop = None if wanted is None or wanted.end_shard else len(wanted.numbers)
         try:
-            with closing(read_shard(url, expected, number, self.storages)) as samples:
-                for sample in islice(self.clock.each(samples, "read"), take):
-                    sample["__id__"] = (shard, number)
-                    yield sample
+            with closing(read_shard(url, self._count(shard), number, self.storages)) as samples:
+                stamped = self.clock.each(samples, "read")
+                while done != stop:
+                    sample = next(stamped, None)
+                    if sample is None:
+                        break
+                    if self._is_wanted(sample, (shard, number), numbers, done):
+                        sample["__id__"] = (self.first_shard + shard, number)
+                        yield sample
+                        done += 1
                     number += 1
         except DamagedShardError as error:
-            if stop is not None and number >= stop:
-                raise  # nothing is lost: there is more than there was
-            if self.is_planned:
-                assert stop is not None  # exact sampling has counts
-                self.ledger.lose_planned(shard, range(number, stop), error)
-            else:
-                self.ledger.lose_rest(shard, number, error)
+            self._lose((shard, number), None if numbers is None else numbers[done:], error)
+
+    def _count(self, shard: int) -> int | None:
+        """All samples of a shard, with those that a filter leaves out."""
+        return None if self.index.counts is None else int(self.index.counts[shard])
+
+    def _is_wanted(
+        self, sample: Sample, sample_id: tuple[int, int], numbers: Sequence[int] | None, done: int
+    ) -> bool:
+        """Whether this is the next wanted sample, of which `done` have come."""
+        if numbers is not None:
+            return done < len(numbers) and numbers[done] == sample_id[1]
+        tests = self.index.key_tests
+        return tests is None or tests.keeps(*sample_id, sample["__key__"])
+
+    def _lose(
+        self, sample_id: tuple[int, int], left: Sequence[int] | None, error: DamagedShardError
+    ) -> None:
+        """Leave out what could not be read from this sample on; `left` are those wanted of it."""
+        (shard, number), expected = sample_id, self._count(sample_id[0])
+        if left is not None and not left and expected is not None and number >= expected:
+            raise error  # nothing is lost: there is more than there was
+        if left and self.is_planned:
+            self.ledger.lose_planned(self.first_shard + shard, left, error)
+        else:
+            self.ledger.lose_rest(self.first_shard + shard, number, error)
 
 
 def require_optional_members(

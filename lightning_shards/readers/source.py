@@ -12,6 +12,7 @@ from lightning_shards.errors import count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.mixtures.identity import MixtureIdentity
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
@@ -42,6 +43,8 @@ class SourceDescription:
         loads_torch: Whether decoding makes tensors, so that each worker imports torch.
         reserved: The reserved entries that batches have, as far as the split has them.
         storages: What reads shards that are not read by the package's own storages.
+        mixture: All that the samples of a mixture depend on: its components' names, and the slots
+            that say where they stand; `index.components` has their shards. None: no mixture.
     """
 
     reader: str
@@ -57,11 +60,15 @@ class SourceDescription:
     loads_torch: bool = False
     reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
+    mixture: MixtureIdentity | None = None
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""
         num_shards = 0 if self.index is None else self.index.num_shards
         shards = f" from {count_of(num_shards, 'shard')}" if num_shards else ""
+        if self.index is not None and self.index.kept is not None:
+            left = f"{self.index.kept.samples:,} of {self.index.samples:,} samples"
+            shards += f" (keep and exclude leave {left})"
         return (
             f"{plan.samples:,} samples{shards}, {self.sampling} by the {self.reader} reader, "
             f"{count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"

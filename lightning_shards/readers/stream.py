@@ -11,11 +11,11 @@ node and worker splits are not used: they ask the environment for the rank, repe
 workers, and give ranks unequal shares.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
@@ -23,6 +23,7 @@ from webdataset.pipeline import DataPipeline
 from lightning_shards.errors import SampleError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
+from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
@@ -41,7 +42,7 @@ from lightning_shards.readers.shard_samples import ReadSlices, require_optional_
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import (
     Field,
@@ -71,6 +72,18 @@ _SHUFFLE_POSITIONS = 1 << 49
 """Likewise for the shuffle buffers."""
 
 
+class ComponentNumbers(NamedTuple):
+    """Where a data set stands in a mixture.
+
+    Attributes:
+        component: Its number, which is the `__component__` of its samples.
+        first_shard: The shards of the components before it, with which those of its ids begin.
+    """
+
+    component: int
+    first_shard: int
+
+
 @dataclass(frozen=True)
 class StreamSource:
     """Streams whole shards; restarts from any cursor, with fresh draws.
@@ -90,6 +103,7 @@ class StreamSource:
             callable, which is pickled and makes the storage in the process that reads.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
+        numbers: Of a component of a mixture: how its samples are numbered; None: it is none.
     """
 
     index: ShardIndex
@@ -105,11 +119,12 @@ class StreamSource:
     storages: Mapping[str, MakeStorage] | None = None
     sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
+    numbers: ComponentNumbers | None = None
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too; each start has draws of its own."""
         own = (self.sampling, self.seed, self.index, self.transforms, self.fields)
-        return shard_identity("stream", *own)
+        return shard_identity("stream", *own) | self.index.kept_identity
 
     def describe(self) -> SourceDescription:
         """Whole shards are kept together."""
@@ -184,6 +199,7 @@ class StreamSource:
             max_bad=None,
             transforms=repeated(self.transforms),
             sample_transforms=repeated_of_samples(self.sample_transforms),
+            collation=self.collation.watched(),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
@@ -197,17 +213,23 @@ class StreamSource:
 
         None for the rest: in which order they come depends on the numbers of ranks and workers.
         """
-        counts = self.index.counts
+        counts, kept = self.index.kept_counts, self.index.kept
         if self.sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
             return None
-        return digest_share(SampleOrder(counts, self.seed, "sequential"), epoch, start, stop, place)
+        inner = SampleOrder(counts, self.seed, "sequential")
+        order = inner if kept is None else KeptOrder(inner, kept)
+        return digest_share(order, epoch, start, stop, place)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
         require_no_stages(self.stages)
-        bare = replace(
+        return read_again(self.undecoded(), place, epoch, steps, num_workers)
+
+    def undecoded(self) -> "StreamSource":
+        """The same samples without fields, in batches that are dicts."""
+        return replace(
             self,
             fields=(),
             transforms={},
@@ -215,21 +237,51 @@ class StreamSource:
             batch_format="dict",
             collation=BUILT_IN_COLLATION,
         )
-        return read_again(bare, place, epoch, steps, num_workers)
+
+    def samples_of(
+        self,
+        worker_epoch: WorkerEpoch,
+        ledger: BadSampleLedger,
+        clock: StageClock,
+        storages: Storages,
+    ) -> Generator[Sample]:
+        """The samples of one worker in one epoch, with substitutes for the bad ones.
+
+        Nothing is opened before the first of them.
+        """
+        return ledger.fill(
+            self._samples(worker_epoch, ledger, clock, storages),
+            lambda: self._spare(worker_epoch, storages),
+        )
+
+    def rows(self, samples: Iterator[Sample], size: int) -> list[Sample]:
+        """The next samples for one batch: `size`, or as many as are left.
+
+        Raises:
+            SampleError: As of `counted`; or a sample cannot be made.
+        """
+        return list(counted(islice(samples, size), self.fields, *self._steps))
+
+    def names_of(self, rows: Sequence[Sample]) -> list[str]:
+        """The fields of a batch of these rows, in their order; errors as of `batch_fields_of`."""
+        configured = [field.name for field in self.fields]
+        return batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
+
+    @property
+    def layouts(self) -> dict[str, PixelLayout]:
+        """Of the fields that crops make."""
+        return layouts_of(self.transforms, optional_names(self.fields))
 
     def _batches_of(
         self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
     ) -> Iterator[LoadedBatch]:
         ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
-        samples = ledger.fill(
-            self._samples(worker_epoch, ledger, clock, storages),
-            lambda: self._spare(worker_epoch, storages),
-        )
+        samples = self.samples_of(worker_epoch, ledger, clock, storages)
         draws_from_globals = bool(self.draws_from_globals)
         for step in worker_epoch.own_steps():
             if draws_from_globals:
                 with preserved_globals():
-                    self._seed_stages(worker_epoch, step)
+                    self.seed_stages(worker_epoch, step)
                     loaded = self._batch(samples, worker_epoch, step, clock, arena)
             else:
                 loaded = self._batch(samples, worker_epoch, step, clock, arena)
@@ -244,7 +296,7 @@ class StreamSource:
         arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        rows = list(counted(islice(samples, size), self.fields, *self._steps))
+        rows = self.rows(samples, size)
         if len(rows) < size:
             raise SampleError(
                 f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
@@ -255,14 +307,14 @@ class StreamSource:
                 "a stage made more samples than it was given, but each sample is planned once; "
                 "stages that add samples need sampling='resampled'"
             )
-        configured = [field.name for field in self.fields]
         planned = worker_epoch.weights(step)
         weights = planned if self.max_bad is None else weights_of(rows, planned)
         with clock.on("collate"):
-            names = batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
-            layouts = layouts_of(self.transforms, optional_names(self.fields))
-            made = (rows, names, weights, self.batch_format, (), arena, layouts)
-            return self.collation.finished(self.collation.begun(*made))
+            made = (rows, self.names_of(rows), weights, self.batch_format, (), arena, self.layouts)
+            components = [] if self.numbers is None else [self.numbers.component] * size
+            return self.collation.finished(
+                self.collation.begun(*made, components=components), self.layouts
+            )
 
     def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
@@ -313,7 +365,8 @@ class StreamSource:
         limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
         watch = Watch(limit)
         is_planned = self.sampling != "resampled"
-        read = ReadSlices(self.index, watch, ledger, is_planned, clock, storages)
+        first_shard = 0 if self.numbers is None else self.numbers.first_shard
+        read = ReadSlices(self.index, watch, ledger, is_planned, clock, storages, first_shard)
         stages: list[Any] = [lambda: parts, read]
         if self.sampling != "sequential" and self.shuffle_buffer > 1:
             rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
@@ -338,6 +391,7 @@ class StreamSource:
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))
 
-    def _seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
+    def seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
+        """Seed the global generators, from which stages may draw, for this source and step."""
         position = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
         SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done).seed_globals(position)

@@ -68,7 +68,8 @@ ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(
 def look_up(shards, ids, stops, *, fields=FIELDS, buffer=None, **transforms):
     reader = BatchReader(shards, fields, "dict", StageClock(), buffer=buffer)
     spans = list(pairwise([0, *stops]))
-    reader.look_up(np.array(ids), spans, SampleTransforms(transforms, SampleSeeds(0, 0)))
+    positions = [range(*span) for span in spans]
+    reader.look_up(np.array(ids), positions, SampleTransforms(transforms, SampleSeeds(0, 0)))
     return reader
 
 

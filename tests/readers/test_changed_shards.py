@@ -66,7 +66,7 @@ def index_of(*paths, with_crc32=False):
 def columns(shards, ids, spans, transforms=None):
     seeds = SampleTransforms(transforms or {}, SampleSeeds(0, 0))
     reader = BatchReader(shards, FIELDS, "dict", StageClock())
-    reader.look_up(np.array(ids), spans, seeds)
+    reader.look_up(np.array(ids), [range(*span) for span in spans], seeds)
     return reader
 
 

@@ -1,8 +1,10 @@
 """What a `collate_fn` is given, what becomes of what it returns, and its errors."""
 
 import copy
+import logging
+import random
 from collections import UserDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -306,3 +308,69 @@ def test_a_replay_needs_no_batch(pack_shards, make_module, reader):
     source = make_module(split).source("train")
     rows = batch_keys(source, Place(), 0, range(1), num_workers=1)
     assert [row.key for row in rows[0]] == [f"{number:06d}" for number in range(5)]
+
+
+def mixed(samples):
+    share = random.random() if len(samples) > 1 else 1.0
+    return {"label": share * samples[0]["label"]}
+
+
+def mixed_by_numpy(samples):
+    return {"label": np.random.permutation(len(samples))}  # noqa: NPY002
+
+
+def mixed_by_torch(samples):
+    return {"label": torch.randperm(len(samples))}
+
+
+@dataclass
+class Mixer:
+    """Draws from a generator of its own."""
+
+    rng: object = field(default_factory=np.random.default_rng)
+
+    def __call__(self, samples):
+        return {"label": [sample["label"] + self.rng.random() for sample in samples]}
+
+
+DRAWING = {
+    "python": (mixed, "mixed, drew random numbers from the generators of the whole process"),
+    "numpy": (mixed_by_numpy, "mixed_by_numpy, drew random numbers from the generators"),
+    "torch": (mixed_by_torch, "mixed_by_torch, drew random numbers from the generators"),
+    "its own": (Mixer(), "Mixer, made two batches of the same samples"),
+}
+
+
+@pytest.mark.parametrize(("collate_fn", "problem"), DRAWING.values(), ids=DRAWING)
+@READERS
+def test_one_that_draws_is_warned_about(
+    pack_shards, make_module, reader, caplog, collate_fn, problem
+):
+    split = split_of(pack_shards([3]), reader, collate_fn=collate_fn)
+    states = random.getstate(), torch.get_rng_state().tolist()
+    with caplog.at_level(logging.WARNING):
+        make_module(split).source("train").first_sample(Place())
+    assert f"collate_fn, which is {problem}" in caplog.text
+    assert caplog.text.count("so that no run can be repeated: draw in a transform") == 1
+    if collate_fn is mixed:
+        assert (random.getstate(), torch.get_rng_state().tolist()) == states
+
+
+@pytest.mark.parametrize("collate_fn", [labels_alone, everything, fail_on_three, own_entries])
+@READERS
+def test_one_that_draws_nothing_is_not_warned_about(
+    pack_shards, make_module, reader, caplog, collate_fn
+):
+    split = split_of(pack_shards([3]), reader, collate_fn=collate_fn)
+    module = make_module(split, fields=FIELDS, decode={"image": "gray"})
+    with caplog.at_level(logging.WARNING):
+        module.source("train").first_sample(Place())
+    assert not caplog.text
+
+
+def test_one_may_say_that_its_draws_do_not_matter(pack_shards, make_module, caplog, monkeypatch):
+    monkeypatch.setattr(mixed_by_torch, "deterministic", True, raising=False)
+    split = split_of(pack_shards([3]), "indexed", collate_fn=mixed_by_torch)
+    with caplog.at_level(logging.WARNING):
+        make_module(split).source("train").first_sample(Place())
+    assert not caplog.text

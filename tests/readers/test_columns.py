@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from lightning_shards import SplitConfig
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import can_decode, decode_column
 from lightning_shards.samples.collate import column_of
@@ -167,6 +168,31 @@ def test_numbers_that_torch_has_not_are_an_error_of_the_field():
     samples = [{"x": np.ones(2, np.longdouble), "__key__": "k"}] * 2
     with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
         column_of(samples, "x")
+
+
+def kept(value):
+    return value
+
+
+kept.deterministic = True
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize("transforms", [None, {"x": kept}], ids=["plain", "transformed"])
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_npy_of_numbers_that_torch_has_not_is_one_error_on_all_paths(
+    tmp_path, make_module, write_tar, reader, transforms, dtype
+):
+    url = tmp_path / "0.tar"
+    write_tar(url, [(f"{number}.npy", npy(np.ones(3, dtype))) for number in range(2)])
+    split = SplitConfig(str(url), sampling="sequential", reader=reader)
+    module = make_module(split, fields={"x": "npy"}, transforms=transforms, batch_size=2)
+    with pytest.raises(SampleError) as raised:
+        list(module.loader("train"))
+    assert str(raised.value) == (
+        f"field 'x' does not fit into a tensor: (3,) {np.dtype(dtype)} in sample '0': torch has no "
+        f"{np.dtype(dtype)}; give the field a transform that makes it one of numbers torch has"
+    )
 
 
 def test_raw_numbers_are_of_the_type_that_is_named():

@@ -12,6 +12,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.shards.private_files import CacheFolder
@@ -214,6 +215,22 @@ def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     )  # fmt: skip
     next(source.batches(Place(), Cursor(0, 28)))
     assert opened == [4, 5]
+
+
+def test_storages_are_closed_where_a_table_cannot_be_made(urls, tmp_path, monkeypatch):
+    source, closed = make(urls, tmp_path).source("train"), []
+
+    def fail(*_):
+        raise IndexMismatchError("it changed")
+
+    def close(storages):
+        closed.append(storages)
+
+    monkeypatch.setattr(indexed, "build_tables", fail)
+    monkeypatch.setattr(indexed.Storages, "close", close)
+    with pytest.raises(IndexMismatchError):
+        source.prepare()
+    assert len(closed) == 1
 
 
 def test_an_order_of_another_seed_is_refused(urls, tmp_path):

@@ -7,10 +7,11 @@ import pytest
 from fakes import ListOrder, example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_kept import KEPT
 from small_mixtures import NAMES, component, mixture
 from small_orders import EITHER
 
-from lightning_shards.plan.mixture_schedule import WeightChange
+from lightning_shards.plan.mixtures.schedule import WeightChange
 
 FEW = settings(max_examples=settings.default.max_examples // 5)
 BY_LENGTH = example("order_by_length").ByLength
@@ -42,8 +43,8 @@ def mixed(counts):
 
 ORDERS = pytest.mark.parametrize(
     "orders",
-    [EITHER, COUNTS.map(list_order), COUNTS.map(by_length), COUNTS.map(mixed)],
-    ids=["SampleOrder", "fake", "example", "MixtureOrder"],
+    [EITHER, COUNTS.map(list_order), COUNTS.map(by_length), COUNTS.map(mixed), KEPT],
+    ids=["SampleOrder", "fake", "example", "MixtureOrder", "KeptOrder"],
 )
 
 

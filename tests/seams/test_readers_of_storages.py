@@ -161,7 +161,7 @@ def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tm
     with OpenShards(index, cache) as shards:
         reader = BatchReader(shards, fields, "dict", StageClock())
         transforms = SampleTransforms({}, SampleSeeds(0, 0))
-        reader.look_up(np.array([(0, 1)]), [(0, 1)], transforms)
+        reader.look_up(np.array([(0, 1)]), [range(1)], transforms)
         TableStore(cache, with_crc32=True).table_of(path)
         shards.reader(0).close()
         shards._readers.clear()

@@ -83,7 +83,7 @@ class FetchAhead:
             self._changed.notify_all()
             is_first = self._batches == 1
         if is_first:
-            threading.Thread(target=self._run, name="fetch-ahead", daemon=True).start()
+            self._start()
             began = perf_counter()
             with Fetching():
                 wait_for_event(self._has_announced, _FIRST_S)
@@ -98,6 +98,14 @@ class FetchAhead:
             self._is_closed = True
             self._changed.notify_all()
         self._end()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="fetch-ahead", daemon=True).start()
+        except RuntimeError as error:  # the batches fetch what they need
+            _log.warning("nothing is fetched ahead of the batches: %s (ulimit -u)", error)
+            self._has_announced.set()
+            self._end()
 
     def _run(self) -> None:
         try:

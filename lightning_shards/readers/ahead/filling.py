@@ -1,5 +1,6 @@
 """Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -7,6 +8,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
@@ -15,6 +17,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.readers.ahead.remote_batches import ShardTables
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
@@ -29,13 +32,16 @@ from lightning_shards.shards.remote.transport import RemoteTransport, Transport
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+from lightning_shards.shards.urls import redact
 
 _BLOCKS: Final = 2
 """Blocks that are fetched whole: batches begin with them. Of the later ones the cache keeps a
 fraction, and only that is worth fetching before the run."""
 
 _OTHERS_S: Final = 60.0
-"""How long a piece is waited for that another process fetches."""
+"""Seconds that a piece of another process is waited for until a warning says so."""
+
+_log = logging.getLogger(__name__)
 
 
 class Filled(NamedTuple):
@@ -88,9 +94,12 @@ class Filling:
             stack.callback(transport.close)
             threads = RequestThreads(self._connections)
             stack.callback(threads.close)
+            ended = Event()
+            stack.callback(ended.set)
+            load = partial(_is_kept, cache=cache, transport=transport, ended=ended)
             room = limit_of_pieces([cache.need])
             number = size_bytes = 0
-            for piece, is_kept in _loaded(self._pieces(stack), cache, transport, threads, room):
+            for piece, is_kept in _loaded(self._pieces(stack), load, threads, room):
                 if not is_kept:
                     return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=True)
                 number, size_bytes = number + 1, size_bytes + piece.size
@@ -100,7 +109,7 @@ class Filling:
     def _pieces(self, stack: ExitStack) -> Iterator[Piece]:
         """The pieces in the order of first use: of the first blocks all, then those that stay."""
         source, place = self._source, self._place
-        tables = ShardTables(source.index, source.cache, source.storages)
+        tables = ShardTables(source.index, source.cache, source.storages, is_patient=False)
         stack.callback(tables.close)
         plan = PiecePlan(
             *(source.order, source.epochs, Cursor(), place, place.ranks_of_node),
@@ -119,8 +128,8 @@ class Filling:
                     yield piece
 
 
-def _indexed(source: Source) -> IndexedSource:
-    if not isinstance(source, IndexedSource):
+def _indexed(source: Source) -> IndexedSource | MixtureSource:
+    if not isinstance(source, IndexedSource | MixtureSource):
         raise ConfigError(
             "only what the indexed reader fetches is kept, and these shards are streamed; make "
             "member tables by `lightning-shards index --format wids,members` and put them beside "
@@ -129,7 +138,7 @@ def _indexed(source: Source) -> IndexedSource:
     return source
 
 
-def _cached_storage(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
+def _cached_storage(source: IndexedSource | MixtureSource) -> tuple[MakeRemoteStorage, PieceCache]:
     makers = [*(source.storages or {}).values()]
     remote = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
     if remote is None:
@@ -143,11 +152,7 @@ def _cached_storage(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCach
 
 
 def _loaded(
-    pieces: Iterator[Piece],
-    cache: PieceCache,
-    transport: Transport,
-    threads: RequestThreads,
-    room: int,
+    pieces: Iterator[Piece], load: Callable[[Piece], bool], threads: RequestThreads, room: int
 ) -> Iterator[tuple[Piece, bool]]:
     """Each piece, and whether it is in the cache; some are fetched while one is waited for.
 
@@ -161,7 +166,7 @@ def _loaded(
             over.set_result(False)
             begun.append((piece, over))
             break
-        begun.append((piece, threads.begin(partial(_is_kept, piece, cache, transport))))
+        begun.append((piece, threads.begin(partial(load, piece))))
         if len(begun) >= threads.limit:
             first, future = begun.popleft()
             yield first, future.result()
@@ -169,12 +174,25 @@ def _loaded(
         yield piece, future.result()
 
 
-def _is_kept(piece: Piece, cache: PieceCache, transport: Transport) -> bool:
+def _is_kept(piece: Piece, cache: PieceCache, transport: Transport, ended: Event) -> bool:
+    """Whether the piece is in the cache now; it is fetched, by this process or by another one.
+
+    One that another process holds is waited for until it is there, or until that process lets go
+    of it and this one fetches it.
+    """
+
     def fetch() -> bytearray:
         return transport.read(piece.url, piece.begin, piece.end, piece.version).data
 
-    opened = cache.load(piece, fetch, wait_s=_OTHERS_S)
-    if opened is None:
-        return True  # another process fetches it
+    while (opened := cache.load(piece, fetch, wait_s=_OTHERS_S)) is None:
+        if ended.is_set():
+            return False
+        _log.warning(
+            "another process has been fetching %s at byte %d for %g s; it is waited for, and "
+            "fetched here as soon as that process ends",
+            redact(piece.url),
+            piece.begin,
+            _OTHERS_S,
+        )
     opened.close()
     return opened.file is not None

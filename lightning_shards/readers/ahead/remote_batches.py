@@ -38,16 +38,18 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def buffer_beside(ahead: FetchAhead | None, shards: OpenShards) -> ReadBuffer:
+def buffer_beside(ahead: FetchAhead | None, shards: OpenShards, share: int = 1) -> ReadBuffer:
     """Memory for what is read together, as much as goes with what is fetched ahead.
 
     The first batch is then read alone, since each of its samples is a request. Where all that was
-    to be fetched is in the cache, as much is read together as of local files.
+    to be fetched is in the cache, as much is read together as of local files. If there are `share`
+    such memories, they have so much together.
     """
     if ahead is None:
-        return ReadBuffer()
+        return ReadBuffer() if share == 1 else ReadBuffer(most_bytes=lambda: MOST_BYTES // share)
     return ReadBuffer(
-        limit=1, most_bytes=lambda: MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES
+        limit=1,
+        most_bytes=lambda: (MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES) // share,
     )
 
 
@@ -86,6 +88,8 @@ class ShardTables:
         storages: Make what reads the shards, for the tables alone.
         share: The number of this process among those of the node that fetch, and how many these
             are.
+        is_patient: Whether stores that do not answer are asked again until `close`, as by who
+            fetches ahead. Otherwise their error is raised: someone waits for the tables.
     """
 
     def __init__(
@@ -94,10 +98,12 @@ class ShardTables:
         cache: CacheFolder,
         storages: Mapping[str, MakeStorage] | None,
         share: tuple[int, int] = (0, 1),
+        *,
+        is_patient: bool = True,
     ) -> None:
         self._index, self._storages, self._share = index, Storages(storages), share
         self._tables = TableStore(cache, storages=self._storages)
-        self._closed, self._total = Event(), FetchTotals()
+        self._closed, self._total, self._is_patient = Event(), FetchTotals(), is_patient
         self._just_fetched, self._are_others_there = set[str](), True
 
     def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
@@ -182,7 +188,7 @@ class ShardTables:
             try:
                 return ask()
             except StorageError as error:
-                if self._closed.is_set():
+                if self._closed.is_set() or not self._is_patient:
                     raise
                 _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)
                 if self._closed.wait(_PAUSE_S):

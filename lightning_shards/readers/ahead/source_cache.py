@@ -6,6 +6,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from lightning_shards.errors import FileAccessError
+from lightning_shards.plan.mixtures.mixture import MixtureOrder
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.shards.index import ShardIndex
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 def cache_of_source(
     split: str,
     size: RunSize | None,
-    order: SampleOrder,
+    order: SampleOrder | MixtureOrder,
     folder: CacheFolder,
     cache_gib: float | None = None,
 ) -> PieceCache | None:
@@ -52,7 +53,8 @@ def cache_of_source(
     """
     if size is None:
         return None
-    run = hashlib.sha256(f"{split} {size} {order.seed} {cache_gib}".encode()).hexdigest()[:32]
+    seed = order.identity()["seed"]
+    run = hashlib.sha256(f"{split} {size} {seed} {cache_gib}".encode()).hexdigest()[:32]
     try:
         return cache_of_run(folder, run, size, cache_gib)
     except OSError as error:
@@ -65,7 +67,7 @@ def cache_of_source(
 
 def size_of_run(
     index: ShardIndex,
-    order: SampleOrder,
+    order: SampleOrder | MixtureOrder,
     folder: CacheFolder,
     settings: TransportSettings,
     *,
@@ -87,7 +89,7 @@ def size_of_run(
     Raises:
         ShardError: The table of the shard cannot be had, and the index has no sizes.
     """
-    if order.sampling == "sequential" or index.counts is None or not index.samples:
+    if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
     shards = (number for number, url in enumerate(index.urls) if not is_local(url))
     first = next((number for number in shards if index.counts[number]), None)
@@ -99,8 +101,15 @@ def size_of_run(
     else:
         of_shard, of_table = _bytes_of(url, count, folder, settings)
         size, tables = of_shard * index.samples // count, of_table * index.num_shards
-    block = order.block if order.block > 1 else WINDOW
+    block = sum(each.block if each.block > 1 else WINDOW for each in _orders(order))
     return RunSize(index.fingerprint(), size, index.samples, tables, block, prepared)
+
+
+def _orders(order: SampleOrder | MixtureOrder) -> list[SampleOrder]:
+    """The order of each component; of a single data set its own one."""
+    if isinstance(order, SampleOrder):
+        return [order]
+    return [each.order for each in order.mix if isinstance(each.order, SampleOrder)]
 
 
 def _bytes_of(

@@ -1,0 +1,163 @@
+"""The rows of one epoch, and the substitutes of bad ones."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+
+from lightning_shards.plan.order import Order
+from lightning_shards.readers.bad_samples import BAD, StandIn, bad_sample, refused
+from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.open_shards import OpenShards, read_sample
+from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.collate import BadSample, BatchFormat, Layouts, LoadedBatch, Sample
+from lightning_shards.samples.collate_fn import Collation
+from lightning_shards.samples.fields import Field, counted
+from lightning_shards.samples.member_bytes import Ints
+from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import SampleTransforms, Transform
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What rows and batches of a source follow from, in all epochs.
+
+    Attributes:
+        order: Gives the sample at each position of an epoch.
+        fields: The fields; their pixels are arrays where no transform wants tensors.
+        steps: The transforms of fields, and those of samples.
+        batch_format: A dict, or the fields in order as a tuple.
+        max_bad: Bad samples that may be replaced; None: the first one raises.
+        collation: The `collate_fn` and the reserved entries of the batches.
+    """
+
+    order: Order
+    fields: tuple[Field, ...]
+    steps: tuple[dict[str, Transform], tuple[SampleTransform, ...]]
+    batch_format: BatchFormat
+    max_bad: int | None
+    collation: Collation
+
+
+@dataclass(frozen=True)
+class EpochRows:
+    """Makes the rows of one epoch.
+
+    The first good sample that follows in the order replaces a bad one. It does not depend on the
+    worker, so batches are equal under any number of workers.
+
+    Attributes:
+        settings: What they follow from.
+        epoch: Number of the epoch.
+        shards: The open shards that samples are read from.
+        transforms: The transforms, keyed by this epoch.
+        unreadable: Ids of samples that could not be read. They are not tried again: n of them in a
+            row would cost n**2 reads.
+        clock: Measures the time of each stage.
+        arena: Memory for the tensors of batches, as far as they fit.
+        reader: Makes batches field by field; None if that is not possible.
+    """
+
+    settings: RowSettings
+    epoch: int
+    shards: OpenShards
+    transforms: SampleTransforms
+    unreadable: set[tuple[int, int]]
+    clock: StageClock
+    arena: Arena | None
+    reader: BatchReader | None
+
+    @property
+    def reads_by_fields(self) -> bool:
+        """Whether batches can be made field by field."""
+        return self.reader is not None
+
+    def look_up(
+        self, ids: Ints, spans: Sequence[tuple[int, int]], weights: Sequence[Sequence[int]]
+    ) -> Callable[[int], LoadedBatch]:
+        """Find where the members of a stretch lie; what comes back gives its batches by number."""
+        assert self.reader is not None
+        self.reader.look_up(ids, [range(*span) for span in spans], self.transforms, weights)
+        return self.reader.batch
+
+    def keeping_globals(self) -> AbstractContextManager[None]:
+        """A context for one batch, which restores the global generators if these may use them."""
+        return self.transforms.keeping_globals()
+
+    def components_of(self, samples: Sequence[Sample]) -> list[int]:
+        """Empty, as this is no mixture."""
+        return []
+
+    def layouts_of(self, samples: Sequence[Sample]) -> Layouts:
+        """Of the fields that crops make."""
+        return self.transforms.layouts
+
+    def collated(self, samples: list[Sample]) -> tuple[list[Sample], list[str]]:
+        """The samples as they are collated, and the fields of their batch in their order.
+
+        Raises:
+            TransformError: As of `batch_fields_of`.
+        """
+        configured = [field.name for field in self.settings.fields]
+        batch_format, (_, of_samples) = self.settings.batch_format, self.settings.steps
+        return samples, batch_fields_of(samples, configured, batch_format, of_samples)
+
+    def counted(self, samples: Iterable[Sample]) -> list[Sample]:
+        """The samples of one batch; raises what `fields.counted` does."""
+        return list(counted(samples, self.settings.fields, *self.settings.steps))
+
+    def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
+        """The rows at these positions of the epoch, and the bad samples by row."""
+        bad: dict[int, BadSample] = {}
+        return self.counted(self._made_between(start, stop, bad)), bad
+
+    def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
+        ids = self.settings.order.at(self.epoch, start, stop).tolist()
+        for position, (shard, sample) in enumerate(ids, start):
+            row, replaced = self.made(position, shard, sample)
+            if replaced is not None:
+                bad[position - start] = replaced
+            yield row
+
+    def made(self, position: int, shard: int, sample: int) -> tuple[Sample, BadSample | None]:
+        """The row at a position, and the bad sample that it stands for, if it stands for one.
+
+        Raises:
+            ShardError: The shard has changed, or the sample is bad and may not be replaced.
+        """
+        with self.clock.on("open"):
+            self.shards.reader(shard)  # before the try: a changed shard is not a bad sample
+        try:
+            return self._row(position, shard, sample), None
+        except BAD as error:
+            return self._stand_in(position, error), bad_sample(shard, sample, error)
+
+    def _row(self, position: int, shard: int, sample: int) -> Sample:
+        self.transforms.seed_decoders(position)
+        try:
+            row = read_sample(self.shards, self.settings.fields, shard, sample, self.clock)
+        except BAD:
+            self.unreadable.add((shard, sample))
+            raise
+        return self.transforms.apply(row, position)
+
+    def _stand_in(self, position: int, error: Exception) -> Sample:
+        """The substitute of a bad sample; its error, if the budget ends before a good one."""
+        if self.settings.max_bad is None:
+            raise refused(error)
+        tries = min(self.settings.max_bad + 1, self.settings.order.samples)
+        for shard, sample in self._following(position, tries):
+            self.shards.reader(shard)
+            with suppress(*BAD):
+                return StandIn(self._row(position, shard, sample))
+        error.add_note(f"the {tries} samples that follow it in the order are bad, too")
+        raise error
+
+    def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
+        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
+        tried, size = 0, 1
+        while tried < tries:
+            following = self.settings.order.following(self.epoch, position, size).tolist()
+            ids = ((shard, sample) for shard, sample in following[tried:])
+            yield from (sample_id for sample_id in ids if sample_id not in self.unreadable)
+            tried, size = size, min(2 * size, tries)

@@ -1,0 +1,214 @@
+"""The indexed reader of mixtures: one order over the shards of all components.
+
+A batch is a pure function of shards, seed, epoch and position, as that of a single data set. Where
+all components have the same fields and transforms, it is made as of one data set; else the rows of
+each component are made by themselves and put together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import digest_share
+from lightning_shards.plan.mixtures.mixture import MixtureOrder
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.ahead.reading import Reading
+from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.making.batches import batches_of_worker
+from lightning_shards.readers.making.rows import RowSettings
+from lightning_shards.readers.mixtures.first_samples import (
+    first_samples,
+    largest_of,
+    require_alike_samples,
+)
+from lightning_shards.readers.mixtures.readers import ComponentReaders
+from lightning_shards.readers.mixtures.rows import MixtureRows
+from lightning_shards.readers.source import ServedSample, SourceDescription
+from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
+from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import image_backend
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.schemes import MakeStorage
+
+
+@dataclass(frozen=True)
+class MixtureSource:
+    """Reads samples of several data sets by their offsets, each batch composed exactly.
+
+    Attributes:
+        components: In the order of the mix, each as a source of its data set alone, with a seed
+            and an order of its own. Epochs, batch format, `max_bad`, collation, cache and storages
+            are those of the split, the same in all of them.
+        order: The order of the mix.
+        index: The shards of all components, one after the other.
+    """
+
+    components: tuple[IndexedSource, ...]
+    order: MixtureOrder
+    index: ShardIndex
+
+    def __reduce__(self) -> "tuple[type[MixtureSource], tuple[object, ...]]":
+        """Pickle the arguments only: workers compute the rest again."""
+        return MixtureSource, (self.components, self.order, self.index)
+
+    @property
+    def epochs(self) -> EpochSchedule:
+        """The schedule that cuts the sequence of the mixture into epochs."""
+        return self.components[0].epochs
+
+    @property
+    def storages(self) -> Mapping[str, MakeStorage] | None:
+        """Storages of schemes that the package does not read by itself."""
+        return self.components[0].storages
+
+    @property
+    def cache(self) -> CacheFolder:
+        """Folder of the member tables."""
+        return self.components[0].cache
+
+    def with_epochs(self, epochs: EpochSchedule) -> "MixtureSource":
+        """The same samples, cut into other epochs."""
+        changed = tuple(component.with_epochs(epochs) for component in self.components)
+        return replace(self, components=changed)
+
+    def identity(self) -> dict[str, int | str]:
+        """The values that a resumed run must have, too, as far as the stages before it go."""
+        transforms = {
+            f"{number} {name}": transform
+            for number, component in enumerate(self.components)
+            for name, transform in component.transforms.items()
+        }
+        own = {"image_backend": image_backend(transforms), "reader": "indexed"}
+        return self.order.identity() | own
+
+    def describe(self) -> SourceDescription:
+        """All components together."""
+        named = [
+            (name, replace(component, collation=BUILT_IN_COLLATION).describe())
+            for name, component in zip(self.order.slots.names, self.components, strict=True)
+        ]
+        common = self.components[0].describe()
+        callables = [
+            (f"{called} of component {name!r}", function)
+            for name, told in named
+            for called, function in told.callables
+        ]
+        return replace(
+            common,
+            sampling="mixture",
+            index=self.index,
+            run=min(told.run for _, told in named),
+            fields=tuple(field for _, told in named for field in told.fields),
+            draws_from_globals=tuple(
+                f"{drawing} of component {name!r}"
+                for name, told in named
+                for drawing in told.draws_from_globals
+            ),
+            callables=(*callables, *self.components[0].collation.callables),
+            loads_torch=any(component.describe().loads_torch for component in self.components),
+            mixture=self.order.told,
+        )
+
+    def prepare(self) -> None:
+        """List the members of all shards that are scanned; the tables of others are fetched later.
+
+        Raises:
+            ShardError: A shard cannot be read.
+        """
+        self._makers[0].prepare()
+
+    def first_sample(self, place: Place) -> LoadedBatch:
+        """A batch of one sample: the largest of those that are made, one of each component.
+
+        Raises:
+            ShardError: One cannot be made, or they do not fit into one batch where they have to.
+        """
+        names = self.order.slots.names
+        made = first_samples(names, self.components, place)
+        if not self._is_apart and self.components[0].collation.collate_fn is None:
+            fields = [component.fields for component in self.components]
+            require_alike_samples(names, fields, made, self.components[0].batch_format)
+        return largest_of(made)
+
+    def batches(
+        self, place: Place, cursor: Cursor, arena: Arena | None = None
+    ) -> Iterator[LoadedBatch]:
+        """The batches of one worker from the cursor on, beyond the ends of epochs, without end.
+
+        Raises:
+            ShardError: A shard has changed or is damaged, or a sample cannot be made.
+        """
+        makers, clock, unreadable = self._makers, StageClock(), set[tuple[int, int]]()
+        own_arena = arena if self._is_apart or len(makers) == 1 else None
+        settings = replace(self.components[0].row_settings, order=self.order)
+
+        def begin(reading: Reading) -> Callable[[int], MixtureRows]:
+            readers = [each.reader(reading, clock, own_arena, len(makers)) for each in makers]
+            joined = self._joined(readers, settings, clock, arena)
+
+            def rows_of(epoch: int) -> MixtureRows:
+                of_components = tuple(
+                    maker.rows_of(epoch, reading, reader, unreadable, clock, arena)
+                    for maker, reader in zip(makers, readers, strict=True)
+                )
+                return MixtureRows(self.order, settings, of_components, joined)
+
+            return rows_of
+
+        worker_epochs = self.epochs.worker_epochs(place, cursor)
+        return batches_of_worker(makers[0].reading(place, cursor), worker_epochs, begin)
+
+    def _joined(
+        self,
+        readers: Sequence[BatchReader | None],
+        settings: RowSettings,
+        clock: StageClock,
+        arena: Arena | None,
+    ) -> ComponentReaders | None:
+        """The readers as one; None if there is only one, or if one component cannot be so read."""
+        by_fields = [reader for reader in readers if reader is not None]
+        if len(readers) == 1 or len(by_fields) < len(readers):
+            return None
+        names = [field.name for field in settings.fields]
+        made_by = (by_fields, names, settings.batch_format, settings.collation)
+        return ComponentReaders(*made_by, clock, arena)
+
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
+        """A rank's share of the digest of the samples at these positions of an epoch."""
+        return digest_share(self.order, epoch, start, stop, place)
+
+    def replay(
+        self, place: Place, epoch: int, steps: range, num_workers: int
+    ) -> list[list[ServedSample]]:
+        """The rows of one rank's batches: ids from the order, and keys from the member tables.
+
+        Raises:
+            ShardError: A shard cannot be read, or has changed.
+        """
+        return self._makers[0].replay(place, epoch, steps, num_workers)
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each batch is of one component."""
+        unit = self.order.slots.schedule.unit
+        return unit % self.epochs.batch_size == 0
+
+    @cached_property
+    def _makers(self) -> tuple[IndexedSource, ...]:
+        """What makes the samples of each component in the order of the mix, or one for all."""
+        seed = self.order.slots.seed
+        makers = tuple(
+            replace(component, index=self.index, order=self.order, seed=seed)
+            for component in self.components
+        )
+        if all(maker == makers[0] for maker in makers):
+            return makers[:1]
+        # Their batches are joined, so all entries are needed.
+        collation = replace(makers[0].collation, reserved=RESERVED_KEYS)
+        return tuple(replace(maker, batch_format="dict", collation=collation) for maker in makers)

@@ -1,0 +1,318 @@
+"""The indexed reader of a mixture: its batches hold what its order says, however they are made."""
+
+import pickle
+import tarfile
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.digest import add_digests
+from lightning_shards.plan.place import Place
+from lightning_shards.readers import indexed
+from lightning_shards.readers.making import batches as making
+from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.replay import batch_keys
+from tests.mixed_shards import COUNTS, WEIGHTS, mix_of, module_of, pack_component
+
+ALIKE = ("web", "more")
+DIFFERENT = ("web", "labels", "more")
+
+
+def refused(*arguments):
+    raise AssertionError("a batch is made sample by sample")
+
+
+@pytest.fixture(params=["by fields", "by samples"])
+def way(request, monkeypatch):
+    """Each way to a batch, and that no other is taken in silence."""
+    if request.param == "by samples":
+        monkeypatch.setattr(indexed, "can_decode", lambda _: False)
+    else:
+        monkeypatch.setattr(making, "batch_by_samples", refused)
+
+
+def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
+    mix = mix_of(tmp_path / "shards", names, **(components or {}))
+    return module_of(tmp_path, mix, split, **settings)
+
+
+def as_numbers(batch):
+    """Number of the component and of the sample in it, by the keys of a batch."""
+    names = list(COUNTS)
+    return [(names.index(key[:-3]), int(key[-3:])) for key in batch["__key__"]]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT, ("labels", "web")], ids=",".join)
+def test_each_row_is_the_sample_that_the_order_names_with_all_of_its_fields(tmp_path, names):
+    module = mixture(tmp_path, names)
+    source = module.source("train")
+    assert isinstance(source, MixtureSource)
+    firsts = np.cumsum([0, *(len(COUNTS[name]) for name in names)])
+    for epoch in range(2):
+        loader = module.loader("train")
+        loader.set_epoch(epoch)
+        for step, batch in enumerate(loader):
+            assert list(batch) == ["__key__", "image", "label", "__id__", "__component__"]
+            ids = source.order.at(epoch, 8 * step, 8 * step + 8)
+            assert batch["__id__"].tolist() == ids.tolist()
+            components = source.order.components(epoch, 8 * step, 8 * step + 8)
+            assert batch["__component__"].tolist() == components.tolist()
+            assert batch["__component__"].dtype == torch.int64
+            for row, (shard, sample) in enumerate(ids.tolist()):
+                name = names[components[row]]
+                own_shard = shard - firsts[components[row]]
+                number = sum(COUNTS[name][:own_shard]) + sample
+                assert batch["__key__"][row] == f"{name}{number:03d}"
+                assert batch["label"][row] == number
+                assert batch["image"][row].unique().tolist() == [number]
+                assert batch["image"].shape == (8, 1, 4, 4)
+        assert step == 3
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_global_batch_of_whole_rounds_holds_the_quotas_exactly(tmp_path, world_size):
+    module = mixture(tmp_path, batch_size=8 // world_size)
+    ranks = [module.loader("train", rank=r, world_size=world_size) for r in range(world_size)]
+    for batches in zip(*ranks, strict=True):
+        counts = Counter(number for batch in batches for number in batch["__component__"].tolist())
+        assert [counts[number] for number in range(3)] == list(WEIGHTS.values())
+
+
+@pytest.mark.usefixtures("way")
+def test_every_pass_of_a_component_is_each_of_its_samples_once(tmp_path):
+    loader = mixture(tmp_path).loader("train")
+    served = [sample for _ in range(6) for batch in loader for sample in as_numbers(batch)]
+    for component, counts in enumerate(COUNTS.values()):
+        own = [sample for number, sample in served if number == component]
+        size = sum(counts)
+        passes = [own[start : start + size] for start in range(0, len(own) - size + 1, size)]
+        assert len(passes) >= 3 - component
+        assert all(sorted(one) == list(range(size)) for one in passes)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_tuples_have_the_fields_in_the_order_of_the_first_component(tmp_path, names):
+    swapped = {"fields": {"label": "class.txt", "image": "img.png"}}
+    told = mixture(tmp_path, names, components={"labels": swapped}, batch_format="tuple")
+    for image, label in told.loader("train"):
+        assert (image.shape, label.shape) == ((8, 1, 4, 4), (8,))
+        assert image[:, 0, 0, 0].tolist() == label.tolist()
+
+
+def with_components(samples):
+    return {"pairs": [(sample["__component__"], sample["__key__"]) for sample in samples]}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_a_collate_fn_is_given_the_component_of_each_sample(tmp_path, names):
+    loader = mixture(tmp_path, names, collate_fn=with_components).loader("train")
+    for batch in loader:
+        assert [names[number] for number, _ in batch["pairs"]] == [
+            k[:-3] for _, k in batch["pairs"]
+        ]
+        assert batch["__component__"].tolist() == [number for number, _ in batch["pairs"]]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+@pytest.mark.parametrize("keys", [[], ["__id__"], ["__component__"], ["__key__", "__weight__"]])
+def test_batch_keys_say_whether_a_batch_tells_components(tmp_path, names, keys):
+    batch = next(iter(mixture(tmp_path, names, batch_keys=keys).loader("train")))
+    assert {name for name in batch if name.startswith("__")} == {*keys} - {"__weight__"}
+
+
+def tenfold(label, rng):
+    return 10 * label + int(rng.integers(2))
+
+
+def negative(sample):
+    return sample | {"label": -sample["label"]}
+
+
+@pytest.mark.usefixtures("way")
+def test_each_component_has_transforms_of_its_own_with_the_randomness_of_the_position(tmp_path):
+    components = {
+        "web": {"transforms": {"label": tenfold}},
+        "labels": {"sample_transforms": [negative]},
+    }
+    module = mixture(tmp_path, components=components)
+    whole = [batch["label"].tolist() for batch in module.loader("train")]
+    for rank in range(2):
+        half = mixture(tmp_path, components=components, batch_size=4)
+        own = [b["label"].tolist() for b in half.loader("train", rank=rank, world_size=2)]
+        assert own == [labels[4 * rank : 4 * rank + 4] for labels in whole]
+    for labels, batch in zip(whole, module.loader("train"), strict=True):
+        for label, (component, number) in zip(labels, as_numbers(batch), strict=True):
+            allowed = [{10 * number, 10 * number + 1}, {-number}, {number}]
+            assert label in allowed[component]
+
+
+def halved(label):
+    return label / 2
+
+
+@pytest.mark.usefixtures("way")
+def test_whole_and_other_numbers_of_components_are_joined_as_those_of_one(tmp_path):
+    batch = next(
+        iter(
+            mixture(tmp_path, components={"web": {"transforms": {"label": halved}}}).loader("train")
+        )
+    )
+    assert batch["label"].dtype == torch.float64
+    wanted = [number / 2 if component == 0 else number for component, number in as_numbers(batch)]
+    assert batch["label"].tolist() == wanted
+
+
+def as_text(label):
+    return f"<{label}>"
+
+
+def as_tensor(label):
+    return torch.full((3,), float(label))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("transform", [as_text, as_tensor])
+def test_lists_and_tensors_of_components_are_joined_row_by_row(tmp_path, transform):
+    components = {name: {"transforms": {"label": transform}} for name in DIFFERENT}
+    for batch in mixture(tmp_path, components=components).loader("train"):
+        for row, (_, number) in enumerate(as_numbers(batch)):
+            made, wanted = batch["label"][row], transform(number)
+            assert torch.equal(made, wanted) if transform is as_tensor else made == wanted
+
+
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_shapes_that_differ_inside_a_batch_are_told_with_both_components(tmp_path, names):
+    mix = mix_of(tmp_path / "shards", names)
+    mix["web"]["urls"] = pack_component(tmp_path / "large", "web", [9], size=8)
+    source = module_of(tmp_path, mix).source("train")
+    message = r"\(1, 8, 8\) uint8 in sample 'web\d+' of component 'web', but \(1, 4, 4\) uint8 in "
+    with pytest.raises(SampleError, match=message + rf"sample '\w+' of component '{names[1]}'"):
+        next(source.batches(Place(), Cursor()))
+    with pytest.raises(
+        SampleError, match=rf"{message}.*component '{names[1]}'.*set unit to a mult"
+    ):
+        source.first_sample(Place())
+
+
+@pytest.mark.usefixtures("way")
+def test_whole_batches_of_one_component_may_differ_in_shapes_and_fields(tmp_path):
+    mix = mix_of(tmp_path / "shards", DIFFERENT)
+    mix["web"]["urls"] = pack_component(tmp_path / "large", "web", [9], size=8)
+    mix["labels"]["fields"] = {"text": "class.txt"}
+    mix["labels"]["decode"] = {"text": "text"}
+    module = module_of(tmp_path, mix, {"unit": 4, "dataset_size": 96}, batch_size=4)
+    seen = Counter()
+    module.source("train").first_sample(Place())
+    for batch in module.loader("train"):
+        [component] = set(batch["__component__"].tolist())
+        seen[component] += 1
+        if component == 1:
+            assert batch["text"] == [str(number) for _, number in as_numbers(batch)]
+            assert "image" not in batch
+        else:
+            assert batch["image"].shape[2:] == ((8, 8), None, (4, 4))[component]
+    assert [seen[number] for number in range(3)] == [15, 6, 3]
+
+
+def spoil(url, key, suffix):
+    """Give a member other bytes, in a shard that is counted as it was."""
+    with tarfile.open(url) as tar:
+        member = tar.getmember(f"{key}.{suffix}")
+    with Path(url).open("r+b") as file:
+        file.seek(member.offset_data)
+        file.write(b"!" * member.size)
+
+
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_a_substitute_is_of_the_same_component(tmp_path, names):
+    mix = mix_of(tmp_path / "shards", names)
+    last = names[-1]
+    for number in (1, 3, 4):
+        spoil(mix[last]["urls"][0], f"{last}{number:03d}", "cls")
+    split = {"on_bad_sample": "substitute", "max_bad": 20}
+    module = module_of(tmp_path, mix, split)
+    source, replaced = module.source("train"), 0
+    for step, loaded in enumerate(islice(source.batches(Place(), Cursor()), 4)):
+        batch, planned = loaded.batch, source.order.components(0, 8 * step, 8 * step + 8)
+        assert batch["__component__"].tolist() == planned.tolist()
+        assert [key[:-3] for key in batch["__key__"]] == [names[number] for number in planned]
+        wrong = [row for row, weight in enumerate(batch["__weight__"].tolist()) if not weight]
+        assert {names[planned[row]] for row in wrong} <= {last}
+        assert len(wrong) == len(loaded.bad)
+        replaced += len(wrong)
+    assert replaced > 0
+
+
+def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
+    wrong = {"labels": {"fields": {"image": "img.png", "label": "class.json"}, "decode": {}}}
+    source = mixture(tmp_path, components=wrong).source("train")
+    with pytest.raises(MissingFieldError, match=r"class\.json") as raised:
+        source.first_sample(Place())
+    assert "this is component 'labels' of the mixture" in raised.value.__notes__
+
+
+def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp_path):
+    renamed = {"labels": {"sample_transforms": [lambda sample: {"target": sample["label"]}]}}
+    source = mixture(tmp_path, components=renamed).source("train")
+    message = r"'web' has \['image', 'label'\] and 'labels' has \['target'\]"
+    with pytest.raises(ConfigError, match=message):
+        source.first_sample(Place())
+    with pytest.raises(ConfigError, match=message):
+        next(source.batches(Place(), Cursor()))
+
+
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_the_replay_and_the_digest_are_those_of_the_batches(tmp_path, names):
+    source = mixture(tmp_path, names, batch_size=4).source("train")
+    shares, digests = [], []
+    for rank in range(2):
+        place = Place(rank, 2)
+        loaded = list(islice(source.batches(place, Cursor(1)), 4))
+        told = batch_keys(source, place, 1, range(4), num_workers=1)
+        for batch, rows in zip(loaded, told, strict=True):
+            assert [row.key for row in rows] == batch.batch["__key__"]
+            assert [[row.shard, row.sample] for row in rows] == batch.batch["__id__"].tolist()
+        shares.append(source.expected_digest(1, 0, 32, place))
+        digests += [batch.digest for batch in loaded]
+    assert add_digests(*shares) == add_digests(*digests)
+
+
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_a_source_that_went_to_another_process_gives_the_same_batches(tmp_path, names):
+    source = mixture(tmp_path, names, split={"remainder": "pad"}, batch_size=5).source("train")
+    copied = pickle.loads(pickle.dumps(source))
+    assert copied == source
+    for place in (Place(), Place(0, 1, 1, 3)):
+        pairs = zip(source.batches(place, Cursor()), copied.batches(place, Cursor()), strict=False)
+        for first, second in islice(pairs, 5):
+            assert first.batch["__key__"] == second.batch["__key__"]
+            assert first.batch["__weight__"].tolist() == second.batch["__weight__"].tolist()
+
+
+def test_what_is_told_of_a_mixture_names_its_components_and_their_shards(tmp_path):
+    told = mixture(tmp_path, components={"labels": {"transforms": {"label": halved}}})
+    told = told.source("train").describe()
+    assert (told.reader, told.sampling) == ("indexed", "mixture")
+    assert told.mixture.slots.names == DIFFERENT
+    assert [index.samples for index in told.index.components] == [17, 6, 7]
+    assert told.index.samples == 30
+    assert ("the transform of 'label' of component 'labels'", halved) in told.callables
+
+
+def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):
+    source = mixture(tmp_path, split={"remainder": "pad"}, batch_size=7).source("train")
+    loaded = list(islice(source.batches(Place(), Cursor()), 5))
+    assert loaded[-1].batch["__weight__"].tolist() == [1.0] * 4 + [0.0] * 3
+    digests = [batch.digest for batch in loaded]
+    assert add_digests(*digests) == source.expected_digest(0, 0, 32, Place())

@@ -1,0 +1,270 @@
+"""Streams in a mixture: exact counts for all ranks and workers, and each component's own draws."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import chain, islice
+from math import gcd
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from webdataset.mix import RandomMix
+
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.mixtures.mixture import component_seed
+from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.processes import ProcessPool
+from lightning_shards.workers.threads import ThreadPool
+from tests.readers.mixtures.conftest import COUNTS, rows_in_turn, rows_of
+
+ALONE = Place()
+PLACES = [Place(rank, 2, worker, 2) for rank in range(2) for worker in range(2)]
+EIGHT = {"web": 5, "labels": 2, "synth": 1}
+"""Whole in rounds of eight."""
+
+
+def components_of(rows):
+    return [number for number, *_ in rows]
+
+
+def rounds_of(rows, length):
+    """The counts of components in each whole round of these rows."""
+    whole = range(0, len(rows) - length + 1, length)
+    return [Counter(components_of(rows[start : start + length])) for start in whole]
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    batch_size=st.integers(1, 5),
+    world_size=st.integers(1, 3),
+    num_workers=st.integers(1, 3),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_each_round_holds_the_weights_whatever_ranks_and_workers_are(
+    make_mixture, weights, batch_size, world_size, num_workers, seed
+):
+    names = dict(zip(COUNTS, weights, strict=False))
+    rounds = 3 * batch_size * world_size // sum(weights) + 2
+    source = make_mixture(names, batch_size=batch_size, rounds=rounds, seed=seed)
+    rows = rows_in_turn(source, world_size, num_workers)
+    assert len(rows) == source.epochs.plan(world_size).served
+    divisor = gcd(*weights)
+    quota = Counter({number: weight // divisor for number, weight in enumerate(weights)})
+    assert all(counts == quota for counts in rounds_of(rows, quota.total()))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_batch_of_whole_rounds_holds_the_weights(make_mixture, num_workers):
+    source = make_mixture(EIGHT, batch_size=8, rounds=8)
+    for rank in range(2):
+        place = Place(rank, 2, num_workers - 1, num_workers)
+        for loaded in islice(source.batches(place, Cursor()), 10):
+            counts = np.bincount(loaded.batch["__component__"])
+            assert counts.tolist() == [5, 2, 1]
+
+
+def test_weights_that_change_hold_from_their_round_on(make_mixture):
+    changes = [WeightChange({"labels": 1}, samples=16), WeightChange({"web": 1, "synth": 1}, 1)]
+    source = make_mixture(EIGHT, changes=changes, batch_size=4, rounds=3)
+    rows = rows_in_turn(source, 2, 2)
+    assert rounds_of(rows, 8) == [Counter({0: 5, 1: 2, 2: 1})] * 2 + [Counter({1: 8})]
+    assert rounds_of(rows_in_turn(source, 2, 2, Cursor(1)), 8) == [Counter({0: 4, 2: 4})] * 3
+
+
+def test_the_rows_of_a_batch_have_the_order_of_the_slots(make_mixture):
+    source = make_mixture(EIGHT, batch_size=16, rounds=2)
+    (batch,) = (loaded.batch for loaded in islice(source.batches(ALONE, Cursor(3)), 1))
+    assert batch["__component__"].tolist() == source.slots.components(3, 0, 16).tolist()
+    assert batch["__component__"].dtype == np.int64
+    assert list(batch) == ["__key__", "label", "__id__", "__component__"]
+
+
+@pytest.mark.parametrize("remainder", ["pad", "balanced"])
+def test_repeats_are_of_the_components_of_their_positions(make_mixture, remainder):
+    source = make_mixture(EIGHT, batch_size=5, rounds=2, remainder=remainder)
+    rows = rows_in_turn(source, 3)
+    padded = source.epochs.plan(3).padded
+    expected = source.slots.components(0, 0, 16 + padded).tolist()
+    assert components_of(rows) == expected
+
+
+def test_the_small_component_of_random_mix_varies_and_ours_does_not(make_mixture):
+    """webdataset's mixture draws for each sample which data set it is from."""
+    random.seed(3)
+    drawn = iter(RandomMix([endless(0), endless(1)], [7, 1]))
+    theirs = [sum(islice(drawn, 16)) for _ in range(200)]
+    source = make_mixture({"web": 7, "labels": 1}, batch_size=16, rounds=400)
+    ours = [
+        int(loaded.batch["__component__"].sum())
+        for loaded in islice(source.batches(ALONE, Cursor()), 20)
+    ]
+    assert np.std(theirs) > 1
+    assert ours == [2] * 20
+
+
+def endless(value):
+    return (value for _ in iter(int, 1))
+
+
+# --- the components' own draws --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("cursor", [Cursor(), Cursor(2), Cursor(1, 16)])
+def test_rows_are_the_draws_of_the_component_alone(
+    make_mixture, make_source, shards_of, place, cursor
+):
+    source = make_mixture(EIGHT, batch_size=4, rounds=20, shuffle_buffer=5, seed=11)
+    rows = [
+        row for loaded in islice(source.batches(place, cursor), 8) for row in rows_of(loaded.batch)
+    ]
+    first_shard = 0
+    for number, name in enumerate(EIGHT):
+        seed = component_seed(11, name)
+        alone = make_source(shards_of[name], samples=400, seed=seed, shuffle_buffer=5)
+        served = [(shard - first_shard, sample) for n, shard, sample in rows if n == number]
+        made = islice(alone.batches(place, cursor), len(served))
+        expected = chain.from_iterable(loaded.batch["__id__"].tolist() for loaded in made)
+        assert served == list(map(tuple, islice(expected, len(served))))
+        first_shard += len(shards_of[name])
+
+
+def test_other_components_do_not_change_the_draws_of_one(make_mixture):
+    def web(weights):
+        source = make_mixture(weights, batch_size=4, rounds=20)
+        number = list(weights).index("web")
+        before = sum(len(COUNTS[name]) for name in list(weights)[:number])
+        rows = rows_in_turn(source)
+        return [(shard - before, sample) for n, shard, sample in rows if n == number]
+
+    draws = [web(mix) for mix in ({"web": 1}, {"web": 5, "labels": 2}, {"code": 1, "web": 1})]
+    shortest = min(map(len, draws))
+    assert shortest == 20
+    assert draws[0][:20] == draws[1][:20] == draws[2][:20]
+
+
+def test_the_same_shards_under_two_names_have_two_orders(make_mixture, make_source, shards_of):
+    source = make_mixture({"web": 1, "code": 1}, rounds=20)
+    twice = MixtureStreamSource((source.components[0],) * 2, source.slots)
+    rows = rows_in_turn(twice)
+    orders = [[each[1:] for each in rows if each[0] == number] for number in (0, 1)]
+    assert orders[0] != [(shard - 3, sample) for shard, sample in orders[1]]
+
+
+def test_a_component_without_weight_is_not_opened(make_mixture, make_source, tmp_path):
+    gone = str(tmp_path / "gone.tar")
+    source = make_mixture({"web": 1, "labels": 0}, rounds=10)
+    index = ShardIndex((gone,), np.array([3]))
+    components = (source.components[0], replace(source.components[1], index=index))
+    source = replace(source, components=components)
+    assert len(rows_in_turn(source)) == 10
+    with pytest.raises(Exception, match=r"gone\.tar") as caught:
+        source.first_sample(ALONE)
+    assert "component 'labels'" in caught.value.__notes__[-1]
+
+
+# --- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("done", [3, 8, 13, 39])
+def test_counts_stay_exact_over_a_resume_at_any_step_and_on_other_ranks(make_mixture, done, world):
+    source = make_mixture(EIGHT, batch_size=2, rounds=8)
+    whole = source.slots.components(1, 0, source.slots.epoch_samples).tolist()
+    rows = rows_in_turn(source, *world, cursor=Cursor(1, done))
+    assert components_of(rows) == whole[done : done + len(rows)]
+    assert len(rows) == source.epochs.plan(world[0], done).served
+
+
+def test_a_resumed_stream_has_draws_of_its_own(make_mixture):
+    source = make_mixture(EIGHT, batch_size=8, rounds=20)
+    whole, resumed = rows_in_turn(source), rows_in_turn(source, cursor=Cursor(0, 80))
+    assert components_of(whole[80:]) == components_of(resumed)
+    assert whole[80:] != resumed
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.ddp
+@pytest.mark.timeout(120)
+def test_all_pools_make_the_same_batches_and_any_number_of_workers_the_same_counts(make_mixture):
+    source = make_mixture(
+        EIGHT, batch_size=3, rounds=10, shuffle_buffer=4, transforms={"label": jittered}
+    )
+    made = {}
+    for name, pool in {
+        "threads": ThreadPool(2),
+        "fork": ProcessPool(2, start_method="fork"),
+        "three": ThreadPool(3),
+        "inline": InlinePool(),
+    }.items():
+        with ShardLoader(source, pool, Place(1, 2)) as loader:
+            made[name] = [(rows_of(batch), batch["label"].tolist()) for batch in islice(loader, 12)]
+    assert made["threads"] == made["fork"]
+    counts = {str([components_of(rows) for rows, _ in batches]) for batches in made.values()}
+    assert len(counts) == 1
+
+
+def jittered(label, rng):
+    return label + rng.random()
+
+
+# --- what is drawn by stages and transforms -------------------------------------------------------
+
+
+def draw_for_each(samples):
+    for sample in samples:
+        yield sample | {"label": random.random()}
+
+
+def drawn(value):
+    return float(torch.rand(()))
+
+
+@pytest.mark.parametrize(
+    "own", [{"web": {"stages": (draw_for_each,)}}, {"labels": {"transforms": {"label": drawn}}}]
+)
+def test_what_draws_from_the_global_generators_repeats_itself_and_leaves_them(make_mixture, own):
+    def numbers(epoch):
+        made = islice(source.batches(PLACES[1], Cursor(epoch)), 6)
+        return [loaded.batch["label"].tolist() for loaded in made]
+
+    source = make_mixture({"web": 1, "labels": 1}, own, batch_size=4, rounds=20)
+    random.seed(1), torch.manual_seed(1)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    first = numbers(2)
+    random.seed(7), torch.manual_seed(8)
+    assert numbers(2) == first
+    assert numbers(3) != first
+    random.seed(1), torch.manual_seed(1)
+    numbers(2)
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    name = next(iter(own))
+    assert f"of component {name!r}" in source.describe().draws_from_globals[0]
+
+
+def test_each_component_has_its_own_draws_in_stages(make_mixture):
+    """Those of one do not depend on which others are in the batch."""
+    own = {"web": {"stages": (draw_for_each,)}, "labels": {"stages": (draw_for_each,)}}
+
+    def of_web(weights):
+        source = make_mixture(weights, own, batch_size=sum(weights.values()), rounds=4)
+        number = list(weights).index("web")
+        batch = next(source.batches(ALONE, Cursor())).batch
+        return batch["label"][batch["__component__"] == number].tolist()
+
+    assert of_web({"web": 2}) != []
+    assert of_web({"labels": 3, "web": 2}) == of_web({"web": 2, "labels": 1})
