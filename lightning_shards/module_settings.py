@@ -1,14 +1,15 @@
 """The settings of a data module, any of which may be changed until its loaders are made again."""
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 
 from lightning_shards.config.checks import require_at_least
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.splits import Split, SplitConfig
+from lightning_shards.config.sets import SplitName, as_settings
+from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.stages import STAGE_SPLITS, trainer_stage
+from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 
 
 class ModuleSettings(pl.LightningDataModule):
@@ -39,23 +40,50 @@ class ModuleSettings(pl.LightningDataModule):
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
         require_at_least("batch_size", batch_size, 1)
-        name = STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][0]
-        split = self.splits[name]
-        if split is not None and split.batch_size is not None:  # Tuner.scale_batch_size tries
+        read = splits_of(self.splits, STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][:1])
+        given = [(name, config.batch_size) for name in read if (config := self.splits[name])]
+        if given and all(size for _, size in given):  # Tuner.scale_batch_size tries
+            name, size = given[0]
             raise ConfigError(
                 f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
-                f"own, {split.batch_size}; leave that out of its SplitConfig"
+                f"own, {size}; leave that out of its SplitConfig"
             )
         self._batch_size = batch_size
 
-    def _config(self, split: Split) -> SplitConfig:
+    def _transformed(self, batch: Any, config: SplitConfig | None) -> Any:
+        """A batch of a split on the device, after `device_transforms`."""
+        fields = [
+            *((config and config.batch_fields) or self.fields),
+            *((config and config.join) or ()),
+        ]
+        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
+        for name, transform in self.device_transforms.items():
+            if isinstance(batch, dict) and name in batch:
+                batch[name] = transform(batch[name])
+            elif name in fields and is_collated:
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
+                    "such entry; name an entry of the dict that it returns"
+                )
+            elif name in fields and isinstance(batch, dict):
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch has no such entry: a sample "
+                    "transform or a hook took it out; keep it, or leave it out of "
+                    "device_transforms"
+                )
+            elif name in fields:
+                number = fields.index(name)
+                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
+        return cast("Any", batch)
+
+    def _config(self, split: SplitName) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
         return self._data_config().split(split)
 
     def _data_config(self) -> DataConfig:
         """The settings of this module as they are now: any of them may have been changed."""
         return DataConfig(
-            **self.splits,
+            **as_settings(self.splits),
             fields=self.fields,
             defaults=self.defaults,
             decode=self.decode,

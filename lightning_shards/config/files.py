@@ -1,24 +1,29 @@
 """The door to YAML and omegaconf: makes a data module, or its settings, from a configuration."""
 
 import inspect
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Generator, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from pkgutil import resolve_name
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MappingNode, Node, SafeLoader, YAMLError, load
 
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.parsing import build, nearest_attribute
-from lightning_shards.config.splits import Split, SplitConfig, with_urls
+from lightning_shards.config.sets import SET_SETTINGS, with_set_urls
+from lightning_shards.config.splits import SPLITS, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
 
 _T = TypeVar("_T")
 
 _Config = DictConfig | Mapping[str, Any] | str | PathLike[str]
+
+_FROM_PARSER: Final = re.compile(r"data(\.[^\s:]+)?: ")
+"""The begin of a message that names its key already."""
 
 _OWN_CLASS: Final = (
     "ShardDataModule",
@@ -63,10 +68,10 @@ def _made(
     module_class: type[_T], settings: Mapping[str, Any], unchecked: Mapping[str, Any] | None = None
 ) -> _T:
     """The object of these settings, where a split may be its urls alone."""
-    splits = {name: with_urls(settings[name]) for name in get_args(Split) if name in settings}
-    settings = {**settings, **splits}
+    splits = {name: with_urls(settings[name]) for name in SPLITS if name in settings}
+    sets = {name: with_set_urls(settings[name]) for name in SET_SETTINGS if name in settings}
     try:
-        return build(module_class, settings, "data", unchecked)
+        return build(module_class, {**settings, **splits, **sets}, "data", unchecked)
     except ConfigError as error:
         raise type(error)(placed_message(error, settings)) from error
     except TypeError as error:
@@ -86,6 +91,30 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
         return OmegaConf.select(OmegaConf.load(fspath(path)), key, default=default)
 
 
+def require_keys_once(content: str) -> None:
+    """Refuse a YAML that has a key twice in one place, of which one would be lost.
+
+    Raises:
+        ConfigError: It has one; the message says where.
+    """
+    with suppress(YAMLError):  # which the parser tells
+        load(content, Loader=_KeysOnce)  # noqa: S506 a safe loader
+
+
+class _KeysOnce(SafeLoader):
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in cast("list[tuple[Node, Node]]", node.value):
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(
+                    f"the key {name!r} is there twice, in lines {lines[name]} and {line}, and one "
+                    "would be lost; give it another name, or leave it out"
+                )
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
     """The message with the section that it is about, and the split if it is about one.
 
@@ -93,7 +122,7 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
         error: An error of a data module or of a split about its settings.
         settings: The settings of the data module, in plain values.
     """
-    if str(error).startswith("data"):  # from the parser, which names the key
+    if _FROM_PARSER.match(str(error)):
         return str(error)
     split = _refused_split(settings)
     return f"data.{split}: {error}" if split else f"data: {error}"
@@ -106,13 +135,21 @@ def omegaconf_message(error: OmegaConfBaseException) -> str:
 
 def _refused_split(settings: Mapping[str, Any]) -> str | None:
     """The first split whose settings are refused; the error itself does not name it."""
-    for split in get_args(Split):
-        if isinstance(settings.get(split), Mapping):
+    for place, given in _given_splits(settings):
+        if isinstance(given, Mapping):
             try:
-                SplitConfig(**settings[split])
+                SplitConfig(**cast("Mapping[str, Any]", given))
             except ShardError:
-                return split
+                return place
     return None
+
+
+def _given_splits(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The key and the value of each split and each set in the settings of a data module."""
+    yield from ((split, settings.get(split)) for split in SPLITS)
+    for setting in SET_SETTINGS:
+        sets: Mapping[str, object] = settings.get(setting) or {}
+        yield from ((f"{setting}.{name}", split) for name, split in sets.items())
 
 
 def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]:

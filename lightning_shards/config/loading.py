@@ -1,14 +1,22 @@
 """How batches are made: the settings that change no batch."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from lightning_shards.config.checks import require_at_least, require_choice
+from lightning_shards.config.checks import (
+    path_as_text,
+    require_at_least,
+    require_choice,
+    require_mapping,
+    require_text,
+)
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES
+
+_MOST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class LoaderConfig:
         require_at_least("prefetch_factor", self.prefetch_factor, 1)
         require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         timeout_s = self.worker_timeout_s
-        if type(timeout_s) not in {int, float} or not 0 <= timeout_s < math.inf:
+        if type(timeout_s) not in {int, float} or not 0 <= timeout_s <= _MOST:
             raise ConfigError(
                 f"worker_timeout_s must be a number of seconds, 0 for no limit, got {timeout_s!r}"
             )
@@ -82,20 +90,25 @@ class LoaderConfig:
         require_at_least("connections", self.connections, 1)
         cache_gib = self.cache_gib
         is_number = type(cache_gib) in {int, float, type(None)}
-        if not is_number or not 0 < (1 if cache_gib is None else cache_gib) < math.inf:
+        if not is_number or not 0 < (1 if cache_gib is None else cache_gib) <= _MOST:
             raise ConfigError(f"cache_gib must be a number above 0, or left out, got {cache_gib!r}")
+        require_choice("pin_memory", self.pin_memory, (None, True, False))
+        object.__setattr__(self, "cache_dir", path_as_text(self.cache_dir))
+        if self.cache_dir is not None:
+            require_text("cache_dir", self.cache_dir)
+        self._require_storage_options()
+
+    def _require_storage_options(self) -> None:
+        require_mapping("storage_options", self.storage_options, "{s3: {...}}")
         for scheme, options in self.storage_options.items():
             if scheme not in RANGED_SCHEMES:
                 raise ConfigError(
                     f"storage_options has {scheme!r}; its keys are schemes: "
                     f"{', '.join(RANGED_SCHEMES)}"
                 )
-            if not isinstance(options, Mapping):
-                raise ConfigError(
-                    f"storage_options of {scheme} must be a mapping of options, as in "
-                    f"{{'endpoint': ...}}, got a {type(options).__name__}"
-                )
-            require_store_options(scheme, cast("Mapping[str, Any]", options))
+            named = cast("Mapping[str, Any]", options)
+            require_mapping(f"storage_options of {scheme}", named, "{endpoint: ...}")
+            require_store_options(scheme, named)
 
     def needs_server(self, num_workers: int) -> bool:
         """Whether so many workers are processes that come from a fork server."""

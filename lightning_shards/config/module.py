@@ -1,23 +1,42 @@
 """The settings of all splits together, as a data module and the tools take them."""
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from lightning_shards.config.checks import require_at_least, require_choice
+from lightning_shards.config.checks import (
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mappings,
+)
 from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.mixtures import require_same_fields_of
 from lightning_shards.config.parsing import (
     load_callable,
     load_callable_list,
     load_callables,
     load_decoders,
 )
+from lightning_shards.config.sets import (
+    SET_SETTINGS,
+    SplitName,
+    missing_split,
+    named_splits,
+    set_configs,
+)
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
+from lightning_shards.readers.joined.joined_fields import make_all_fields
 from lightning_shards.samples.class_labels import with_given_classes
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
-from lightning_shards.samples.fields import Field, make_fields
+from lightning_shards.samples.fields import Field
+from lightning_shards.shards.joins.settings import join_settings
+
+_MOST_SEED = 2**64 - 1
+"""The greatest seed of a random stream (`plan.draws`)."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +51,13 @@ class DataConfig:
     test: SplitConfig | None = None
     predict: SplitConfig | None = None
     _: KW_ONLY
+    val_sets: dict[str, SplitConfig] | None = None
+    test_sets: dict[str, SplitConfig] | None = None
+    predict_sets: dict[str, SplitConfig] | None = None
     fields: dict[str, str]
     defaults: dict[str, Any] | None = None
     decode: dict[str, Any] | None = None
-    classes: dict[str, list[str]] | None = None
+    classes: dict[str, list[str] | dict[str, int]] | None = None
     transforms: dict[str, Any] | None = None
     sample_transforms: list[Any] | None = None
     collate_fn: Any = None
@@ -54,8 +76,8 @@ class DataConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        for name, split in split_configs(self.splits).items():
-            object.__setattr__(self, name, split)
+        self._require_containers()
+        self._load_splits()
         for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
             loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
             object.__setattr__(self, name, loaded)
@@ -66,36 +88,57 @@ class DataConfig:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
-        require_at_least("seed", self.seed, 0)
+        require_at_least("seed", self.seed, 0, _MOST_SEED)
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe or ():
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
         for name, split in self.splits.items():
             if split is not None:
-                self.fields_of(name)
+                self._check_fields(name)
                 self.collation_of(name)
+        self._require_device_names()
+
+    def _require_containers(self) -> None:
+        require_fields(self.fields)
+        names = ("defaults", "decode", "classes", "transforms", "device_transforms")
+        require_mappings(self, names)
+        for name in ("batch_keys", "allow_unsafe"):
+            if getattr(self, name) is not None:
+                require_list(name, getattr(self, name))
+        if not isinstance(cast("object", self.loader), LoaderConfig):
+            raise ConfigError(f"loader must be a LoaderConfig, got {self.loader!r}")
+
+    def _load_splits(self) -> None:
+        single = self._single_splits
+        for name, split in split_configs(single).items():
+            object.__setattr__(self, name, split)
+        for setting, kind in SET_SETTINGS.items():
+            sets = set_configs(setting, getattr(self, setting), single[kind])
+            object.__setattr__(self, setting, sets)
 
     @property
-    def splits(self) -> dict[Split, SplitConfig | None]:
-        """The settings of each split as they were given; None: there is no such split."""
+    def _single_splits(self) -> dict[Split, SplitConfig | None]:
         return {"train": self.train, "val": self.val, "test": self.test, "predict": self.predict}
 
-    def split(self, name: Split) -> SplitConfig:
-        """The settings of a split, where each missing one is that of all splits or a default.
+    @property
+    def splits(self) -> dict[SplitName, SplitConfig | None]:
+        """The settings of each split and each set as given; None: there is no such split."""
+        sets = {setting: getattr(self, setting) for setting in SET_SETTINGS}
+        return named_splits(self._single_splits, sets)
+
+    def split(self, name: SplitName) -> SplitConfig:
+        """The settings of a split or a set; each missing one is that of all, or a default.
 
         Raises:
             ConfigError: There is no such split.
         """
         config = self.splits.get(name)
         if config is None:
-            given = [split for split, each in self.splits.items() if each]
-            raise ConfigError(
-                f"there is no {name!r} split; this module was given {given}: add "
-                f"{name}=SplitConfig(urls=...)"
-            )
+            raise ConfigError(missing_split(name, self.splits))
         is_train = name == "train"
         return replace(
             config,
+            reader="indexed" if config.join and config.reader == "auto" else config.reader,
             sampling=config.sampling or ("resampled" if is_train else "sequential"),
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,
@@ -111,26 +154,81 @@ class DataConfig:
             batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
 
-    def fields_of(self, split: Split) -> tuple[Field, ...]:
+    def fields_of(self, split: SplitName) -> tuple[Field, ...]:
         """The fields of a split, as far as they are known without its shards.
 
         Raises:
             ConfigError: These fields cannot be taken from any shard.
         """
-        config = self.split(split)
+        return self.fields_from(self.split(split))
+
+    def fields_from(self, config: SplitConfig) -> tuple[Field, ...]:
+        """The fields of a split or of a component with these settings, which are complete.
+
+        Raises:
+            ConfigError: These fields cannot be taken from any shard.
+        """
         fields, transforms = config.fields or {}, config.transforms or {}
-        decode = config.decode or {}
-        unknown = sorted(transforms.keys() - fields.keys())
+        decode, joins = config.decode or {}, join_settings(config.join or {})
+        unknown = sorted(transforms.keys() - fields.keys() - {join.name for join in joins})
         if unknown and not (config.stages or config.sample_transforms):  # these may add fields
             raise ConfigError(
                 f"transforms names {unknown}, and the fields are {sorted(fields)}; name a field, "
                 "or add one to fields"
             )
         unsafe = frozenset(self.allow_unsafe or ())
-        made = make_fields(fields, decode, unsafe, transforms, config.defaults)
+        defaults = config.defaults or {}
+        made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
         return with_given_classes(made, config.classes or {})
 
-    def collation_of(self, split: Split) -> Collation:
+    def _require_device_names(self) -> None:
+        """Refuse device transforms of names that can be in no batch of any split."""
+        splits = self.splits.items()
+        entries = [self._entries_of(split) for split, config in splits if config is not None]
+        known = {name for names in entries for name in names or ()}
+        unknown = sorted((self.device_transforms or {}).keys() - known)
+        if unknown and entries and None not in entries:
+            raise ConfigError(
+                f"device_transforms names {unknown}, and batches have {sorted(known)}; name an "
+                "entry of theirs"
+            )
+
+    def _entries_of(self, split: SplitName) -> list[str] | None:
+        """The entries of the batches of a split; None where code of the user's may add some."""
+        config = self.split(split)
+        parts = list(config.component_splits().values()) or [config]
+        names = [name for part in parts for name in (*(part.fields or {}), *(part.join or {}))]
+        if self.batch_format == "tuple":
+            return names
+        if config.collate_fn is not None or any(p.stages or p.sample_transforms for p in parts):
+            return None
+        return [*names, *self.collation_of(split).reserved]
+
+    def _check_fields(self, split: SplitName) -> None:
+        """Refuse fields that cannot be taken from any shard, and a mix that is not trained on."""
+        config = self.split(split)
+        if config.mix is None:
+            self.fields_of(split)
+            return
+        if split != "train":
+            raise ConfigError(
+                f"{split} takes no mix, which repeats samples and leaves some out; for each sample "
+                "once give the urls of all components, as one list"
+            )
+        names: dict[str, list[str]] = {}
+        for name, component in config.component_splits().items():
+            try:
+                fields = self.fields_from(component)
+            except ConfigError as error:
+                raise ConfigError(f"component {name!r}: {error}") from error
+            if not (component.sample_transforms or component.stages):  # these may rename fields
+                names[name] = [field.name for field in fields]
+        is_apart = config.unit % (config.batch_size or 1) == 0
+        if names:
+            may_differ = is_apart and self.batch_format == "dict"
+            require_same_fields_of(names, may_differ=may_differ)
+
+    def collation_of(self, split: SplitName) -> Collation:
         """The `collate_fn` of a split, and the reserved entries of its batches.
 
         Raises:
@@ -144,7 +242,7 @@ class DataConfig:
             )
         return Collation(config.collate_fn, self._reserved_of(split, config))
 
-    def _reserved_of(self, split: Split, config: SplitConfig) -> tuple[str, ...]:
+    def _reserved_of(self, split: SplitName, config: SplitConfig) -> tuple[str, ...]:
         if config.batch_keys is None:
             return RESERVED_KEYS
         if self.batch_format == "tuple":

@@ -11,8 +11,9 @@ from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -24,6 +25,10 @@ _E = TypeVar("_E", bound=BaseException)
 _KEY = re.compile(r'Parser key "([^"]+)":\s*')
 _UNION = re.compile(r"Subtypes: \[(.*?)\]\s*Errors:.*Given value: (.*)", re.DOTALL)
 _EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)", re.DOTALL)
+_NESTED = re.compile(
+    r"\s*Does not .*\s+Subtypes: \[dict\[[\s\S]*Given value: NestedArg\(key='([\w-]+)"
+)
+_OF_OPTION = re.compile(r"NestedArg\(key='([^']*)', val=(.*)\)")
 _UNKNOWN = (
     re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
     re.compile(r"(\S+): Option '([\w.]+)' is not accepted"),
@@ -53,23 +58,34 @@ def build(
         ConfigError: A key is unknown or missing, or a value has the wrong type.
         Exception: Any error that `make` itself raises.
     """
-    parser = _parser_of(make, section)
+    key = re.sub(r"\W", "_", section)  # jsonargparse takes no other letters
+    parser = _parser_of(make, key)
     arguments: dict[str, Any] = {}
     problem: Exception | None = None
     try:
-        parsed = parser.parse_object({section: dict(values)}, env=False)
+        parsed = parser.parse_object({key: _copied(values)}, env=False)
     except _FAILURES as error:
         message = plain_message(error)
-        problem = ConfigError(message + did_you_mean(message, known_keys(parser)))
+        message += did_you_mean(message, known_keys(parser))
+        problem = ConfigError(message.replace(key, section, 1))
     else:
         try:
             made = _instantiated(parser, parsed)
-            arguments = cast("dict[str, Any]", vars(made.get(section, Namespace())))
+            arguments = cast("dict[str, Any]", vars(made.get(key, Namespace())))
         except ValueError as error:  # jsonargparse wraps errors of the members of a union
             problem = cause_of(error, ShardError) or error
     if problem is not None:  # raised outside `except`: the parser's error shows values with URLs
         raise problem
     return make(**(arguments | dict(unchecked or {})))
+
+
+def _copied(value: Any) -> Any:
+    """The same dicts and lists anew, because the parser writes into those that it is given."""
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_copied(each) for each in cast("list[Any]", value)]
+    return value
 
 
 def json_schema(make: Callable[..., object], section: str) -> dict[str, Any]:
@@ -81,13 +97,62 @@ def known_keys(parser: Any) -> Iterator[str]:
     """The keys of a parser and of its subcommands, with those of dataclasses that may be None."""
     for action in parser._actions:  # noqa: SLF001 argparse has no public list
         yield str(action.dest)
-        for kind in get_args(getattr(action, "_typehint", None)):
-            if is_dataclass(kind):
-                yield from (f"{action.dest}.{setting.name}" for setting in fields(kind))
+        yield from _keys_below(str(action.dest), getattr(action, "_typehint", None))
         choices: object = action.choices
         if isinstance(choices, Mapping):
             for subparser in cast("Mapping[str, object]", choices).values():
                 yield from known_keys(subparser)
+
+
+def _keys_below(key: str, hint: object) -> Iterator[str]:
+    """The keys of the dataclasses that a value may be, or that its entries may be."""
+    for kind in get_args(hint):
+        if not is_dataclass(kind):
+            yield from _keys_below(f"{key}.*" if get_origin(kind) is dict else key, kind)
+            continue
+        hints = get_type_hints(kind)
+        for setting in fields(kind):
+            yield f"{key}.{setting.name}"
+            yield from _keys_below(f"{key}.{setting.name}", hints[setting.name])
+
+
+def _dataclass_of_entries(kind: object) -> Any:
+    """`X` of ``dict[str, X]`` if it is a dataclass, otherwise None."""
+    entry = get_args(kind)[1:] if get_origin(kind) is dict else ()
+    return entry[0] if entry and is_dataclass(entry[0]) else None
+
+
+def checked_entries(action: Any, check: Callable[[Any], Any], value: object) -> Any:
+    """What a parser's check makes of a value; errors about a dict of dataclasses name its entry.
+
+    Raises:
+        TypeError: An entry of such a dict is wrong.
+        Exception: Any error of `check` about another value.
+    """
+    problem: Exception
+    try:
+        return check(value)
+    except _FAILURES as first:
+        problem = first
+        kinds = map(_dataclass_of_entries, get_args(getattr(action, "_typehint", None)))
+        if not (isinstance(value, Mapping) and any(kinds)):
+            raise
+        for name, entry in cast("Mapping[str, object]", value).items():
+            try:
+                check({name: entry})
+            except _FAILURES as error:
+                place = f"{action.dest}.{name}"
+                problem = TypeError(plain_message(error).replace(action.dest, place, 1))
+                break
+    raise problem  # outside `except`: `plain_message` reads what an error came from, too
+
+
+class _OneByOneParser(ArgumentParser):
+    """A parser whose errors about a dict of dataclasses name the entry that is wrong."""
+
+    def _check_value_key(self, action: Any, value: Any, *others: Any, **options: Any) -> Any:
+        check = cast("Any", super())._check_value_key  # noqa: SLF001 there is no public place
+        return checked_entries(action, lambda each: check(action, each, *others, **options), value)
 
 
 def did_you_mean(message: str, keys: Iterable[str]) -> str:
@@ -104,7 +169,7 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
         return ""
     section, _, name = f"{match[1]}.{match[2]}".rpartition(".")
     known = [key.rpartition(".") for key in dict.fromkeys(keys)]
-    here = [key_name for key_section, _, key_name in known if key_section == section]
+    here = [key_name for key_section, _, key_name in known if fnmatchcase(section, key_section)]
     elsewhere = ["".join(key) for key in known if key[2] == name]
     meant = get_close_matches(name, here, 1) or elsewhere[:1]
     return f"; did you mean {meant[0]!r}?" if meant else ""
@@ -119,7 +184,7 @@ def nearest_attribute(error: BaseException) -> str:
 
 
 def _parser_of(make: Callable[..., object], section: str) -> Any:
-    parser = cast("Any", ArgumentParser(exit_on_error=False, allow_abbrev=False))
+    parser = cast("Any", _OneByOneParser(exit_on_error=False, allow_abbrev=False))
     is_class = isinstance(make, type)
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
     add(make, section, fail_untyped=False, **({"instantiate": False} if is_class else {}))
@@ -207,8 +272,10 @@ def plain_message(error: BaseException) -> str:
         match = _KEY.match(str(cause))
         if match:
             text = str(cause)[match.end() :]
-            if [match[1]] != keys[-1:]:
-                keys.append(match[1])
+            nested = _NESTED.match(text)  # an option of an entry of a dict
+            key = f"{match[1]}.{nested[1]}" if nested else match[1]
+            if [key] != keys[-1:]:
+                keys.append(key)
         elif type(cause).__module__.startswith(("argparse", "jsonargparse")):
             text = str(cause)
     prefix = f"{'.'.join(keys)}: " if keys else ""
@@ -253,6 +320,10 @@ def _reworded(text: str) -> str:
     if match is None:
         return text
     kinds = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", match[1]).replace("typing.", "")
+    kinds = re.sub(
+        r"(?:\w+\.)+(?=[A-Z]\w+\])", "", kinds
+    )  # of an entry, as in dict[str, SplitConfig]
     # Split at the commas outside brackets.
     alternatives = re.split(r", (?![^\[]*\])", kinds.replace("NoneType", "None"))
-    return f"expected {' or '.join(alternatives)}, got {match[2]}"
+    got = _OF_OPTION.sub(r"\1=\2", match[2])
+    return f"expected {' or '.join(alternatives)}, got {got}"

@@ -1,11 +1,28 @@
 """The settings of one split; the layers below the configuration take plain arguments."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
-from lightning_shards.config.checks import require_at_least, require_choice
+from lightning_shards.config.checks import (
+    path_as_text,
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mappings,
+    urls_as_texts,
+)
+from lightning_shards.config.mixtures import (
+    MERGED,
+    ComponentConfig,
+    StageConfig,
+    check_weights,
+    made_components,
+    made_stages,
+    require_urls,
+    safe_repr,
+)
 from lightning_shards.config.parsing import (
     build,
     load_callable,
@@ -14,9 +31,13 @@ from lightning_shards.config.parsing import (
     load_decoders,
 )
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.urls import redact_pattern
+from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter
+from lightning_shards.shards.joins.settings import join_settings
 
 Split = Literal["train", "val", "test", "predict"]
+SPLITS: Final[tuple[Split, ...]] = get_args(Split)
+
+_Name = TypeVar("_Name", bound=str)
 
 
 @dataclass(frozen=True)
@@ -25,7 +46,7 @@ class SplitConfig:
 
     Args:
         urls: Shards: paths or URLs with braces, local wildcards, ``::`` between several; or a
-            list.
+            list. A split has these or a `mix`.
         sampling: ``resampled`` draws shards with replacement, ``shuffled`` gives each sample once
             in a new order each epoch, ``sequential`` in file order. Default: resampled for train,
             sequential for the others.
@@ -45,8 +66,8 @@ class SplitConfig:
             module's for this split.
         decode: Batch key, or a suffix with its dot, to decoder; overrides the module's for this
             split.
-        classes: Batch key to the names of classes, in the order of their numbers; overrides the
-            module's for this split.
+        classes: Batch key to the names of classes, in the order of their numbers, or to their
+            numbers by name; overrides the module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides
             the module's for this split.
         sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
@@ -54,6 +75,8 @@ class SplitConfig:
         collate_fn: Callable from the list of the samples of a batch to the batch, or what names it
             as in `transforms`; overrides the module's for this split.
         batch_keys: Reserved entries of a batch; overrides the module's for this split.
+        join: Batch key to a table whose column becomes a field, matched by keys: Parquet files or
+            tars, or a dict of table, key, column and missing (``none`` or ``raise``).
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
         shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
@@ -62,9 +85,25 @@ class SplitConfig:
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
             place, with ``__weight__`` 0, and counts it.
         max_bad: Bad samples of an epoch, over all ranks, that ``substitute`` may replace.
+        exclude: Samples to leave out: a text file with one key a line (or several such files), or
+            parts by hash as for `keep`.
+        keep: Samples to keep: parts by hash as in ``{hash_of: key, of: 20, parts: [0]}``, or a
+            function from the ``ShardColumns`` of a shard to an array of bools, or what names it as
+            in `transforms`.
+        mix: Instead of `urls`: several data sets to train on, by names, which key their orders.
+            Each round holds exactly so many samples of each as its weight says.
+        round: Units in which the weights hold exactly. Default: the least number in which they are
+            whole, at most 4,096.
+        unit: Consecutive samples of one component; a multiple of the batch size makes batches of
+            one component each.
+        epoch_of: Instead of `dataset_size`: the component of which an epoch of the mix is one pass,
+            or ``shortest`` or ``longest``, for the one whose pass ends first or last.
+        temperature: Instead of weights and passes: a component weighs its samples to this power,
+            from 0 (all alike) to 1 (by samples).
+        schedule: Weights of the mix from later points of the run on, one stage after the other.
     """
 
-    urls: str | list[str]
+    urls: str | list[str] | None = None
     sampling: Literal["resampled", "shuffled", "sequential"] | None = None
     reader: Literal["auto", "stream", "indexed"] = "auto"
     dataset_size: int | None = None
@@ -73,17 +112,26 @@ class SplitConfig:
     fields: dict[str, str] | None = None
     defaults: dict[str, Any] | None = None
     decode: dict[str, Any] | None = None
-    classes: dict[str, list[str]] | None = None
+    classes: dict[str, list[str] | dict[str, int]] | None = None
     transforms: dict[str, Any] | None = None
     sample_transforms: list[Any] | None = None
     collate_fn: Any = None
     batch_keys: list[str] | None = None
+    join: dict[str, Any] | None = None
     stages: list[Any] = field(default_factory=list[Any])
     shuffle_buffer: int = 1000
     shuffle_run: int = 64
     shuffle_block: int = 16_384
     on_bad_sample: Literal["raise", "substitute"] = "raise"
     max_bad: int = 0
+    exclude: str | list[str] | dict[str, Any] | None = None
+    keep: Any = None
+    mix: dict[str, ComponentConfig] | None = None
+    round: int | None = None
+    unit: int = 1
+    epoch_of: str | None = None
+    temperature: float | None = None
+    schedule: list[StageConfig] = field(default_factory=list[StageConfig])
 
     def __post_init__(self) -> None:
         """Refuse settings that are wrong whatever the shards hold.
@@ -91,10 +139,10 @@ class SplitConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        if not self.urls:
-            raise ConfigError(
-                "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
-            )
+        if self.urls is not None:
+            object.__setattr__(self, "urls", urls_as_texts(self.urls))
+        self._require_containers()
+        self._require_one_origin()
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         require_choice("reader", self.reader, ("auto", "stream", "indexed"))
         require_choice("remainder", self.remainder, (None, "drop", "pad", "balanced"))
@@ -116,14 +164,84 @@ class SplitConfig:
                 f"max_bad={self.max_bad} has no effect with on_bad_sample='raise'; leave it at 0, "
                 "or set on_bad_sample='substitute'"
             )
+        self._require_joins()
         self._load_callables()
+
+    def _require_joins(self) -> None:
+        joins = join_settings(self.join or {})
+        if joins and (self.reader == "stream" or self.stages):
+            reason = "reader='stream' was asked for" if not self.stages else "stages need a stream"
+            raise ConfigError(
+                f"join {joins[0].name!r} needs the indexed reader, which knows samples by their "
+                f"numbers, and {reason}; leave that out, or leave `join` out"
+            )
+
+    def _require_containers(self) -> None:
+        if self.fields is not None:
+            require_fields(self.fields)
+        require_mappings(self, ("defaults", "decode", "classes", "transforms", "join"))
+        if self.batch_keys is not None:
+            require_list("batch_keys", self.batch_keys)
 
     def __repr__(self) -> str:
         """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
-        urls = self.urls
-        shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
-        others = [f"{setting.name}={getattr(self, setting.name)!r}" for setting in fields(self)[1:]]
-        return f"{type(self).__name__}({', '.join([f'urls={shown!r}', *others])})"
+        return safe_repr(self)
+
+    def component_splits(self) -> dict[str, "SplitConfig"]:
+        """The settings of each component of the mix as those of a split; empty: there is no mix.
+
+        What a component leaves out is what this split has.
+        """
+        alone: dict[str, Any] = {
+            **dict.fromkeys(("mix", "round", "epoch_of", "temperature", "dataset_size")),
+            "unit": 1,
+            "schedule": [],
+        }
+        mixed: dict[str, SplitConfig] = {}
+        for name, component in (self.mix or {}).items():
+            made = replace(self, **alone, **component.overrides())
+            is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
+            merged = {
+                setting: component.merged(setting, getattr(self, setting) or {}, is_whole=is_whole)
+                for setting in MERGED
+            }
+            mixed[name] = replace(made, **merged)
+        return mixed
+
+    @property
+    def batch_fields(self) -> dict[str, str] | None:
+        """The fields of its batches if it says so; of a mix those of the first component."""
+        first = next(iter((self.mix or {}).values()), None)
+        return self.fields if first is None or first.fields is None else first.fields
+
+    def _require_one_origin(self) -> None:
+        """Refuse a split that reads nothing or two things, and check its mix."""
+        if self.urls is not None and self.mix is not None:
+            raise ConfigError(
+                "a split has either urls or mix, got both; leave one of them out, or make the "
+                "shards of urls a component of the mix"
+            )
+        if self.mix is None:
+            require_urls(self.urls or [])
+            for name in ("round", "unit", "epoch_of", "temperature", "schedule"):
+                if getattr(self, name) not in (None, 1, []):
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} is a setting of a mix, and this split has "
+                        "urls; leave it out, or name the shards below mix"
+                    )
+            return
+        if self.join:
+            raise ConfigError(
+                f"join {next(iter(self.join))!r} is of a split that has urls; components of a mix "
+                "take no join yet: pack the column into their shards, or leave it out"
+            )
+        object.__setattr__(self, "mix", made_components(self.mix))
+        object.__setattr__(self, "schedule", made_stages(self.schedule))
+        if self.round is not None:
+            require_at_least("round", self.round, 1)
+        require_at_least("unit", self.unit, 1)
+        length = (self.dataset_size, self.epoch_of)
+        check_weights(self.mix, self.schedule, self.temperature, length)
 
     def _load_callables(self) -> None:
         """Replace names of callables by the callables, once and before any use."""
@@ -137,10 +255,17 @@ class SplitConfig:
             object.__setattr__(self, "sample_transforms", loaded)
         if self.collate_fn is not None:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
+        if names_callable(self.keep):
+            object.__setattr__(self, "keep", load_callable("keep", self.keep))
+        exclude = path_as_text(self.exclude)
+        if isinstance(exclude, list | tuple):
+            exclude = list(map(path_as_text, cast("Sequence[object]", exclude)))
+        object.__setattr__(self, "exclude", exclude)
+        sample_filter(self.keep, self.exclude)
         object.__setattr__(self, "stages", load_callable_list("stages", self.stages))
 
 
-def split_configs(given: Mapping[Split, object]) -> dict[Split, SplitConfig | None]:
+def split_configs(given: Mapping[_Name, object]) -> dict[_Name, SplitConfig | None]:
     """The configurations of splits, which may be given by their urls alone or by dicts.
 
     Args:
@@ -166,9 +291,9 @@ def _split_config(name: str, split: object) -> SplitConfig | None:
 
 def with_urls(split: object) -> object:
     """A split that is given by its urls alone as ``{"urls": ...}``, and any other as it is."""
-    if isinstance(split, str | Path):
-        return {"urls": str(split)}
+    split = path_as_text(split)
+    if isinstance(split, str):
+        return {"urls": split}
     if isinstance(split, Sequence):
-        urls = cast("Sequence[object]", split)
-        return {"urls": [str(url) if isinstance(url, Path) else url for url in urls]}
+        return {"urls": list(map(path_as_text, cast("Sequence[object]", split)))}
     return split

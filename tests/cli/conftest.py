@@ -87,7 +87,7 @@ def make_cli(tmp_path: Path, config: dict[str, Any]) -> MakeCLI:
         *options: str, cli: type[ShardCLI] = ShardCLI, settings: Any = None, **changes: Any
     ) -> ShardCLI:
         path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(config | changes))
+        path.write_text(yaml.safe_dump(config | changes, sort_keys=False))
         kinds = {"model_class": BoringModel} | (settings or {})
         return cli(args=["--config", str(path), *options], run=False, **kinds)
 

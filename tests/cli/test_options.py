@@ -82,6 +82,40 @@ def test_a_split_may_be_its_urls_alone(
     assert make_cli(*options, data=config["data"] | {"val": val}).datamodule.splits["val"] == wanted
 
 
+MIX: dict[str, Any] = {
+    "mix": {
+        "web": {"urls": "a.tar", "weight": 3, "transforms": {"label": "builtins.float"}},
+        "labels": {"urls": ["b.tar"], "weight": 0.5},
+    },
+    "round": 64,
+    "dataset_size": 640,
+    "schedule": [{"epoch": 5, "weights": {"web": 1.0, "labels": 2.0}}],
+}
+
+
+def test_options_change_a_mix_of_a_file(
+    make_cli: Callable[..., ShardCLI], config: dict[str, Any]
+) -> None:
+    options = ("--data.train.mix.web.weight=32", "--data.train.round=32")
+    data = config["data"] | {"train": MIX}
+    mix = MIX["mix"] | {"web": MIX["mix"]["web"] | {"weight": 32}}
+    wanted = SplitConfig(**MIX | {"mix": mix, "round": 32})
+    assert make_cli(*options, data=data).datamodule.splits["train"] == wanted
+
+
+def test_a_printed_mix_reads_as_itself(
+    make_cli: Callable[..., ShardCLI],
+    config: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = config["data"] | {"train": MIX}
+    again = tmp_path / "again.yaml"
+    again.write_text(printed(capsys, lambda: make_cli("--print_config", data=data)))
+    cli = ShardCLI(BoringModel, args=["--config", str(again)], run=False)
+    assert cli.datamodule.splits["train"] == SplitConfig(**MIX)
+
+
 def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli: Callable[..., ShardCLI]) -> None:
     settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
     data = {

@@ -37,6 +37,19 @@ def test_a_misspelt_key_in_the_yaml_is_refused(
     assert key in refused(data=data, trainer=trainer)
 
 
+def test_a_wrong_setting_of_a_mix_names_split_and_component(
+    refused: Refused, config: dict[str, Any]
+) -> None:
+    mix = {"web": {"urls": "a.tar", "weight": 1}, "labels": {"urls": "b.tar", "weight": 2}}
+    data = config["data"] | {"train": {"mix": mix, "dataset_size": 64}}
+    told = refused("--data.train.mix.web.shuffle_run=-1", data=data)
+    assert told.startswith("data.train: component 'web': shuffle_run must be a whole number of")
+    told = refused("--data.train.mix.web.weight=heavy", data=data)
+    assert told == "data.train.mix.web.weight: expected float or None, got heavy"
+    told = refused("--data.train.mix.web.weigth=3", data=data)
+    assert told.endswith("Option 'weigth' is not accepted; did you mean 'weight'?")
+
+
 @pytest.mark.parametrize(
     ("where", "key", "meant"),
     [
@@ -59,7 +72,10 @@ def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
     [
         ("--data.batch_size=many", "data.batch_size: expected int, got many"),
         ("--data.train.batch_size=many", "data.train.batch_size: expected int or None, got many"),
-        ("--data.val.urls={a: 1}", "data.val.urls: expected str or list[str], got {'a': 1}"),
+        (
+            "--data.val.urls={a: 1}",
+            "data.val.urls: expected str or list[str] or None, got {'a': 1}",
+        ),
         (
             "--data.val.reader=wids",
             "data.val.reader: expected Literal['auto', 'stream', 'indexed'], got wids",
@@ -85,7 +101,10 @@ def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
                 "'data.loader.prefetch_factor'?"
             ),
         ),
-        ("--data.test.batch_size=3", "data.test: the following arguments are required: urls"),
+        (
+            "--data.test.batch_size=3",
+            "data.test: urls is empty; give a path, a pattern like data/{000..009}.tar or a list",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_told_with_its_whole_key_and_what_is_expected(

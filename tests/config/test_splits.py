@@ -73,11 +73,43 @@ def test_a_loader_that_cannot_work_is_refused(settings, message):
         ({"decode": {"label": "jxl"}}, r"asks for decoder 'jxl', which does not exist"),
         ({"decode": {"image": "rgb"}}, r"decode names \['image'\]"),
         ({"fields": {}}, r"fields is empty"),
+        (
+            {"device_transforms": {"lable": abs, "label": abs}},
+            r"device_transforms names \['lable'\], and batches have .*'label'.*; name an entry",
+        ),
+        (
+            {"device_transforms": {"__id__": abs}, "batch_keys": ["__key__"]},
+            r"device_transforms names \['__id__'\], and batches have \['__key__', 'label'\]",
+        ),
+        (
+            {"device_transforms": {"__id__": abs}, "batch_format": "tuple"},
+            r"device_transforms names \['__id__'\], and batches have \['label'\]",
+        ),
+        (
+            {"device_transforms": {"x": abs}, "batch_format": "tuple", "sample_transforms": [dict]},
+            r"device_transforms names \['x'\], and batches have \['label'\]",
+        ),
     ],
 )
 def test_a_module_that_cannot_work_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ShardDataModule(SplitConfig("a.tar"), **{"fields": {"label": "cls"}} | settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"val": SplitConfig("a.tar", fields={"x": "cls"})},
+        {"train": SplitConfig("a.tar", stages=[iter])},
+        {"val": SplitConfig("a.tar", collate_fn=list)},
+        {"sample_transforms": [dict]},
+        {"train": None},
+        {"device_transforms": {"__weight__": abs, "label": abs}},
+    ],
+)
+def test_a_device_transform_may_be_for_what_the_batch_of_one_split_can_hold(settings):
+    given = {"train": "a.tar", "fields": {"label": "cls"}, "device_transforms": {"x": abs}}
+    assert ShardDataModule(**given | settings).device_transforms
 
 
 def test_no_file_is_looked_for_before_it_is_needed():

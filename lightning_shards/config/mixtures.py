@@ -1,0 +1,275 @@
+"""The settings of a mixture: its components, and weights that change during the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, cast
+
+from lightning_shards.config.checks import require_at_least, require_choice, urls_as_texts
+from lightning_shards.config.parsing import (
+    build,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+)
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.mixtures.weights import (
+    check_component_names,
+    require_one_length,
+    weigh_components,
+    weigh_stage,
+)
+from lightning_shards.shards.urls import redact_pattern
+
+_T = TypeVar("_T")
+
+_OF_THE_MIX = frozenset({"weight", "passes"})
+"""Settings of a component that a split has not."""
+
+
+MERGED = ("defaults", "decode", "classes", "transforms")
+"""Settings that a component adds to those of its split, key by key."""
+
+
+@dataclass(frozen=True)
+class ComponentConfig:
+    """One data set of a mixture; what it leaves out it takes from its split.
+
+    `defaults`, `decode`, `classes` and `transforms` are added to those of the split, key by key; a
+    key with None takes that of the split away.
+
+    Args:
+        urls: Shards, as those of a split.
+        weight: Its share of each round, in proportion to the weights of the other components; 0
+            leaves it out for now.
+        passes: Instead of a weight: how often it is passed while the other components are passed
+            as often as theirs say.
+        sampling: As of a split; it says how often and in which order its own samples come.
+        fields: Batch key to member suffixes; overrides the split's for this component.
+        defaults: Batch key to the value of samples that lack an optional field.
+        decode: Batch key, or a suffix with its dot, to decoder.
+        classes: Batch key to the names of classes, in the order of their numbers, or to numbers by
+            name.
+        transforms: Batch key to callable, its import path, or class_path and init_args.
+        sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
+            as in `transforms`; overrides the split's for this component.
+        stages: Callables from an iterator of samples to an iterator of samples, or what names them
+            as in `transforms`; overrides the split's for this component.
+        shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; overrides the
+            split's for this component.
+        shuffle_run: Indexed reader: samples kept together when shards are mixed; overrides the
+            split's for this component.
+        shuffle_block: Indexed reader: samples shuffled together; overrides the split's for this
+            component.
+        exclude: Samples to leave out, as those of a split; overrides the split's for this
+            component.
+        keep: Samples to keep, as those of a split; overrides the split's for this component.
+    """
+
+    urls: str | list[str]
+    weight: float | None = None
+    passes: float | None = None
+    sampling: Literal["resampled", "shuffled", "sequential"] | None = None
+    fields: dict[str, str] | None = None
+    defaults: dict[str, Any] | None = None
+    decode: dict[str, Any] | None = None
+    classes: dict[str, list[str] | dict[str, int]] | None = None
+    transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
+    stages: list[Any] | None = None
+    shuffle_buffer: int | None = None
+    shuffle_run: int | None = None
+    shuffle_block: int | None = None
+    exclude: str | list[str] | dict[str, Any] | None = None
+    keep: Any = None
+
+    def __repr__(self) -> str:
+        """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
+        return safe_repr(self)
+
+    def overrides(self) -> dict[str, Any]:
+        """The settings of a split that it has itself, by name."""
+        given = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None and name not in _OF_THE_MIX and name not in MERGED
+        }
+
+    def merged(self, name: str, inherited: Mapping[str, Any], *, is_whole: bool) -> dict[str, Any]:
+        """One of the mappings that are merged, with those that its split has.
+
+        Args:
+            name: Of the mapping.
+            inherited: That of the split.
+            is_whole: Whether to take all of it, also for names that are no field of its own.
+        """
+        kept = {
+            key: value
+            for key, value in inherited.items()
+            if self.fields is None
+            or _is_of(key, self.fields)
+            or (is_whole and not key.startswith("."))
+        }
+        return _without_none({**kept, **(getattr(self, name) or {})})
+
+    def check(self) -> None:
+        """Refuse settings that are wrong whatever the shards hold, and load its callables.
+
+        Raises:
+            ConfigError: A setting is wrong.
+        """
+        object.__setattr__(self, "urls", urls_as_texts(self.urls))
+        require_urls(self.urls)
+        require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
+        for name, least in (("shuffle_buffer", 0), ("shuffle_run", 0), ("shuffle_block", 1)):
+            if getattr(self, name) is not None:
+                require_at_least(name, getattr(self, name), least)
+        loaded: dict[str, object] = {}
+        if self.transforms is not None:
+            made = load_callables("the transform of", _without_none(self.transforms))
+            loaded["transforms"] = {**self.transforms, **made}
+        if self.decode is not None:
+            loaded["decode"] = {**self.decode, **load_decoders(_without_none(self.decode))}
+        for name in ("sample_transforms", "stages"):
+            if getattr(self, name) is not None:
+                loaded[name] = load_callable_list(name, getattr(self, name))
+        for name, value in loaded.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """The weights of a mixture from a later point of the run on.
+
+    Args:
+        weights: By the names of components; those that are left out have none.
+        epoch: The epoch at whose beginning they hold first.
+        samples: Instead of an epoch: the samples of the run before them, cut to whole rounds.
+        over: In how many equal steps weights go there from those before.
+    """
+
+    weights: dict[str, float]
+    epoch: int | None = None
+    samples: int | None = None
+    over: int = 1
+
+    @property
+    def change(self) -> WeightChange:
+        """What the plan of the mixture takes."""
+        return WeightChange(self.weights, self.epoch, self.samples, self.over)
+
+
+def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
+    """The components, which may be dicts of settings, checked and with their callables loaded.
+
+    Raises:
+        ConfigError: A name or a setting is wrong; the message names the component.
+    """
+    check_component_names(list(mix))
+    made = {name: _made(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
+    for name, component in made.items():
+        try:
+            component.check()
+        except ConfigError as error:
+            raise ConfigError(f"component {name!r}: {error}") from error
+    return made
+
+
+def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
+    """The stages, which may be dicts of settings.
+
+    Raises:
+        ConfigError: One is neither, or has an unknown setting.
+    """
+    return [
+        _made(StageConfig, stage, f"schedule[{number}]") for number, stage in enumerate(schedule)
+    ]
+
+
+def check_weights(
+    mix: Mapping[str, ComponentConfig],
+    schedule: Sequence[StageConfig],
+    temperature: float | None,
+    length: tuple[int | None, str | None],
+) -> None:
+    """Refuse weights that give no mixture, as far as that is known without its samples.
+
+    `length` is the split's `dataset_size` and `epoch_of`.
+
+    Raises:
+        ConfigError: They give none.
+    """
+    of_any_size = dict.fromkeys(mix, 1)
+    weights = {name: component.weight for name, component in mix.items()}
+    passes = {name: component.passes for name, component in mix.items()}
+    weigh_components(of_any_size, weights, passes, temperature)
+    for stage in schedule:
+        weigh_stage(of_any_size, stage.weights)
+        require_at_least("over", stage.over, 1)
+    require_one_length(*length)
+
+
+def require_urls(urls: str | list[str]) -> None:
+    """Check that shards are named.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if not urls:
+        raise ConfigError(
+            "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
+        )
+
+
+def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bool) -> None:
+    """Check that the fields of all components have the same names.
+
+    Args:
+        names: The names of the fields of each component.
+        may_differ: Whether batches are dicts, each of one component.
+
+    Raises:
+        ConfigError: They differ, and a batch could hold both.
+    """
+    first, *others = names
+    for other in others if not may_differ else ():
+        differing = sorted(set(names[first]) ^ set(names[other]))
+        if differing:
+            has, lacks = (first, other) if differing[0] in names[first] else (other, first)
+            raise ConfigError(
+                f"component {has!r} has the field {differing[0]!r}, and component {lacks!r} has "
+                "not; give all components the same fields, or keep them apart: batch_format='dict' "
+                "and a unit of whole batches"
+            )
+
+
+def safe_repr(config: Any) -> str:
+    """Like that of any dataclass, without what is secret in its first field, which is `urls`."""
+    urls = cast("str | list[str] | None", config.urls)
+    shown = urls
+    if urls is not None:
+        shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
+    others = [f"{setting.name}={getattr(config, setting.name)!r}" for setting in fields(config)[1:]]
+    return f"{type(config).__name__}({', '.join([f'urls={shown!r}', *others])})"
+
+
+def _is_of(key: str, fields: Mapping[str, str]) -> bool:
+    """Whether a key names one of these fields, or a suffix that one of them has."""
+    suffixes = (f".{each}" for value in fields.values() for each in value.rstrip("?").split(";"))
+    return key in fields or (key.startswith(".") and any(each.endswith(key) for each in suffixes))
+
+
+def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _made(kind: type[_T], value: object, name: str) -> _T:
+    if isinstance(value, Mapping):
+        return build(kind, cast("Mapping[str, Any]", value), name)
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{name} must be a {kind.__name__} or a dict of its settings, got "
+            f"{type(value).__name__}"
+        )
+    return value

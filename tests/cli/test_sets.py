@@ -1,0 +1,183 @@
+"""Evaluation sets on the command line: a file makes them, options change them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
+
+MakeCLI = Callable[..., ShardCLI]
+Refused = Callable[..., str]
+WEB = SplitConfig("w.tar", batch_size=4)
+HAND = SplitConfig("h.tar")
+
+
+@pytest.fixture
+def sets(config: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    """The section `data` with two sets, or with these."""
+    del config["data"]["val"]
+    both = {"web": {"urls": "w.tar", "batch_size": 4}, "by-hand": "h.tar"}
+    return lambda given=both: config["data"] | {"val_sets": given}
+
+
+def sets_of(cli: ShardCLI) -> dict[str, SplitConfig]:
+    splits: dict[str, Any] = cli.datamodule.splits
+    return {name: split for name, split in splits.items() if split and name.startswith("val")}
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ([], {}),
+        (["--data.val_sets.web.batch_size=8"], {"web": SplitConfig("w.tar", batch_size=8)}),
+        (["--data.val_sets.web.urls=x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
+        (["--data.val_sets.web=x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
+        (["--data.val_sets.web", "x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
+        (["--data.val_sets.web=[x, y]"], {"web": SplitConfig(["x", "y"], batch_size=4)}),
+        (
+            ["--data.val_sets.web.batch_size=8", "--data.val_sets.by-hand.sampling=shuffled"],
+            {
+                "web": SplitConfig("w.tar", batch_size=8),
+                "by-hand": SplitConfig("h.tar", sampling="shuffled"),
+            },
+        ),
+    ],
+)
+def test_options_change_one_set_and_leave_the_others(
+    options: list[str],
+    changed: dict[str, SplitConfig],
+    make_cli: MakeCLI,
+    sets: Callable[..., dict[str, Any]],
+) -> None:
+    wanted = {"web": WEB, "by-hand": HAND} | changed
+    found = sets_of(make_cli(*options, data=sets()))
+    assert found == {f"val/{name}": split for name, split in wanted.items()}
+    assert list(found) == ["val/web", "val/by-hand"]
+
+
+def test_one_split_takes_the_place_of_the_sets_where_these_are_taken_out(
+    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]]
+) -> None:
+    cli = make_cli("--data.val_sets=null", "--data.val=v.tar", data=sets())
+    assert sets_of(cli) == {"val": SplitConfig("v.tar")}
+
+
+def test_a_second_file_lists_the_sets_anew_with_the_settings_of_the_first(
+    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "changes.yaml").write_text("data: {val_sets: {new: n.tar, web: {batch_size: 2}}}")
+    cli = make_cli("--config", str(tmp_path / "changes.yaml"), data=sets())
+    assert sets_of(cli) == {
+        "val/new": SplitConfig("n.tar"),
+        "val/web": SplitConfig("w.tar", batch_size=2),
+    }
+
+
+def test_a_set_may_be_an_interpolation_or_hold_one(
+    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]]
+) -> None:
+    given = {
+        "seen": "${data.train}",
+        "web": {"urls": "w.tar", "batch_size": "${data.train.batch_size}"},
+    }
+    assert sets_of(make_cli(data=sets(given))) == {
+        "val/seen": SplitConfig("train-{000..003}.tar", batch_size=8),
+        "val/web": SplitConfig("w.tar", batch_size=8),
+    }
+
+
+def test_sets_of_a_subclass_are_changed_too(make_cli: MakeCLI) -> None:
+    settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
+    given = {"train": "a.tar", "fields": {"label": "cls"}, "val_sets": {"web": "b.tar"}}
+    data = {"class_path": "lightning_shards.ShardDataModule", "init_args": given}
+    cli = make_cli("--data.init_args.val_sets.web=c.tar", settings=settings, data=data)
+    assert sets_of(cli) == {"val/web": SplitConfig("c.tar")}
+
+
+def test_what_is_printed_reads_back_as_the_same_sets(
+    make_cli: MakeCLI,
+    sets: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        make_cli("--data.val_sets.web.batch_size=8", "--print_config", data=sets())
+    printed = yaml.safe_load(capsys.readouterr().out)
+    found = sets_of(make_cli(**printed))
+    assert list(found.items()) == [
+        ("val/web", SplitConfig("w.tar", batch_size=8)),
+        ("val/by-hand", HAND),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.val=v.tar"], "data: val and val_sets are both given, and a trainer reads one"),
+        (
+            ["--data.val_sets.web.batchsize=8"],
+            "data.val_sets.web: Option 'batchsize' is not accepted; did you mean 'batch_size'?",
+        ),
+        (
+            ["--data.val_sets.web.batch_size=many"],
+            "data.val_sets.web.batch_size: expected int or None, got many",
+        ),
+        (
+            ["--data.val_sets.web=null"],
+            "data.val_sets.web: expected dict[str, SplitConfig] or None, got web=None",
+        ),
+        (
+            ["--data.val_sets.wbe.batch_size=8"],
+            "data.val_sets.wbe: urls is empty",
+        ),
+        (
+            ["--data.val_sets.by-hand.batch_size=0"],
+            "data.val_sets.by-hand: batch_size must be a whole number of at least 1, got 0",
+        ),
+    ],
+)
+def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(
+    options: list[str], message: str, refused: Refused, sets: Callable[..., dict[str, Any]]
+) -> None:
+    assert refused(*options, data=sets()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"web": "w", "b": {"urls": "a", "batchsize": 3}},
+            "data.val_sets.b: Option 'batchsize' is not accepted; did you mean 'batch_size'?",
+        ),
+        ({"web": "w", "b": {"urls": ""}}, "data.val_sets.b: urls is empty; give a path"),
+        ({"web": "a", "Web": "b"}, "data: val_sets has 'web' and 'Web'"),
+        ({"w b": "a"}, "data: val_sets has a set named 'w b'"),
+        ({"web": None}, "data.val_sets.web: expected dict[str, SplitConfig] or None, got"),
+        (["a.tar"], "data.val_sets: expected dict[str, SplitConfig] or None, got ['a.tar']"),
+    ],
+)
+def test_wrong_sets_of_a_file_end_in_one_line_with_their_key(
+    given: Any, message: str, refused: Refused, sets: Callable[..., dict[str, Any]]
+) -> None:
+    assert refused(data=sets(given)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "data:\n  val_sets:\n    web: a.tar\n    web: b.tar\n",
+            "'web' is there twice, in lines 3 and 4",
+        ),
+        ("data: {val: a.tar}\ndata: {val: b.tar}\n", "'data' is there twice, in lines 1 and 2"),
+    ],
+)
+def test_a_key_that_is_twice_in_a_file_is_refused(
+    text: str, lines: str, refused: Refused, tmp_path: Path
+) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    assert f"the key {lines}, and one would be lost" in refused("--config", str(path))

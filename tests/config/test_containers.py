@@ -1,0 +1,146 @@
+"""Settings of Python code that are in no container, or in a wrong one, are told as such."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError
+
+MAPPINGS = ("fields", "defaults", "decode", "classes", "transforms")
+LISTS = ("sample_transforms", "batch_keys")
+
+
+def module(**settings: Any) -> ShardDataModule:
+    return ShardDataModule(**{"train": "a.tar", "fields": {"x": "cls"}} | settings)
+
+
+def split(**settings: Any) -> SplitConfig:
+    return SplitConfig(**{"urls": "a.tar"} | settings)
+
+
+@pytest.mark.parametrize("name", [*MAPPINGS, "device_transforms"])
+@pytest.mark.parametrize("value", [["x"], "x", 3, {("x",)}])
+def test_a_setting_by_names_must_be_a_mapping(name, value):
+    for make in (module, split)[: 1 if name == "device_transforms" else 2]:
+        with pytest.raises(ConfigError, match=rf"^{name} must be a mapping, as in .*, got a "):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("name", [*MAPPINGS, "device_transforms"])
+@pytest.mark.parametrize("key", [3, None, ("x",), b"x"])
+def test_its_names_must_be_texts(name, key):
+    for make in (module, split)[: 1 if name == "device_transforms" else 2]:
+        with pytest.raises(ConfigError, match=rf"^{name} must have texts as its keys, got "):
+            make(**{name: {key: "cls"}})
+
+
+@pytest.mark.parametrize("suffixes", [["png"], None, 3, Path("png")])
+def test_the_suffixes_of_a_field_must_be_a_text(suffixes):
+    for make in (module, split):
+        with pytest.raises(ConfigError, match=r"^fields\['x'\] must be a text, got "):
+            make(fields={"x": suffixes})
+
+
+def test_a_module_needs_fields():
+    for train in ("a.tar", None):
+        with pytest.raises(
+            ConfigError, match=r"^fields must be a mapping, as in .*, got a NoneType$"
+        ):
+            module(fields=None, train=train)
+
+
+@pytest.mark.parametrize("name", [*LISTS, "allow_unsafe", "stages"])
+@pytest.mark.parametrize("value", ["pickle", {"x": abs}, 3, {"__key__"}, abs])
+def test_a_setting_of_several_must_be_a_list(name, value):
+    makes = {"allow_unsafe": [module], "stages": [split]}.get(name, [module, split])
+    for make in makes:
+        with pytest.raises(ConfigError, match=rf"^{name} must be a list"):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        (Path("a/b.tar"), "a/b.tar"),
+        ([Path("a.tar"), "b.tar"], ["a.tar", "b.tar"]),
+        ((Path("a.tar"),), ["a.tar"]),
+    ],
+)
+def test_paths_of_shards_become_texts(urls, expected):
+    made = split(urls=urls)
+    assert made.urls == expected
+    assert made == split(urls=expected)
+    assert "PosixPath" not in repr(made)
+
+
+@pytest.mark.parametrize("urls", [3, b"a.tar", {"a.tar"}, [3], ["a.tar", None], [["a.tar"]]])
+def test_other_values_are_no_shards(urls):
+    with pytest.raises(ConfigError, match=r"^urls(\[\d\])? must be a path"):
+        split(urls=urls)
+
+
+COUNTS = ("dataset_size", "batch_size", "shuffle_buffer", "shuffle_run", "shuffle_block", "max_bad")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_a_split_that_fit_no_int64_are_refused(name):
+    with pytest.raises(ConfigError, match=rf"^{name} must be at most 9223372036854775807, got 1"):
+        split(**{name: 2**70})
+
+
+@pytest.mark.parametrize("name", ["batch_size", "num_workers", "seed"])
+def test_counts_of_a_module_that_fit_no_integer_are_refused(name):
+    with pytest.raises(ConfigError, match=rf"^{name} must be at most \d+, got 1"):
+        module(**{name: 2**70})
+
+
+def test_a_seed_may_have_64_bits():
+    assert module(seed=2**64 - 1).seed == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"storage_options": ["s3"]}, "storage_options must be a mapping, as in .*, got a "),
+        ({"storage_options": None}, "storage_options must be a mapping, as in .*, got a NoneType"),
+        ({"storage_options": {3: {}}}, "storage_options must have texts as its keys, got 3"),
+        ({"storage_options": {"s3": {3: "x"}}}, "of s3 must have texts as its keys, got 3"),
+        ({"cache_dir": 3}, "cache_dir must be a text, got 3"),
+        ({"pin_memory": "yes"}, r"pin_memory must be one of \[None, True, False\], got 'yes'"),
+        ({"connections": 2**70}, "connections must be at most"),
+        ({"prefetch_bytes": 2**70}, "prefetch_bytes must be at most"),
+        ({"threads_per_worker": 2**70}, "threads_per_worker must be at most"),
+        ({"prefetch_factor": 2**70}, "prefetch_factor must be at most"),
+        ({"worker_timeout_s": 10**400}, "worker_timeout_s must be a number of seconds"),
+        ({"cache_gib": 10**400}, "cache_gib must be a number above 0"),
+    ],
+)
+def test_containers_and_numbers_of_a_loader(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        LoaderConfig(**settings)
+
+
+@pytest.mark.parametrize("options", [["hidden"], {"s3": "hidden"}, {"s3": ["hidden"]}])
+def test_no_value_that_may_be_a_secret_is_shown(options):
+    with pytest.raises(ConfigError) as raised:
+        LoaderConfig(storage_options=options)
+    assert "hidden" not in str(raised.value)
+
+
+def test_no_url_of_a_wrong_kind_is_shown():
+    for urls in ({"https://user:hidden@host/a.tar"}, [b"https://user:hidden@host/a.tar"]):
+        with pytest.raises(ConfigError) as raised:
+            split(urls=urls)
+        assert "hidden" not in str(raised.value)
+
+
+def test_the_cache_may_be_a_path():
+    assert LoaderConfig(cache_dir=Path("a/b")).cache_dir == "a/b"
+
+
+@pytest.mark.parametrize("loader", [None, {"pool": "inline"}, "inline"])
+def test_a_loader_is_a_loader_config(loader):
+    with pytest.raises(ConfigError, match=r"^loader must be a LoaderConfig, got "):
+        module(loader=loader)

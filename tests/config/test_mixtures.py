@@ -1,0 +1,229 @@
+"""The settings of a mixture: read from every form of a configuration, and refused where wrong."""
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lightning_shards import ComponentConfig, ShardDataModule, SplitConfig, StageConfig
+from lightning_shards.config.module import DataConfig
+from lightning_shards.errors import ConfigError
+
+MIX: dict[str, Any] = {
+    "web": {"urls": "web-{0..3}.tar", "weight": 3},
+    "labels": {"urls": ["labels.tar"], "weight": 0.5, "sampling": "shuffled"},
+}
+TRAIN: dict[str, Any] = {
+    "mix": MIX,
+    "round": 64,
+    "dataset_size": 640,
+    "schedule": [{"epoch": 5, "weights": {"web": 1, "labels": 2.5}, "over": 2}],
+}
+WANTED = SplitConfig(
+    mix={
+        "web": ComponentConfig("web-{0..3}.tar", weight=3),
+        "labels": ComponentConfig(["labels.tar"], weight=0.5, sampling="shuffled"),
+    },
+    round=64,
+    dataset_size=640,
+    schedule=[StageConfig({"web": 1, "labels": 2.5}, epoch=5, over=2)],
+)
+
+
+@pytest.mark.parametrize("form", [dict, OmegaConf.create])
+def test_a_mix_is_read_from_a_configuration(form: Any) -> None:
+    config = form({"train": TRAIN, "fields": {"label": "cls"}})
+    assert ShardDataModule.from_config(config).splits["train"] == WANTED
+
+
+def test_a_mix_may_be_dicts_of_settings() -> None:
+    assert ShardDataModule(TRAIN, fields={"label": "cls"}).splits["train"] == WANTED
+    assert SplitConfig(**TRAIN) == WANTED
+    assert isinstance(TRAIN["mix"]["web"], dict)  # what the user gave is not written into
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_module() -> None:
+    mix = {
+        "own": {
+            "urls": "a.tar",
+            "weight": 1,
+            "sampling": "sequential",
+            "fields": {"x": "a"},
+            "decode": {".a": "raw"},
+            "defaults": {},
+            "transforms": {"x": None},
+            "stages": [iter],
+            "sample_transforms": [],
+            "classes": {},
+            "shuffle_run": 1,
+            "shuffle_block": 2,
+            "shuffle_buffer": 3,
+        },
+        "bare": {"urls": "b.tar", "weight": 1},
+    }
+    split = {"mix": mix, "dataset_size": 8, "decode": {".cls": "int"}, "shuffle_run": 5}
+    data = DataConfig(split, fields={"x": "cls"}, transforms={"x": double}, batch_size=4)
+    own, bare = data.split("train").component_splits().values()
+    assert (own.urls, own.sampling, own.fields, own.decode) == (
+        *("a.tar", "sequential"),
+        *({"x": "a"}, {".a": "raw"}),
+    )
+    assert (own.transforms, own.stages, own.classes) == ({}, [iter], {})
+    assert (own.shuffle_run, own.shuffle_block, own.shuffle_buffer) == (1, 2, 3)
+    assert (bare.urls, bare.sampling, bare.fields, bare.decode) == (
+        *("b.tar", "resampled"),
+        *({"x": "cls"}, {".cls": "int"}),
+    )
+    assert (bare.transforms, bare.batch_size, bare.stages) == ({"x": double}, 4, [])
+    assert (bare.shuffle_run, bare.shuffle_block, bare.shuffle_buffer) == (5, 16_384, 1000)
+    assert {part.mix for part in (own, bare)} == {None}
+
+
+def test_a_component_adds_to_the_mappings_of_its_split() -> None:
+    """A decoder or a transform that a component does not speak of is not lost on the way."""
+    own = {"fields": {"x": "a", "y": "b"}, "decode": {"y": "text"}, "transforms": {"y": double}}
+    mix = {
+        "own": {"urls": "a.tar", "weight": 1, **own},
+        "bare": {"urls": "b.tar", "weight": 1, "transforms": {"x": None}},
+        "less": {"urls": "c.tar", "weight": 1, "fields": {"y": "b"}},
+    }
+    settings: dict[str, Any] = {"decode": {"x": "raw", ".b": "int"}, "transforms": {"x": double}}
+    data = DataConfig(
+        {"mix": mix, "dataset_size": 8, "unit": 8},
+        fields={"x": "a", "y": "b"},
+        batch_size=4,
+        **settings,
+    )
+    made, bare, less = data.split("train").component_splits().values()
+    assert made.decode == {"x": "raw", ".b": "int", "y": "text"}
+    assert made.transforms == {"x": double, "y": double}
+    assert (bare.decode, bare.transforms) == (settings["decode"], {})
+    assert (less.decode, less.transforms) == ({".b": "int"}, {})
+
+
+@pytest.mark.parametrize("name", ["items", "get", "update", "class_path", "init_args", "mix"])
+def test_a_component_may_have_any_identifier_for_its_name(name: str) -> None:
+    config = {"train": TRAIN | {"mix": {name: MIX["web"]}, "schedule": []}}
+    train = ShardDataModule.from_config(config | {"fields": {"label": "cls"}}).splits["train"]
+    assert train is not None
+    assert train.mix == {name: ComponentConfig("web-{0..3}.tar", weight=3)}
+
+
+@pytest.mark.parametrize("name", ["transforms", "decode"])
+def test_callables_of_a_component_are_loaded_by_what_names_them(name: str) -> None:
+    component = {"urls": "a.tar", "weight": 1, name: {"label": "builtins.float"}}
+    split = SplitConfig(mix={"web": component}, dataset_size=1)
+    assert split.mix is not None
+    assert getattr(split.mix["web"], name) == {"label": float}
+
+
+def test_no_secret_of_a_component_is_shown() -> None:
+    mix = {"web": {"urls": "https://user:secret@host/a.tar?X-Signature=secret", "weight": 1}}
+    shown = repr(SplitConfig(mix=mix, dataset_size=1))
+    assert "host/a.tar" in shown
+    assert "secret" not in shown
+
+
+def with_web(**settings: Any) -> dict[str, Any]:
+    return {"mix": MIX | {"web": {"urls": "a.tar", "weight": 1} | settings}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"urls": "a.tar"}, "^a split has either urls or mix, got both; leave one of them out"),
+        ({"mix": None}, "^urls is empty; give a path"),
+        ({"mix": {}}, "^a mixture needs at least one component, got none; name one below mix$"),
+        ({"mix": {"a b": MIX["web"]}}, "^the name of a component must be an identifier.*'a b'"),
+        ({"mix": {"longest": MIX["web"]}}, "other than shortest and longest, got 'longest'"),
+        (
+            {"mix": MIX | {"Web": MIX["web"]}},
+            "must differ in more than upper and lower case, got 'web' and 'Web'; rename one",
+        ),
+        ({"mix": {"web": "a.tar"}}, "^mix.web must be a ComponentConfig or a dict of .*got str$"),
+        ({"mix": {"web": {"url": "a"}}}, "^Group 'mix.web' does not accept option 'url'"),
+        (with_web(urls=[]), "^component 'web': urls is empty; give a path"),
+        (with_web(sampling="often"), "'sequential'.* or None, got often"),
+        (with_web(shuffle_run=-1), "^component 'web': shuffle_run must be .* least 0, got -1$"),
+        (with_web(stages=["mix"]), r"^component 'web': stages\[0\] is 'mix', which cannot be"),
+        (with_web(weight=None), "^component 'web' needs either a weight or passes, got neither;"),
+        (with_web(passes=2), "'web' needs either a weight or passes, got weight=1.0 and passes=2"),
+        (with_web(weight=-1), "weight of 'web' must be a number of at least 0, got -1.0; set it"),
+        (with_web(weight=float("nan")), "weight of 'web' must be a number of at least 0, got nan"),
+        (with_web(weight=float("inf")), "weight of 'web' must be a number of at least 0, got inf"),
+        (
+            {"mix": {name: each | {"weight": 0} for name, each in MIX.items()}},
+            "^the weights of web, labels are all 0; give at least one component a weight$",
+        ),
+        (
+            {"temperature": 0.3},
+            "temperature=0.3 takes the place of weights and passes.*web, labels",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "weights": {"code": 1}}]},
+            "^weights must name components of the mix, got 'code'; its components are web, labels$",
+        ),
+        ({"schedule": [{"epoch": 1, "weights": {}}]}, "^the weights of web, labels are all 0"),
+        ({"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 0}]}, "^over must be .* got 0"),
+        ({"schedule": [{"epochs": 1}]}, r"^Group 'schedule\[0\]' does not accept option 'epochs'"),
+        ({"schedule": [3]}, r"^schedule\[0\] must be a StageConfig or a dict .* got int$"),
+        ({"round": 0}, "^round must be a whole number of at least 1, got 0$"),
+        ({"unit": 0}, "^unit must be a whole number of at least 1, got 0$"),
+        ({"epoch_of": "web"}, "needs either dataset_size or epoch_of, got dataset_size=640 and"),
+        ({"dataset_size": None}, "needs either dataset_size or epoch_of, got dataset_size=None"),
+    ],
+)
+def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SplitConfig(**TRAIN | settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("round", 8), ("unit", 2), ("epoch_of", "web"), ("temperature", 0.5)),
+        ("schedule", [StageConfig({"web": 1}, epoch=1)]),
+    ],
+)
+def test_settings_of_a_mix_are_refused_where_there_is_none(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}=.* is a setting of a mix, and this split has"):
+        SplitConfig("a.tar", **{name: value})
+
+
+@pytest.mark.parametrize("split", ["val", "test", "predict"])
+def test_only_training_takes_a_mix(split: str) -> None:
+    message = f"^{split} takes no mix, .*; for each sample once give the urls of all components"
+    with pytest.raises(ConfigError, match=message):
+        DataConfig(**{split: TRAIN}, fields={"label": "cls"})
+
+
+def other_fields(**settings: Any) -> DataConfig:
+    labels = MIX["labels"] | {"fields": {"label": "cls", "mask": "png"}}
+    split = TRAIN | {"mix": MIX | {"labels": labels}} | settings.pop("split", {})
+    return DataConfig(split, fields={"label": "cls"}, **{"batch_size": 4} | settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"split": {"unit": 6}}, {"split": {"unit": 8}, "batch_format": "tuple"}],
+)
+def test_fields_of_other_names_are_refused_where_a_batch_could_hold_both(
+    settings: dict[str, Any],
+) -> None:
+    message = "^component 'labels' has the field 'mask', and component 'web' has not; give all"
+    with pytest.raises(ConfigError, match=message):
+        other_fields(**settings)
+
+
+def test_whole_batches_of_one_component_may_have_fields_of_their_own() -> None:
+    assert other_fields(split={"unit": 8}).train is not None
+
+
+def test_a_wrong_field_of_a_component_is_refused_by_its_name() -> None:
+    mix = MIX | {"web": MIX["web"] | {"decode": {"label": "jxl"}}}
+    with pytest.raises(ConfigError, match=r"^component 'web': .*asks for decoder 'jxl'"):
+        DataConfig(TRAIN | {"mix": mix}, fields={"label": "cls"})

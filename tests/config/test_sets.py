@@ -1,0 +1,152 @@
+"""Several evaluation sets are given by their names, in code and in a configuration of any form."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lightning_shards import ShardDataModule, SplitConfig
+from lightning_shards.config.sets import as_settings, named_splits
+from lightning_shards.errors import ConfigError
+
+FIELDS = {"fields": {"label": "cls"}}
+SETTINGS = ["val_sets", "test_sets", "predict_sets"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_set_is_given_as_a_split_is(setting: str) -> None:
+    kind = setting.removesuffix("_sets")
+    given: dict[str, Any] = {
+        "urls": "a.tar",
+        "list": ["a.tar", Path("b.tar")],
+        "dict": {"urls": "a.tar", "batch_size": 3},
+        "split": SplitConfig("a.tar", sampling="shuffled"),
+    }
+    splits = ShardDataModule(**FIELDS, **{setting: given}).splits
+    assert {name: split for name, split in splits.items() if split} == {
+        f"{kind}/urls": SplitConfig("a.tar"),
+        f"{kind}/list": SplitConfig(["a.tar", "b.tar"]),
+        f"{kind}/dict": SplitConfig("a.tar", batch_size=3),
+        f"{kind}/split": SplitConfig("a.tar", sampling="shuffled"),
+    }
+
+
+@pytest.mark.parametrize("form", ["dict", "DictConfig", "path"])
+def test_sets_are_read_from_a_configuration_of_any_form(form: str, tmp_path: Path) -> None:
+    settings = {**FIELDS, "val_sets": {"web": "w.tar", "by-hand": {"urls": "${val_sets.web}"}}}
+    config: Any = settings if form == "dict" else OmegaConf.create(settings)
+    if form == "path":
+        config = tmp_path / "config.yaml"
+        OmegaConf.save(OmegaConf.create(settings), config)
+    module = ShardDataModule.from_config(config)
+    assert module.eval_names("val") == ["val/web", "val/by-hand"]
+    assert module.splits["val/by-hand"] == SplitConfig("w.tar")
+
+
+def test_a_structured_configuration_may_hold_sets() -> None:
+    sets = {"web": OmegaConf.structured(SplitConfig("w.tar", batch_size=4))}
+    module = ShardDataModule.from_config(OmegaConf.create({**FIELDS, "val_sets": sets}))
+    assert module.splits["val/web"] == SplitConfig("w.tar", batch_size=4)
+
+
+def test_no_sets_are_as_if_there_were_none() -> None:
+    module = ShardDataModule(**FIELDS, val="a.tar", val_sets={}, test_sets=None)
+    assert [name for name, split in module.splits.items() if split] == ["val"]
+
+
+def test_names_and_settings_are_two_forms_of_one_thing() -> None:
+    splits: Any = {
+        "train": SplitConfig("t"),
+        "val": None,
+        "test": SplitConfig("u"),
+        "predict": None,
+    }
+    sets = {"val_sets": {"b": SplitConfig("b"), "a": SplitConfig("a")}, "predict_sets": None}
+    named = named_splits(splits, sets)
+    assert list(named) == ["train", "val", "val/b", "val/a", "test", "predict"]
+    assert as_settings(named) == {**splits, **sets, "test_sets": None}
+    assert list(as_settings(named)["val_sets"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"val": "a", "val_sets": {"b": "c"}},
+            r"^val and val_sets are both given.*; move val into",
+        ),
+        ({"test": "a", "test_sets": {"b": "c"}}, r"^test and test_sets are both given"),
+        (
+            {"val_sets": {"a b": "c"}},
+            r"^val_sets has a set named 'a b', .*letters, digits, _ and -",
+        ),
+        ({"val_sets": {"a/b": "c"}}, r"set named 'a/b'"),
+        ({"val_sets": {"": "c"}}, r"set named ''"),
+        ({"val_sets": {"-a": "c"}}, r"set named '-a'"),
+        ({"val_sets": {1: "c"}}, r"set named 1"),
+        ({"val_sets": {"é": "c"}}, r"set named 'é'"),
+        (
+            {"val_sets": {"Web": "c", "web": "d"}},
+            r"has 'Web' and 'web', which are one name for some",
+        ),
+        ({"val_sets": {"b": None}}, r"^val_sets\.b is None, .*leave its name out"),
+        ({"val_sets": {"b": 3}}, r"^val_sets\.b must be a SplitConfig, a dict .*; got int"),
+        ({"val_sets": ["a.tar"]}, r"^val_sets must be a dict of names to SplitConfigs.*got a list"),
+        (
+            {"val_sets": {"by-hand": {"urls": "c", "batchsize": 3}}},
+            r"'val_sets\.by-hand' does not accept option 'batchsize'; did you mean 'batch_size'\?",
+        ),
+        ({"val_sets": {"b": {"urls": "c", "fields": {"x": ""}}}}, r"x"),
+        (
+            {"predict_sets": {"b": {"urls": "c", "batch_keys": []}}, "batch_format": "tuple"},
+            r"batch_keys=\[\] of 'predict/b' has no effect",
+        ),
+    ],
+)
+def test_sets_that_cannot_be_are_refused_with_the_remedy(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule(**FIELDS, **settings)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (
+            {"web": {"urls": "a", "batchsize": 3}},
+            r"^data\.val_sets\.web: Option 'batchsize'.*'batch_",
+        ),
+        (
+            {"a": "a", "w-b": {"urls": "a", "batch_size": 0}},
+            r"^data\.val_sets\.w-b: batch_size must",
+        ),
+        (
+            {"a": "a", "web": {"urls": "a", "batch_size": "x"}},
+            r"^data\.val_sets\.web\.batch_size: exp",
+        ),
+        (
+            {"a": "a", "web": 3},
+            r"^data\.val_sets\.web: expected dict\[str, SplitConfig\] or None, got",
+        ),
+        ({"a": "a", "web": {"batch_size": 3}}, r"^data\.val_sets\.web: .*urls is empty"),
+        (["a"], r"^data\.val_sets: expected dict\[str, SplitConfig\] or None, got \['a'\]"),
+    ],
+)
+def test_an_error_of_a_configuration_names_the_key_of_the_set(sets: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule.from_config({**FIELDS, "val_sets": sets})
+
+
+def test_a_configuration_is_left_as_it_was() -> None:
+    config = {**FIELDS, "val_sets": {"web": {"urls": "a.tar"}, "hand": "b.tar"}}
+    ShardDataModule.from_config(config)
+    assert config["val_sets"] == {"web": {"urls": "a.tar"}, "hand": "b.tar"}
+
+
+def test_two_sets_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("fields: {label: cls}\nval_sets:\n  web: a.tar\n  web: b.tar\n")
+    with pytest.raises(ConfigError, match="duplicate key web"):
+        ShardDataModule.from_config(path)
