@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
     from lightning_shards.config.loading import LoaderConfig
+    from lightning_shards.config.mixtures import ComponentConfig, StageConfig
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.dataprep.writing.writer import ShardWriter
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         DecodeResize,
     )
     from lightning_shards.samples.pad_collate import PadCollate
+    from lightning_shards.shards.filters.predicates import ShardColumns
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
     from lightning_shards.shards.urls import expand_urls
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BatchStream": "workers.pool",
+    "ComponentConfig": "config.mixtures",
     "ConfigError": "errors",
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
@@ -91,6 +94,7 @@ _HOMES = {
     "ServedSample": "readers.source",
     "SetEpoch": "callbacks.set_epoch",
     "ShardCLI": "cli",
+    "ShardColumns": "shards.filters.predicates",
     "ShardDataModule": "datamodule",
     "ShardDataset": "readers.map_dataset",
     "ShardError": "errors",
@@ -104,6 +108,7 @@ _HOMES = {
     "Source": "readers.source",
     "SourceDescription": "readers.source",
     "SplitConfig": "config.splits",
+    "StageConfig": "config.mixtures",
     "StateError": "errors",
     "Storage": "shards.storage.protocol",
     "StorageError": "errors",
@@ -117,6 +122,7 @@ _HOMES = {
 
 __all__ = [
     "BatchStream",
+    "ComponentConfig",
     "ConfigError",
     "Cursor",
     "DamagedShardError",
@@ -148,6 +154,7 @@ __all__ = [
     "ServedSample",
     "SetEpoch",
     "ShardCLI",
+    "ShardColumns",
     "ShardDataModule",
     "ShardDataset",
     "ShardError",
@@ -161,6 +168,7 @@ __all__ = [
     "Source",
     "SourceDescription",
     "SplitConfig",
+    "StageConfig",
     "StateError",
     "Storage",
     "StorageError",

@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import Action
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast, get_args
@@ -22,11 +22,19 @@ from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config.files import omegaconf_message, placed_message
-from lightning_shards.config.parsing import cause_of, did_you_mean, known_keys, plain_message
-from lightning_shards.config.splits import Split, SplitConfig, with_urls
+from lightning_shards.config.files import omegaconf_message, placed_message, require_keys_once
+from lightning_shards.config.parsing import (
+    cause_of,
+    checked_entries,
+    did_you_mean,
+    known_keys,
+    plain_message,
+)
+from lightning_shards.config.sets import SET_SETTINGS
+from lightning_shards.config.splits import SPLITS, SplitConfig, with_urls
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
+    ConfigError,
     DamagedShardError,
     DigestError,
     IndexMismatchError,
@@ -39,7 +47,9 @@ from lightning_shards.predictions.formats import PredictionFormat
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
 """Errors of a run that no option mends; a field that no sample has is one of an option."""
 
-_SPLIT_OPTION = re.compile(rf"--data\.(?:init_args\.)?(?:{'|'.join(get_args(Split))})")
+_SPLIT_OPTION = re.compile(
+    rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
+)
 
 _NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
 """The whole of a value that stands for a split's settings: an interpolation, or their file."""
@@ -69,14 +79,26 @@ class ShardArgumentParser(LightningArgumentParser):
         given = sys.argv[1:] if args is None else list(args)
         return cast("Any", super()).parse_args(_with_urls_named(given), *others, **options)
 
+    def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
+        """Load a configuration; of a key that is there twice YAML would take the last."""
+        try:
+            require_keys_once(content)
+        except ConfigError as error:
+            raise TypeError(str(error)) from None  # which jsonargparse passes on to `error`
+        return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 as below
+
     def _check_value_key(self, action: Action, value: Any, *others: Any, **options: Any) -> Any:
         """Check a value of a file; jsonargparse has no public place to change it before."""
-        is_split = SplitConfig in get_args(getattr(action, "_typehint", None))
-        if is_split and not (isinstance(value, str) and _NOT_URLS.fullmatch(value)):
-            value = with_urls(value)
-        return cast("Any", super())._check_value_key(  # noqa: SLF001 as above
-            action, value, *others, **options
-        )
+        kinds = get_args(getattr(action, "_typehint", None))
+        if SplitConfig in kinds:
+            value = _as_split(value)
+        elif dict[str, SplitConfig] in kinds and isinstance(value, Mapping):
+            sets = cast("Mapping[str, object]", value)
+            value = {name: _as_split(split) for name, split in sets.items()}
+            if any("${" in split for split in value.values() if isinstance(split, str)):
+                return value  # they are resolved later
+        check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
+        return checked_entries(action, lambda each: check(action, each, *others, **options), value)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -255,6 +277,11 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named
+
+
+def _as_split(value: object) -> object:
+    """A split by its urls as a dict; an interpolation or the name of a file as it is."""
+    return value if isinstance(value, str) and _NOT_URLS.fullmatch(value) else with_urls(value)
 
 
 def _are_urls(value: str) -> bool:

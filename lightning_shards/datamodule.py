@@ -1,12 +1,12 @@
 """The data module for Lightning: four splits and their loaders, on which all ranks agree first.
 
-Where to go on: `build` (the source of batches), `readers.batch_reader` (batches from members),
+Where to go on: `build.sources` (what makes batches), `readers.batch_reader` (batches from members),
 `shards.storage.local` (the bytes of local ones), `plan.epoch` (lengths), `progress` (where a
 resumed fit goes on), `shards.scheme_table` (what reads a URL).
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
 from types import MethodType
@@ -17,13 +17,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf import DictConfig
 
-from lightning_shards.build import describe, find_shards, make_loader, make_source
+from lightning_shards.build.loaders import describe, facts_of, make_loader
+from lightning_shards.build.sources import find_shards, make_source
 from lightning_shards.collectives import agree
 from lightning_shards.config.files import module_from_config
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.splits import Split, SplitConfig
-from lightning_shards.errors import ConfigError
+from lightning_shards.config.sets import EvaluationSplit, SplitName, errors_of, kind_of, set_of
+from lightning_shards.config.splits import SPLITS, SplitConfig
 from lightning_shards.loader import ShardLoader
 from lightning_shards.module_settings import ModuleSettings
 from lightning_shards.plan.place import Place, place_if_given
@@ -38,7 +39,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.stages import STAGE_SPLITS, split_read_by, trainer_stage
+from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
 
@@ -61,6 +62,10 @@ class ShardDataModule(ModuleSettings):
         val: The shards to validate on; each sample once over all ranks.
         test: The shards to test on; each sample once over all ranks.
         predict: The shards to predict on; each sample once over all ranks.
+        val_sets: Several sets in the place of `val`, by their names, ``{"web": ..., "hand": ...}``;
+            each is a split with a loader of its own, in this order.
+        test_sets: Several sets in the place of `test`.
+        predict_sets: Several sets in the place of `predict`.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``. With a ``?`` after them, as in ``"cls?"``,
             samples may have none, and the value is None.
@@ -69,8 +74,9 @@ class ShardDataModule(ModuleSettings):
         decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,
             text, int, class, json, npy, rgb, gray, pil, or a callable from bytes to a value (or its
             import path, or class_path and init_args). Default: by suffix.
-        classes: Batch key to the names of classes, in the order of their numbers, for the decoder
-            ``class``. Default: ``classes.json`` beside the shards.
+        classes: Batch key to the names of classes, in the order of their numbers, or to their
+            numbers by name, ``{"label": {"cat": 0, "dog": 1}}``, for the decoder ``class``.
+            Default: ``classes.json`` beside the shards.
         transforms: Batch key to callable (or its import path, or class_path and init_args), applied
             to each sample; one with a parameter ``rng`` gets a ``numpy.random.Generator`` of its
             own for each sample.
@@ -80,8 +86,9 @@ class ShardDataModule(ModuleSettings):
         collate_fn: Callable from the list of the samples of a batch (dicts of fields) to the batch,
             or what names it as in `transforms`. Default: tensors stacked, numbers as tensors,
             anything else as lists.
-        batch_keys: Reserved entries of a batch that is a dict, of ``__key__``, ``__id__`` and
-            ``__weight__``; an empty list for ``model(**batch)``. Default: all that the split has.
+        batch_keys: Reserved entries of a batch that is a dict, of ``__key__``, ``__id__``,
+            ``__weight__`` and ``__component__``; an empty list for ``model(**batch)``. Default: all
+            that the split has.
         device_transforms: Batch key to callable, applied to the whole batch on the device.
         batch_size: Samples per rank and step.
         num_workers: Worker processes per rank; 0 makes batches in the trainer's own thread.
@@ -99,10 +106,13 @@ class ShardDataModule(ModuleSettings):
         test: SplitConfig | None = None,
         predict: SplitConfig | None = None,
         *,
+        val_sets: dict[str, SplitConfig] | None = None,
+        test_sets: dict[str, SplitConfig] | None = None,
+        predict_sets: dict[str, SplitConfig] | None = None,
         fields: dict[str, str],
         defaults: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
-        classes: dict[str, list[str]] | None = None,
+        classes: dict[str, list[str] | dict[str, int]] | None = None,
         transforms: dict[str, Any] | None = None,
         sample_transforms: list[Any] | None = None,
         collate_fn: Any = None,
@@ -118,13 +128,13 @@ class ShardDataModule(ModuleSettings):
         given = locals().items()
         data = DataConfig(**{name: value for name, value in given if name in _SETTINGS})
         super().__init__(data)
-        self._loaders: dict[Split, ShardLoader] = {}
-        self._settings: dict[Split, tuple[object, ...]] = {}
-        self._indexes: dict[Split, ShardIndex] = {}
-        self._agreed: dict[Split, ShardLoader] = {}
+        self._loaders: dict[SplitName, ShardLoader] = {}
+        self._settings: dict[SplitName, tuple[object, ...]] = {}
+        self._indexes: dict[SplitName, ShardIndex] = {}
+        self._agreed: dict[SplitName, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
-        if data.val is None:
+        if not self.eval_names("val"):
             # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
 
@@ -154,54 +164,51 @@ class ShardDataModule(ModuleSettings):
 
     def prepare_data(self) -> None:
         """Count the samples, once per node; the counts are kept in the cache for all ranks."""
-        self._guarded(lambda: [self.source(split).prepare() for split in self._wanted_splits()])
+        self._guarded(lambda split: self.source(split).prepare(), self._wanted_splits())
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
         self._agreed = {}
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
-        if stage == "validate":
+        if stage == "validate" and not self.eval_names("val"):
             self._config("val")  # otherwise Lightning would ask for a val_dataloader method
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
-        self._guarded(lambda: [self._index(split) for split in self._wanted_splits(stage)])
+        self._guarded(self._index, self._wanted_splits(stage))
         if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
             prepare_workers(map(self.source, self._wanted_splits(stage)))
 
     def train_dataloader(self) -> ShardLoader:
         """The loader of `train`; all ranks ask together, first and after a change."""
-        return self._agreed_loader("train")
+        return self._agreed_loaders(["train"])[0]
 
-    def val_dataloader(self) -> ShardLoader:
-        """The loader of `val`; all ranks ask together, first and after a change."""
-        return self._agreed_loader("val")
+    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
+        """The loader of `val`, or those of `val_sets`; all ranks ask together, as for `train`."""
+        return self._evaluation_loaders("val")
 
-    def test_dataloader(self) -> ShardLoader:
-        """The loader of `test`; all ranks ask together, first and after a change."""
-        return self._agreed_loader("test")
+    def test_dataloader(self) -> ShardLoader | list[ShardLoader]:
+        """The loader of `test`, or those of `test_sets`; all ranks ask together, as for `train`."""
+        return self._evaluation_loaders("test")
 
-    def predict_dataloader(self) -> ShardLoader:
-        """The loader of `predict`; all ranks ask together, first and after a change."""
-        return self._agreed_loader("predict")
+    def predict_dataloader(self) -> ShardLoader | list[ShardLoader]:
+        """The loader of `predict`, or those of `predict_sets`; all ranks ask together."""
+        return self._evaluation_loaders("predict")
+
+    def eval_names(self, split: EvaluationSplit) -> list[SplitName]:
+        """The names of the evaluation sets of a split, in the order of their `dataloader_idx`.
+
+        They are ``["val/web", "val/hand"]`` for ``val_sets={"web": ..., "hand": ...}``, ``["val"]``
+        for `val`, and none if there is neither. `loader`, `peek` and `source` take them.
+        """
+        return splits_of(self.splits, (split,))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
-        config = self.splits[split_read_by(self.trainer)]
-        fields = list((config and config.fields) or self.fields)
-        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
-        for name, transform in self.device_transforms.items():
-            if isinstance(batch, dict) and name in batch:
-                batch[name] = transform(batch[name])
-            elif name in fields and is_collated:
-                raise ConfigError(
-                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
-                    "such entry; name an entry of the dict that it returns"
-                )
-            elif name in fields and not isinstance(batch, dict):
-                number = fields.index(name)
-                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
+        read = splits_of(self.splits, [split_read_by(self.trainer)])
+        config = self.splits[read[min(dataloader_idx, len(read) - 1)]] if read else None
+        batch = self._transformed(batch, config)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,7 +231,7 @@ class ShardDataModule(ModuleSettings):
         self._close()
 
     def loader(
-        self, split: Split, *, rank: int | None = None, world_size: int | None = None
+        self, split: SplitName, *, rank: int | None = None, world_size: int | None = None
     ) -> ShardLoader:
         """A loader of any rank without a Trainer; counts that are missing are made here.
 
@@ -232,7 +239,7 @@ class ShardDataModule(ModuleSettings):
         `device_transforms`.
 
         Args:
-            split: ``train``, ``val``, ``test`` or ``predict``.
+            split: ``train``, ``val``, ``test`` or ``predict``; or a set, as in ``val/web``.
             rank: Data-parallel rank. Without it the loader is for a single process, and refuses to
                 give batches in a process group.
             world_size: Number of data-parallel ranks.
@@ -243,17 +250,18 @@ class ShardDataModule(ModuleSettings):
         """
         return self._make_loader(split, self.source(split), place_if_given(rank, world_size))
 
-    def peek(self, split: Split) -> BatchTable:
+    def peek(self, split: SplitName) -> BatchTable:
         """A table of the first batch of a split, before `device_transforms`; nothing is used up.
 
         Raises:
             ShardError: The batch cannot be made.
         """
         config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
-        fields = (config.fields or {}) if config.collate_fn is None else {}
+        names = [*(config.batch_fields or ()), *(config.join or ())]
+        fields = names if config.collate_fn is None else ()
         return peek_at(split, self.source(split), fields, timeout_s)
 
-    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
+    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
         """The source of the batches of a split, from the shards of `index` or from its own.
 
         Raises:
@@ -263,38 +271,46 @@ class ShardDataModule(ModuleSettings):
         ranks = self.trainer.num_devices if self.trainer else 1
         return make_source(self._data_config(), split, shards, ranks)
 
-    def _wanted_splits(self, stage: str | None = None) -> list[Split]:
+    def _wanted_splits(self, stage: str | None = None) -> list[SplitName]:
         stage = stage or trainer_stage(self.trainer)
-        wanted = STAGE_SPLITS[stage] if stage is not None else tuple(self.splits)
-        return [split for split in wanted if self.splits[split] is not None]
+        return splits_of(self.splits, STAGE_SPLITS[stage] if stage is not None else SPLITS)
 
-    def _guarded(self, find: Callable[[], object]) -> None:
+    def _guarded(self, find: Callable[[SplitName], object], splits: Sequence[SplitName]) -> None:
         """Keep a failure until all ranks meet, because they wait in a barrier after the hook."""
         try:
-            find()
+            for split in splits:
+                with errors_of(split):
+                    find(split)
         except Exception as error:
             if self.trainer is None or self.trainer.world_size == 1:
                 raise
             self._failed = self._failed or error
 
-    def _agreed_loader(self, split: Split) -> ShardLoader:
+    def _evaluation_loaders(self, split: EvaluationSplit) -> ShardLoader | list[ShardLoader]:
+        names = self.eval_names(split)
+        loaders = self._agreed_loaders(names or [split])
+        return loaders if any(map(set_of, names)) else loaders[0]
+
+    def _agreed_loaders(self, names: Sequence[SplitName]) -> list[ShardLoader]:
         if self.trainer is None:  # called by the user, in a notebook for instance
-            return self.loader(split)
+            return list(map(self.loader, names))
         error, self._failed = self._failed, None
-        loader = None
+        loaders: dict[SplitName, ShardLoader] = {}
         if error is None:
             try:
                 with unless_told_to_end(self.trainer):
-                    loader = self._current_loader(split, self.trainer)
+                    for name in names:
+                        with errors_of(name):
+                            loaders[name] = self._current_loader(name, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
-        if loader is None or self._agreed.get(split) is not loader:  # if not, a rank may ask alone
-            agree(loader.facts if loader else {}, error)
-        assert loader is not None  # agree() raised otherwise
-        self._agreed[split] = loader
-        return loader
+        agreed = [self._agreed.get(name) is loader for name, loader in loaders.items()]
+        if error is not None or not all(agreed):  # else a rank may ask alone
+            agree(facts_of(loaders), error)
+        self._agreed |= loaders
+        return list(loaders.values())
 
-    def _current_loader(self, split: Split, trainer: pl.Trainer) -> ShardLoader:
+    def _current_loader(self, split: SplitName, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, or a new one if a setting that it depends on has changed."""
         place, source = place_of(trainer), self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
@@ -314,7 +330,7 @@ class ShardDataModule(ModuleSettings):
 
     def _make_loader(
         self,
-        split: Split,
+        split: SplitName,
         source: Source,
         place: Place | None,
         trainer: pl.Trainer | None = None,
@@ -323,18 +339,23 @@ class ShardDataModule(ModuleSettings):
         progress = None
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
-        return make_loader(
+        loader = make_loader(
             source,
             place,
             self.loader_config,
             self.num_workers,
+            name=split,
             progress=progress,
             sample=sample,
             on_cuda=trainer is not None and trainer.strategy.root_device.type == "cuda",
             ranks=trainer.num_devices if trainer else 1,
         )
+        # of several sets one at a time has workers, and the first one those of the next time
+        first = splits_of(self.splits, [kind_of(split)])[0]
+        loader.keeps_workers = trainer is None or split == first
+        return loader
 
-    def _index(self, split: Split) -> ShardIndex:
+    def _index(self, split: SplitName) -> ShardIndex:
         if split not in self._indexes:
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             index = find_shards(self._data_config(), split, is_prepared=is_prepared)
@@ -360,4 +381,5 @@ class ShardDataModule(ModuleSettings):
     def _close(self) -> None:
         for loader in self._loaders.values():
             loader.close()
+        self._failed = None  # of a fit that ended before all ranks met
         end_fork_server()

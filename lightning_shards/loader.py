@@ -26,7 +26,13 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BadSample, Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
-from lightning_shards.saved_state import State, read_count, require_same, require_state
+from lightning_shards.saved_state import (
+    State,
+    read_count,
+    require_resumable,
+    require_state,
+    require_whole_units,
+)
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
@@ -103,7 +109,12 @@ class ShardLoader:
         pool: Runs the source in its workers.
         place: The rank and the world size. None stands for a single process, and is refused at the
             first batch if this process is one of several.
+        name: Name of its split or evaluation set.
         progress: A trainer's progress; None for a plain loop.
+
+    Attributes:
+        keeps_workers: Whether workers go on with the next epoch, as they do unless this is changed;
+            otherwise they end with an epoch's last batch.
     """
 
     def __init__(
@@ -112,8 +123,10 @@ class ShardLoader:
         pool: Pool,
         place: Place | None = None,
         *,
+        name: str = "",
         progress: Progress | None = None,
     ) -> None:
+        self.name, self.keeps_workers = name, True
         self.epoch = 0
         self.place = place or Place()
         self._is_placed = place is not None
@@ -216,6 +229,8 @@ class ShardLoader:
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
+            if step == last and not self.keeps_workers:
+                self.close()
             served.add(loaded, after.samples)
             if loaded.bad:
                 self._check_budget(served)
@@ -273,8 +288,9 @@ class ShardLoader:
                 damaged.
         """
         state = require_state(state, "the train loader")
-        index = self._source.describe().index
-        require_same({"version": STATE_VERSION, **self.identity}, state, index=index)
+        told = self._source.describe()
+        require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
+        require_whole_units(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._resumed = self._trained = Cursor(read_count(state, "epoch"), samples)
         self.epoch = self._resumed.epoch

@@ -3,10 +3,14 @@
 import reprlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from math import gcd
 from typing import Any, cast
 
 from lightning_shards.errors import StateError
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.kept_joins import JOIN_PREFIX
 from lightning_shards.shards.urls import split_url
 
 State = dict[str, int | str]
@@ -86,17 +90,95 @@ def require_same(
     """
     for name, value in expected.items():
         saved = state.get(name)
-        if type(saved) is not type(value) or saved != value:
+        if name.startswith(JOIN_PREFIX) and saved != value:
+            _require_same_table(name.removeprefix(JOIN_PREFIX), saved, value)
+        elif type(saved) is not type(value) or saved != value:
             if name == "shards" and index is not None:
                 raise StateError(_other_shards(state.get("epoch_samples"), index))
+            if name == "kept":
+                raise StateError(_other_filter(saved, str(value)))
             raise StateError(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
                 f"{ways_out}"
             )
+    if "shards" in expected and "kept" in state and "kept" not in expected:
+        raise StateError(_other_filter(state["kept"], None))
     if "shards" in expected and "classes" in state and "classes" not in expected:
         raise StateError(
             f"the checkpoint was made with classes={_shown(state['classes'])}, this run decodes no "
             f"label by names of classes; {ways_out}"
+        )
+
+
+def require_resumable(
+    expected: State, state: Mapping[str, object], told: SourceDescription
+) -> None:
+    """Check that a run of these values may go on where a state was saved.
+
+    Of a mixture, stages that begin behind the trained samples may be others.
+
+    Args:
+        expected: The values of this run, with those of its source.
+        state: The saved state.
+        told: What the source says of itself.
+
+    Raises:
+        StateError: A value differs that the trained samples depend on, or one is damaged.
+    """
+    if told.mixture is None:
+        require_same(expected, state, index=told.index)
+        return
+    of_mixture = told.mixture.values()
+    others = {name: value for name, value in expected.items() if name not in of_mixture}
+    require_same(others, state)
+    epochs = read_count(state, "epoch") * told.mixture.slots.epoch_samples
+    told.mixture.require_resumable(state, epochs + read_count(state, "samples"))
+
+
+def require_whole_units(
+    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+) -> None:
+    """Check that no batch of the rest of an epoch is of two units, and so of two components.
+
+    Raises:
+        StateError: One would be.
+    """
+    samples = read_count(state, "samples", epochs.samples)
+    unit = 1 if told.mixture is None else told.mixture.slots.schedule.unit
+    if unit == 1 or not epochs.steps(world_size, samples):
+        return
+    if samples % epochs.batch_size:
+        raise StateError(
+            f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
+            f"of batch_size={epochs.batch_size}, so batches would be of two units of {unit} "
+            f"samples; resume with a batch size that divides both, such as {gcd(samples, unit)}"
+        )
+    step = epochs.batch_size * world_size
+    if unit % step == 0 and samples % step:
+        raise StateError(
+            f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
+            f"of the {step} of a step, so steps would be of two units of {unit} samples; resume "
+            f"with a global batch that divides both, such as {gcd(samples, unit)}"
+        )
+
+
+def _other_filter(saved: object, kept: str | None) -> str:
+    was = "without a filter" if saved is None else f"with a filter that left kept={_shown(saved)}"
+    now = "has no filter" if kept is None else f"has one that leaves kept={kept!r}"
+    return (
+        f"the checkpoint was made {was}, and this run {now}: other samples are left by `keep` and "
+        "`exclude`; set these, and what is in the lists, back to resume, or start anew with its "
+        "weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+    )
+
+
+def _require_same_table(join: str, saved: object, digest: object) -> None:
+    """Refuse a table that has changed; a join that the checkpoint does not know is a new field."""
+    if saved is not None:
+        raise StateError(
+            f"the table of join {join!r} has changed since the checkpoint was made: its contents "
+            f"were {_shown(saved)}, now they are {digest!r}; put the old table back to resume, or "
+            f"give the new one another name than {join!r}"
         )
 
 

@@ -1,10 +1,12 @@
 """The splits that a trainer reads in each of its stages."""
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
 
+from lightning_shards.config.sets import SplitName, kind_of
 from lightning_shards.config.splits import Split
 
 STAGE_SPLITS: Final[dict[str, tuple[Split, ...]]] = {
@@ -28,6 +30,11 @@ def trainer_stage(trainer: pl.Trainer | None) -> str | None:
     """The stage that a trainer was asked for; None before that, and without a trainer."""
     function = trainer.state.fn if trainer is not None else None
     return function.value if function is not None else None
+
+
+def splits_of(named: Mapping[SplitName, object], kinds: Collection[str]) -> list[SplitName]:
+    """Those splits and sets of these kinds that are configured, in the order of their loaders."""
+    return [name for name, config in named.items() if config and kind_of(name) in kinds]
 
 
 def split_read_by(trainer: pl.Trainer) -> Split:

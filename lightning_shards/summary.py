@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.splits import Split, SplitConfig
+from lightning_shards.config.sets import SplitName
+from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ShardError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
@@ -31,7 +32,7 @@ _MAX_TYPES: Final = 1000  # entries of a list whose types are looked at
 class Summarized(Protocol):
     """The settings of a data module that its summary names."""
 
-    splits: dict[Split, SplitConfig | None]
+    splits: dict[SplitName, SplitConfig | None]
     fields: dict[str, str]
     num_workers: int
     loader_config: LoaderConfig
@@ -39,10 +40,10 @@ class Summarized(Protocol):
 
 def module_text(
     module: Summarized,
-    settings_of: Callable[[Split], SplitConfig],
-    source_of: Callable[[Split], Source],
-    indexed: Iterable[Split],
-    loaders: Mapping[Split, ShardLoader],
+    settings_of: Callable[[SplitName], SplitConfig],
+    source_of: Callable[[SplitName], Source],
+    indexed: Iterable[SplitName],
+    loaders: Mapping[SplitName, ShardLoader],
 ) -> str:
     """A line about a data module and one about each split; nothing is counted or opened for it.
 
@@ -85,7 +86,7 @@ def _loader_text(loader: ShardLoader) -> str:
     return loader.source.describe().epoch_text(loader.plan, len(loader))
 
 
-def _source_text(source_of: Callable[[Split], Source], split: Split) -> str:
+def _source_text(source_of: Callable[[SplitName], Source], split: SplitName) -> str:
     try:
         source = source_of(split)
     except ShardError as error:  # a summary may not fail; training will say the same
@@ -94,15 +95,18 @@ def _source_text(source_of: Callable[[Split], Source], split: Split) -> str:
     return source.describe().epoch_text(plan, plan.steps)
 
 
-def _settings_text(settings_of: Callable[[Split], SplitConfig], split: Split) -> str:
+def _settings_text(settings_of: Callable[[SplitName], SplitConfig], split: SplitName) -> str:
     try:
         config = settings_of(split)
     except ShardError as error:  # as above: a setting was changed into one that cannot work
         return f"cannot be read: {error}"
-    urls = [config.urls] if isinstance(config.urls, str) else config.urls
+    parts = config.component_splits().values() or [config]
+    given = [part.urls or [] for part in parts]
+    urls = [url for each in given for url in ([each] if isinstance(each, str) else each)]
     more = f" and {len(urls) - 1:,} more" if len(urls) > 1 else ""
+    order = config.sampling if config.mix is None else f"a mix of {', '.join(config.mix)}"
     return (
-        f"{_shown(redact_pattern(urls[0]), _MAX_PATTERN)}{more}, {config.sampling}, batches of "
+        f"{_shown(redact_pattern(urls[0]), _MAX_PATTERN)}{more}, {order}, batches of "
         f"{count_of(config.batch_size or 1, 'sample')} per rank; not counted yet"
     )
 
@@ -166,7 +170,9 @@ def _html_row(cells: Sequence[str], tag: str) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def peek_at(split: Split, source: Source, fields: Iterable[str], timeout_s: float) -> BatchTable:
+def peek_at(
+    split: SplitName, source: Source, fields: Iterable[str], timeout_s: float
+) -> BatchTable:
     """The first batch of a source as a table, made in this thread.
 
     A fit in progress does not notice it: the source has no state, its transforms are copied, and

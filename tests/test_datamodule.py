@@ -1,6 +1,7 @@
 """The data module without a Trainer: its splits, their defaults, and clear errors."""
 
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -317,6 +318,31 @@ def test_an_exception_ends_the_workers_and_calls_no_teardown(make_module, urls):
 
     module = Torn(SplitConfig(urls), fields={"label": "cls"}, num_workers=0, batch_size=2)
     module.on_exception(ArithmeticError())
+
+
+@pytest.mark.parametrize("end", [None, "on_exception", "teardown"])
+def test_a_failure_of_a_fit_that_died_is_not_that_of_the_next_one(
+    end, make_module, urls, monkeypatch
+):
+    agreed = []
+    monkeypatch.setattr("lightning_shards.datamodule.agree", lambda *facts: agreed.append(facts))
+    monkeypatch.setattr("lightning_shards.datamodule.unless_told_to_end", lambda _: nullcontext())
+    loader = SimpleNamespace(facts={"split": "train"}, close=lambda: None)
+    module = make_module(SplitConfig("nowhere.tar"))
+    module.trainer = SimpleNamespace(world_size=2, num_devices=2, local_rank=0)
+    module.setup("fit")  # the error is kept until all ranks meet
+    if end is not None:
+        getattr(module, end)(ArithmeticError() if end == "on_exception" else "fit")
+    module.splits["train"] = SplitConfig(urls)
+    monkeypatch.setattr(module, "_current_loader", lambda *_: loader)
+    module.setup("fit")
+    if end is None:
+        with pytest.raises(IndexError):  # a real `agree` would have raised
+            module.train_dataloader()
+        assert isinstance(agreed[0][1], ShardNotFoundError)
+    else:
+        assert module.train_dataloader() is loader
+        assert agreed == [({"split": "train"}, None)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.callbacks.places import labels_of, require_own_places
 from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import Served, ShardLoader
@@ -88,8 +88,9 @@ class _RankReport(NamedTuple):
 
 
 def _prove_evaluation(trainer: pl.Trainer, name: str) -> None:
-    for loader in evaluation_loaders(trainer):
-        _prove(trainer, loader, name, is_said=False)
+    loaders = evaluation_loaders(trainer)
+    for loader, label in zip(loaders, labels_of(loaders), strict=True):
+        _prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
 
 
 def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> None:

@@ -1,11 +1,23 @@
-"""The check that a loader passed by hand was made for this rank, before its first batch."""
+"""What callbacks say of loaders: what each is called, and that it was made for this rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lightning_shards.config.sets import set_of
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import WAYS_TO_A_PLACE, ShardLoader
 from lightning_shards.progress import place_of
+
+
+def labels_of(loaders: Sequence[object]) -> list[str]:
+    """What to call each loader of an evaluation; empty where one alone is no set.
+
+    A set has its name, as in ``web``, and any other of several loaders its number, as in
+    ``loader1``.
+    """
+    sets = [set_of(loader.name) if isinstance(loader, ShardLoader) else "" for loader in loaders]
+    are_sets = all(sets) and len(set(sets)) == len(sets)
+    return sets if are_sets or len(sets) == 1 else [f"loader{i}" for i in range(len(sets))]
 
 
 def require_own_places(trainer: Any, loaders: Iterable[object]) -> None:

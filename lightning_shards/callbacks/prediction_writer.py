@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.callbacks.places import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
 from lightning_shards.config.checks import require_choice
 from lightning_shards.errors import ConfigError
@@ -35,8 +35,9 @@ class ShardPredictionWriter(pl.Callback):
     and types. bfloat16 is written as float32. Samples of `__weight__` 0, which only fill a place or
     stand for a bad sample, have no row.
 
-    Each rank writes a file, ``predictions-00000-of-00002.parquet`` for rank 0 of 2 (with several
-    data loaders ``predictions-loader0-...``), of which some tens of megabytes are in memory. Files
+    Each rank writes a file, ``predictions-00000-of-00002.parquet`` for rank 0 of 2 (for the set
+    ``web`` of `predict_sets` ``predictions-web-...``, for several data loaders passed by hand
+    ``predictions-loader0-...``), of which some tens of megabytes are in memory. Files
     appear at the end of the prediction, whole; after a run that failed or was killed before that
     there are none under these names. Pass ``return_predictions=False`` to ``trainer.predict``, or
     Lightning keeps all predictions in memory as well; the command line does.
@@ -95,8 +96,8 @@ class ShardPredictionWriter(pl.Callback):
         """Open a file for each data loader."""
         _on_all_ranks(lambda: self._check_loaders(trainer))
         place = place_of(trainer)
-        num_loaders = len(evaluation_loaders(trainer))
-        self._names = [merged_name(i, num_loaders, self._format) for i in range(num_loaders)]
+        labels = labels_of(evaluation_loaders(trainer))
+        self._names = [merged_name(label, self._format) for label in labels]
         # tensor-parallel processes share a rank, and the first one of them writes
         writes = gather(place.rank).index(place.rank) == trainer.global_rank
         names = [rank_name(name, place.rank, place.world_size) for name in self._names]

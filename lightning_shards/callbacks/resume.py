@@ -35,8 +35,9 @@ from lightning_shards.saved_state import (
     read_choice,
     read_count,
     reading_counters,
-    require_same,
+    require_resumable,
     require_state,
+    require_whole_units,
 )
 
 CHECKPOINT_VERSION = 1
@@ -214,11 +215,12 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     """The state in a checkpoint, after a check that it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
-    index = loader.source.describe().index
-    require_same({"version": CHECKPOINT_VERSION, **identity}, state, index=index)
+    told = loader.source.describe()
+    require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, told)
     epoch = read_count(state, "epoch")
     read_count(state, "ended", epoch, least=max(0, epoch - 1))
     read_count(state, "samples", loader.epochs.samples)
+    require_whole_units(state, told, loader.epochs, loader.place.world_size)
     read_count(state, "batches")
     read_choice(state, "validation", ("due", "done", "none"))
     return state

@@ -13,9 +13,9 @@ from lightning_shards.shards.atomic import new_file
 _STEM = "predictions"
 
 
-def merged_name(loader: int, num_loaders: int, file_format: PredictionFormat) -> str:
-    """`predictions.csv`; with several data loaders `predictions-loader1.csv`."""
-    stem = _STEM if num_loaders == 1 else f"{_STEM}-loader{loader}"
+def merged_name(loader: str, file_format: PredictionFormat) -> str:
+    """`predictions.csv`; for one of several data loaders `predictions-LOADER.csv`."""
+    stem = f"{_STEM}-{loader}" if loader else _STEM
     return f"{stem}.{file_format}"
 
 

@@ -100,6 +100,8 @@ class Module(pl.LightningModule):
             ids=batch["__id__"].tolist(),
             workers=self.record.workers() if batch_idx == 0 else [],
         )
+        if "number" in batch:  # a joined column
+            assert batch["number"].tolist() == list(map(int, batch["__key__"]))
         if self.block_at == self.global_step:
             self.record("blocked", pid=os.getpid(), workers=self.record.workers())
             time.sleep(300)  # until this rank is killed
@@ -107,12 +109,13 @@ class Module(pl.LightningModule):
             self.layer(batch["image"].flatten(1).float()), batch["label"]
         )
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         real = batch["__weight__"] > 0
         self.record(
             "val",
             epoch=self.current_epoch,
             step=batch_idx,
+            loader=dataloader_idx,
             sanity=self.trainer.sanity_checking,
             ids=batch["__id__"].tolist(),
             weights=batch["__weight__"].tolist(),
@@ -144,10 +147,18 @@ class TrainsOnly(Module):
 
 def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
     rank = number_of_this_rank()
-    splits = {
-        name: SplitConfig(split["urls"].format(rank=rank), **split["options"])
-        for name, split in case["splits"].items()
-    }
+
+    def as_configs(splits: dict[str, Any]) -> dict[str, SplitConfig]:
+        return {
+            name: SplitConfig(split["urls"].format(rank=rank), **split["options"])
+            for name, split in splits.items()
+        }
+
+    splits: dict[str, Any] = as_configs(case["splits"])
+    if "val_sets" in case:
+        suffix = rank if case.get("rank_in_names") else ""
+        sets = as_configs(case["val_sets"])
+        splits["val_sets"] = {f"{name}{suffix}": each for name, each in sets.items()}
     options = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}
     options |= case.get("data", {})
     if case.get("seed_is_rank"):
@@ -181,7 +192,7 @@ def fit(case: dict[str, Any], record: Record) -> None:
         **{"max_epochs": 2, "enable_progress_bar": "bar" in case, "logger": False}
         | case.get("trainer", {}),
     )
-    kind = Module if "val" in case["splits"] else TrainsOnly
+    kind = Module if "val" in case["splits"] or "val_sets" in case else TrainsOnly
     model, resume = kind(record, case.get("block_at")), case.get("resume")
     if "place" in case:  # of a loader that is passed by hand
         trainer.fit(model, data.loader("train", **case["place"]))

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from lightning_shards.plan.draws import draw_sample
+from lightning_shards.shards.filters.key_hashes import parse_parts
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
@@ -32,13 +35,21 @@ class Case:
     train_options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
+    left: int | None = None  # train samples after a filter
 
 
 def start_method(name: str) -> Case:
     return Case(name, 1, val=(), more={"loader": {"multiprocessing_context": name}})
 
 
+NUMBERS = "numbers.parquet"
+"""The number of each sample by its key; training steps compare both."""
+
 UNSHUFFLED: dict[str, Any] = {"shuffle_buffer": 0}
+FILTERED: dict[str, Any] = {
+    "sampling": "shuffled",
+    "exclude": {"hash_of": "key", "of": 3, "parts": [0]},
+}
 CASES = [
     Case("no workers", 0, epochs=3, more={"bar": True}),
     Case("two workers", 2, epochs=3, train_options=UNSHUFFLED),
@@ -49,9 +60,11 @@ CASES = [
     Case("reloading", 0, trainer={"reload_dataloaders_every_n_epochs": 1}),
     Case("two validations an epoch", 0, trainer={"val_check_interval": 0.5}),
     Case("each sample once", 2, train_options={"sampling": "shuffled"}),
+    Case("a filter", 1, train=(44, 0, 31), train_options=FILTERED, val=(), left=50),
     Case("fewer val samples than a global batch", 1, val=(3,)),
     Case("one val sample", 1, val=(0, 1)),
     *map(start_method, ("forkserver", "spawn", "fork")),
+    Case("a join", 2, train_options={"sampling": "shuffled", "join": {"number": NUMBERS}}),
     Case("saving", 0, more={"save_every": 4}),
     Case("resumed within an epoch", 0, more={"resume": "saved/step=4.ckpt"}),
     Case("resumed at an epoch's end", 0, epochs=3, more={"resume": "saved/step=12.ckpt"}),
@@ -90,6 +103,9 @@ def ran(
 ) -> Any:
     """All cases, run by one pair of ranks."""
     folder = tmp_path_factory.mktemp("fit")
+    numbers = range(sum(TRAIN))
+    columns = {"__key__": [f"{number:06d}" for number in numbers], "number": numbers}
+    parquet.write_table(pa.table(columns), folder / NUMBERS)
     return run_ranks(folder, [as_json(case, folder, pack_into) for case in CASES], timeout_s=200)
 
 
@@ -131,7 +147,7 @@ def test_the_loader_and_the_trainer_know_the_number_of_steps(
 ) -> None:
     case, end = BY_NAME[name], ran.end(name, rank)
     assert end["num_training_batches"] == case.steps
-    assert end["length"] == sum(case.train) // (2 * BATCH_SIZE)
+    assert end["length"] == (case.left or sum(case.train)) // (2 * BATCH_SIZE)
     assert sum(end["num_val_batches"]) == -(-sum(case.val or [0]) // (2 * BATCH_SIZE))
     assert end["global_step"] == case.epochs * case.steps
 
@@ -218,6 +234,20 @@ def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran: Any) ->
             for sample in each["ids"]
         )
         assert seen == all_ids(TRAIN)
+
+
+def test_filtered_ranks_together_train_on_what_is_left(ran: Any) -> None:
+    begins, third = (0, 44, 44), parse_parts("exclude", FILTERED["exclude"])
+    for epoch in range(2):
+        keys = [
+            f"{begins[shard] + number:06d}".encode()
+            for rank in RANKS
+            for each in ran.of("a filter", rank, "train")
+            if each["epoch"] == epoch
+            for shard, number in each["ids"]
+        ]
+        assert len(keys) == len(set(keys)) == 48
+        assert not third.has(keys).any()
 
 
 @pytest.mark.parametrize("rank", RANKS)

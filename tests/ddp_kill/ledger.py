@@ -127,7 +127,7 @@ class SaveInValidation(Callback):
 
 def make_data(job: dict[str, Any]) -> ShardDataModule:
     return ShardDataModule(
-        SplitConfig(job["train"], sampling="shuffled", shuffle_run=4),
+        SplitConfig(**{"sampling": "shuffled", "shuffle_run": 4} | job["train"]),
         SplitConfig(job["val"]),
         fields={"label": "cls"},
         batch_size=job["batch_size"],

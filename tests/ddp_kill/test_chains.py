@@ -206,7 +206,7 @@ def as_job(chain: Chain, number: int, folder: Path, checkpoint: Path | None) -> 
         **asdict(fit),
         "stop": fit.stop and fit.stop._asdict(),
         "folder": str(folder),
-        "train": f"{folder}/train-*.tar",
+        "train": {"urls": f"{folder}/train-*.tar"},
         "val": f"{folder}/val-*.tar",
         "trainer": chain.trainer,
         "saving": chain.saving,

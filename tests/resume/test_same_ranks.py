@@ -23,6 +23,8 @@ VARIANTS = [
     Variant("max_epochs"),
     Variant("no validation", data={"val_samples": 0}),
     Variant("max_steps", {"max_steps": 18}),
+    Variant("several sets", {"val_check_interval": 0.5}, data={"val_sets": (5, 1, 3)}),
+    Variant("several sets, max_steps", {"max_steps": 18}, data={"val_sets": (5, 1, 3)}),
     Variant("max_steps, no validation", {"max_steps": 18}, {"val_samples": 0}),
     Variant("accumulate 2", {"accumulate_grad_batches": 2}, ACCUMULATED),
     Variant("accumulate 3", {"accumulate_grad_batches": 3}, ACCUMULATED),
@@ -53,7 +55,7 @@ VARIANTS = [
 ]
 IN_CI = {
     "max_epochs", "max_steps", "no validation", "accumulate 3", "val_check_interval .5",
-    "limit_train_batches 4", "limit_train_batches .5", "estimated steps, max_steps",
+    "several sets", "limit_train_batches 4", "limit_train_batches .5", "estimated steps, max_steps",
     "schedule by epoch",
 }  # fmt: skip
 

@@ -1,17 +1,20 @@
 """The real thing: shards on disk, worker processes, another batch size and other workers."""
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from toy import Snapshots, StopHereError, make_trainer
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
 
 pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
@@ -40,15 +43,57 @@ class Seen(pl.LightningModule):
         self.ids = list(checkpoint["ids"])
 
 
-def fit(folder: Path, urls: list[str], batch_size: int, num_workers: int, **more: Any) -> list[Any]:
-    data = ShardDataModule(
-        SplitConfig(urls, sampling="shuffled"),
-        fields={"label": "cls"},
+class SeenRows(Seen):
+    """Keeps whole samples: what the joint transforms drew for each."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        for row, sample_id in enumerate(batch["__id__"].tolist()):
+            drawn = [batch[name][row].tolist() for name in ("image", "mask", "label", "drawn")]
+            self.ids.append([self.current_epoch, sample_id, drawn])
+        return self.layer(batch["drawn"][:, None].float()).mean()
+
+
+def crop_alike(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Two fields cut by one draw, and the draw."""
+    top = int(rng.integers(4))
+    row = sample["image"][:, top]
+    return sample | {"image": row, "mask": row.float() + float(rng.random()), "label": top}
+
+
+def draw_globally(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"drawn": float(np.random.random()) + random.random()}  # noqa: NPY002
+
+
+JOINT = {
+    "fields": {"image": "png", "label": "cls"},
+    "decode": {"image": "gray"},
+    "sample_transforms": [crop_alike, draw_globally],
+    "seed": 11,
+    "loader": LoaderConfig(multiprocessing_context="fork"),  # others import all of this file
+}
+
+
+def module_of(
+    folder: Path,
+    urls: list[str],
+    batch_size: int,
+    num_workers: int,
+    settings: dict[str, Any],
+    split: dict[str, Any] | None = None,
+) -> ShardDataModule:
+    return ShardDataModule(
+        SplitConfig(*(urls, "shuffled"), shuffle_run=2, shuffle_block=8, **(split or {})),
         batch_size=batch_size,
         num_workers=num_workers,
-        loader=LoaderConfig(cache_dir=str(folder / "cache")),
+        **{"loader": LoaderConfig(cache_dir=str(folder / "cache"))} | settings,
     )
-    model = Seen()
+
+
+def fit(folder: Path, urls: list[str], batch_size: int, num_workers: int, **more: Any) -> list[Any]:
+    settings = more.pop("settings", {"fields": {"label": "cls"}})
+    split = more.pop("split", {})
+    data = module_of(folder, urls, batch_size, num_workers, settings, split)
+    model = SeenRows() if settings is JOINT else Seen()
     trainer = make_trainer(folder, more.pop("callbacks", ()), max_epochs=2)
     trainer.fit(model, data, **more)
     return model.ids
@@ -66,3 +111,85 @@ def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(
     resumed = fit(tmp_path, urls, 3, 2, ckpt_path=checkpoint)
     assert resumed == whole
     assert set(Counter(map(tuple, resumed)).values()) == {1}
+
+
+def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_draws(
+    pack_shards: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    urls = pack_shards([5, 9, 6])
+    whole = fit(tmp_path, urls, batch_size=1, num_workers=0, settings=JOINT)
+    assert len({repr(drawn) for *_, drawn in whole}) == len(whole) == 40
+    checkpoint = None
+    for batch_size, num_workers, hook in (
+        (4, 0, ("on_train_batch_end", 1)),
+        (3, 2, ("on_train_batch_end", 4)),
+        (2, 1, ("on_train_batch_end", 2)),
+    ):
+        stop = Snapshots(tmp_path / str(batch_size), stop=hook)
+        with pytest.raises(StopHereError):
+            fit(
+                tmp_path,
+                urls,
+                batch_size,
+                num_workers,
+                callbacks=[stop],
+                settings=JOINT,
+                ckpt_path=checkpoint,
+            )
+        (checkpoint,) = stop.saved.values()
+    assert fit(tmp_path, urls, 1, 0, ckpt_path=checkpoint, settings=JOINT) == whole
+
+
+def test_chains_of_worlds_give_each_sample_the_same_joint_draws(
+    pack_shards: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """The ranks of a world are loaders of one process; a segment is some steps of all of them."""
+    urls = pack_shards([5, 9, 6, 4])
+    whole = list(_rows(module_of(tmp_path, urls, 1, 0, JOINT).loader("train")))
+    assert len({repr(row) for row in whole}) == 24
+    for chain in (
+        [(2, 2, 2), (3, 1, 2), (1, 4, 1), (3, 2, 1)],
+        [(1, 4, 3), (2, 3, 1), (1, 1, 2), (2, 2, 1)],
+    ):
+        state, rows = None, []
+        for batch_size, world_size, steps in chain:
+            loaders = [
+                module_of(tmp_path, urls, batch_size, 0, JOINT).loader(
+                    "train", rank=rank, world_size=world_size
+                )
+                for rank in range(world_size)
+            ]
+            for loader in loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+            ranks = [iter(loader) for loader in loaders]
+            for _ in range(steps):
+                rows += [row for batches in ranks for row in _rows([next(batches)])]
+            state = loaders[0].state_dict()
+        assert rows == whole[: len(rows)]
+        assert len(rows) == sum(map(prod, chain))
+
+
+def _rows(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for row, key in enumerate(batch["__key__"]):
+            yield key, [batch[name][row].tolist() for name in ("image", "mask", "label", "drawn")]
+
+
+THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
+
+
+def test_what_is_left_resumes_with_another_batch_size_at_the_next_kept_sample(
+    pack_shards: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    urls, split = pack_shards([9, 14, 9]), {"exclude": THIRD}
+    whole = fit(tmp_path, urls, batch_size=1, num_workers=0, split=split)
+    stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))
+    with pytest.raises(StopHereError):
+        fit(tmp_path, urls, 4, 0, callbacks=[stop], split=split)
+    (checkpoint,) = stop.saved.values()
+    resumed = fit(tmp_path, urls, 3, 2, ckpt_path=checkpoint, split=split)
+    assert resumed == whole
+    assert len(whole) == 2 * 20
+    with pytest.raises(StateError, match="other samples are left by `keep` and `exclude`"):
+        fit(tmp_path, urls, 3, 0, ckpt_path=checkpoint)

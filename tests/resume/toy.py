@@ -73,19 +73,22 @@ class ToyData(ShardDataModule):
         batch_size: int = 4,
         samples: int = SAMPLES,
         val_samples: int = VAL_SAMPLES,
+        val_sets: Sequence[int] = (),
         remainder: Any = "drop",
         seed: int = 0,
     ) -> None:
-        val = SplitConfig("val.tar") if val_samples else None
+        sets = {f"val/{number}": count for number, count in enumerate(val_sets)}
+        val = SplitConfig("val.tar") if val_samples and not sets else None
         super().__init__(
             SplitConfig("train.tar", remainder=remainder),
             val,
+            val_sets={name.removeprefix("val/"): SplitConfig("val.tar") for name in sets},
             fields={"x": "cls"},
             batch_size=batch_size,
             num_workers=0,
             seed=seed,
         )
-        self.samples = {"train": samples, "val": val_samples}
+        self.samples = {"train": samples, "val": val_samples, **sets}
 
     def prepare_data(self) -> None:
         pass
@@ -113,7 +116,8 @@ class Ledger(pl.LightningModule):
         self.automatic_optimization = not manual
         self.window: list[Any] = []  # batches whose optimiser step is still to come
         self.steps: list[Any] = []  # [epoch, [pairs of one step of the optimiser], learning rate]
-        self.validations: list[Any] = []  # [epoch, optimiser steps before, samples]
+        # [epoch, optimiser steps before, samples: two decimal digits for each evaluation set]
+        self.validations: list[Any] = []
         self.epoch_ends: list[int] = []
         self.validated = 0
 
@@ -150,8 +154,8 @@ class Ledger(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.validated = 0
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.validated += len(self._of_all_ranks(batch["pairs"]))
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.validated += len(self._of_all_ranks(batch["pairs"])) * 100**dataloader_idx
         self.log("val", 1.0, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:

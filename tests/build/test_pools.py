@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
-from lightning_shards import ShardDataModule, SplitConfig, build
-from lightning_shards.build import describe, make_pool
+from lightning_shards import ShardDataModule, SplitConfig
+from lightning_shards.build import loaders
+from lightning_shards.build.loaders import describe
+from lightning_shards.build.pools import make_pool
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
@@ -128,7 +130,7 @@ def test_the_log_line_counts_shards(pack_shards, make_source, shards, words):
 
 
 def test_the_log_line_says_when_workers_are_more_than_cores(source, monkeypatch):
-    monkeypatch.setattr(build, "num_cpus", lambda: 2)
+    monkeypatch.setattr(loaders, "num_cpus", lambda: 2)
     few, many = (describe("train", source, 1, PoolDescription("processes", n)) for n in (2, 64))
     assert "workers" not in few
     assert many == f"{few}; 64 workers of each rank on 2 cores start slowly"

@@ -1,0 +1,113 @@
+"""The loader of one rank, and what the log says of it.
+
+The loader makes tensors, so it is imported where it is first needed: `plan` and `trace` need none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lightning_shards.build.pools import make_pool
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.sets import SplitName, set_of
+from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.system.cpus import num_cpus
+from lightning_shards.workers.pool import PoolDescription
+
+if TYPE_CHECKING:
+    from lightning_shards.loader import Progress, ShardLoader
+
+
+def make_loader(
+    source: Source,
+    place: Place | None,
+    config: LoaderConfig,
+    num_workers: int,
+    *,
+    name: SplitName = "",
+    progress: "Progress | None" = None,
+    sample: LoadedBatch | None = None,
+    on_cuda: bool = False,
+    ranks: int = 1,
+) -> "ShardLoader":
+    """The loader of one rank; its length is the number of steps of an epoch.
+
+    Args:
+        source: Makes the batches.
+        place: The rank and the world size; None if they are unknown, for a single process.
+        config: How batches are made.
+        num_workers: Number of workers of this rank; 0: its own thread makes the batches.
+        name: Name of its split or evaluation set.
+        progress: A trainer's progress; None for a plain loop.
+        sample: A batch of one sample, if there is one already.
+        on_cuda: Whether batches go to a CUDA device.
+        ranks: Number of ranks of this machine.
+
+    Raises:
+        PlanError: The samples do not fill one step.
+        ConfigError: Samples are repeated, and batches have no `__weight__`.
+        ShardError: The sample cannot be made, or the pool cannot run this source here.
+    """
+    from lightning_shards.loader import ShardLoader
+
+    here = place or Place()
+    plan = source.epochs.plan(here.world_size).require_steps()
+    _require_weights(plan, source.describe().reserved)
+    pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
+    loader = ShardLoader(source, pool, place, name=name, progress=progress)
+    return loader.with_epoch(plan.steps).with_length(plan.steps)
+
+
+def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
+    """Refuse batches that do not tell their repeats."""
+    if plan.padded and "__weight__" not in reserved:
+        raise ConfigError(
+            f"remainder={plan.remainder!r} repeats {count_of(plan.padded, 'sample')} to give each "
+            f"of {count_of(plan.world_size, 'rank')} one at each step, with `__weight__` 0, and "
+            "batch_keys leaves `__weight__` out; name it in batch_keys, and take it out of the "
+            "batch before the model"
+        )
+
+
+def drop_remark(dropped: int, samples: int) -> str:
+    """A remark about the samples that an epoch drops; empty if they are at most 1 %.
+
+    >>> drop_remark(3, 23)
+    "drops 3 of 23 samples (13.0 %) in each epoch; remainder='balanced' or 'pad' serves them all"
+    >>> drop_remark(10, 1000)
+    ''
+    """
+    if dropped * 100 <= samples:
+        return ""
+    return (
+        f"drops {dropped:,} of {samples:,} samples ({100 * dropped / samples:.1f} %) in each "
+        "epoch; remainder='balanced' or 'pad' serves them all"
+    )
+
+
+def facts_of(loaders: "Mapping[SplitName, ShardLoader]") -> dict[str, int | str]:
+    """The values that must be equal on all ranks; those of several sets say which it is."""
+    if not any(map(set_of, loaders)):
+        return {what: fact for loader in loaders.values() for what, fact in loader.facts.items()}
+    each = {
+        f"{what} of {name}": fact
+        for name, loader in loaders.items()
+        for what, fact in loader.facts.items()
+    }
+    return {"the evaluation sets": ", ".join(loaders), **each}
+
+
+def describe(split: SplitName, source: Source, world_size: int, pool: PoolDescription) -> str:
+    """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
+    plan, told = source.epochs.plan(world_size), source.describe()
+    rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
+    left = "" if told.sampling == "resampled" else rest
+    dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    remark = f"; {dropped}" if dropped else ""
+    if pool.num_workers > num_cpus():
+        remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
+    bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
+    return f"{split}: {told.epoch_text(plan, plan.steps)}{left}{bad}{remark}"

@@ -1,0 +1,145 @@
+"""The order of a mixture, from the settings of its split and the shards of its components."""
+
+from collections.abc import Mapping
+
+from lightning_shards.config.splits import SplitConfig
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder
+from lightning_shards.plan.mixtures.schedule import schedule_mixture
+from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.mixtures.weights import (
+    default_round,
+    epoch_of_mixture,
+    weigh_components,
+)
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.mixtures.choice import reader_of_mixture
+from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.samples.class_labels import classes_identity
+from lightning_shards.samples.fields import Field
+from lightning_shards.shards.classes import ClassNames
+from lightning_shards.shards.index import ShardIndex
+
+
+def choose_reader(split: str, config: SplitConfig, index: ShardIndex) -> str:
+    """The one reader of all components of a mixture of these shards: `stream` or `indexed`.
+
+    Raises:
+        ConfigError: A component cannot be read by the reader that is asked for.
+    """
+    parts = config.component_splits()
+    choices = {
+        name: ReaderChoice(
+            *(f"{split}.mix.{name}", part.reader, str(part.sampling), bool(part.stages)),
+            in_mixture=True,
+        )
+        for name, part in parts.items()
+    }
+    return reader_of_mixture(choices, dict(zip(parts, index.components, strict=True)))
+
+
+def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlots:
+    """Where in the sequence of a mixture each of its components stands.
+
+    Args:
+        config: The settings of the split, complete.
+        index: Its shards, with those of each component.
+        seed: Of the run.
+
+    Raises:
+        ConfigError: Weights, round, epoch or stages that give no mixture, or batches that would
+            cut a unit.
+        PlanError: A component without samples is weighed by them.
+    """
+    _require_whole_units(config)
+    mix = config.mix or {}
+    samples = _samples_of(config, dict(zip(mix, index.components, strict=True)))
+    weights = weigh_components(
+        samples,
+        {name: component.weight for name, component in mix.items()},
+        {name: component.passes for name, component in mix.items()},
+        config.temperature,
+    )
+    round_units = default_round(weights) if config.round is None else config.round
+    size, epoch_of = config.dataset_size, config.epoch_of
+    epoch_samples = epoch_of_mixture(
+        *(samples, weights, round_units * config.unit), dataset_size=size, epoch_of=epoch_of
+    )
+    schedule = schedule_mixture(
+        weights,
+        [stage.change for stage in config.schedule],
+        round_units=round_units,
+        unit=config.unit,
+        epoch_samples=epoch_samples,
+    )
+    return MixtureSlots(tuple(mix), schedule, seed, epoch_samples)
+
+
+def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> dict[str, int]:
+    """The samples of each component; 0 for one of which they are neither known nor needed."""
+    known = {
+        name: index.total if index.kept_samples is None else index.kept_samples
+        for name, index in components.items()
+    }
+    unknown = sorted(name for name, samples in known.items() if samples is None)
+    is_weighed = all(component.weight is not None for component in (config.mix or {}).values())
+    if unknown and (config.epoch_of is not None or not is_weighed):
+        raise ConfigError(
+            f"the number of samples of component {unknown[0]!r} is unknown, as it is remote and "
+            "has no counts beside it; give all components a weight, and the split a dataset_size, "
+            "or make the counts by `lightning-shards index`"
+        )
+    return {name: samples or 0 for name, samples in known.items()}
+
+
+def require_same_classes(components: Mapping[str, tuple[Field, ...]]) -> None:
+    """Check that no label has one number in one component and another one in the next.
+
+    Args:
+        components: Their fields, with their classes.
+
+    Raises:
+        ConfigError: The classes of a field differ.
+    """
+    first_of: dict[str, tuple[str, ClassNames]] = {}
+    for name, fields in components.items():
+        for field in fields:
+            if field.classes is None:
+                continue
+            other, classes = first_of.setdefault(field.name, (name, field.classes))
+            if classes.numbers != field.classes.numbers:
+                raise ConfigError(
+                    f"components {other!r} and {name!r} number the classes of {field.name!r} "
+                    f"differently, by {classes.source} and {field.classes.source}; give the split "
+                    f"one list for both: classes: {{{field.name}: [...]}}"
+                )
+
+
+def make_order(components: Mapping[str, IndexedSource], slots: MixtureSlots) -> MixtureOrder:
+    """The order of a mixture of these components, each as a source of its data set alone.
+
+    Raises:
+        PlanError: One has no sample.
+    """
+    mix: list[MixtureComponent] = []
+    for name, source in components.items():
+        classes = "".join(f" classes={told}" for told in classes_identity(source.fields).values())
+        known_by = source.index.fingerprint() + classes
+        mix.append(MixtureComponent(name, source.order, source.index.num_shards, known_by))
+    return MixtureOrder(tuple(mix), slots)
+
+
+def _require_whole_units(config: SplitConfig) -> None:
+    """Refuse batches that would cut a unit, which is of one component."""
+    batch_size = config.batch_size or 1
+    if config.unit > 1 and config.unit % batch_size:
+        raise ConfigError(
+            f"unit={config.unit} must be a multiple of batch_size={batch_size}, so that each batch "
+            f"is of one component; set unit={config.unit + -config.unit % batch_size}, or leave it "
+            "out"
+        )
+    if config.unit > 1 and config.remainder == "balanced":
+        raise ConfigError(
+            f"remainder='balanced' makes smaller batches at the end of an epoch, which would cut "
+            f"units of {config.unit} samples; take remainder='drop' or 'pad'"
+        )

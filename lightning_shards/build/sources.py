@@ -1,0 +1,322 @@
+"""The shards of a split, and the source that makes its batches.
+
+webdataset, which imports torch, is imported where it is first needed, so that `plan` and `trace`
+need none.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_shards.build.kept_index import FilterNeeds, index_of_kept, require_applied
+from lightning_shards.build.mixtures import (
+    choose_reader,
+    make_order,
+    make_slots,
+    require_same_classes,
+)
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.sets import SplitName
+from lightning_shards.config.splits import SplitConfig
+from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.mixtures.mixture import MixtureOrder, component_seed
+from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.joined.joined_fields import with_kinds
+from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.class_labels import lack_classes, with_found_classes
+from lightning_shards.samples.collate import BatchFormat
+from lightning_shards.samples.fields import Field
+from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.index import ShardIndex, join_indexes
+from lightning_shards.shards.joins.kept_joins import Join, find_join
+from lightning_shards.shards.joins.settings import join_settings
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.schemes import MakeStorage, remote_storages
+from lightning_shards.shards.urls import expand_urls, is_local
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.stream import StreamSource
+
+
+def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False) -> ShardIndex:
+    """The shards of a split and what is known of their counts; those of local ones are counted.
+
+    `is_prepared` says that another rank of this node has found them before in this run.
+
+    Raises:
+        ShardError: The split is not configured, or its shards cannot be found or counted.
+    """
+    config = data.split(split)
+    if config.mix is None:
+        return _find(data, config, split, is_prepared=is_prepared)
+    return join_indexes(
+        [
+            _find(data, part, f"{split}.mix.{name}", is_prepared=is_prepared, in_mixture=True)
+            for name, part in config.component_splits().items()
+        ]
+    )
+
+
+def _find(
+    data: DataConfig, config: SplitConfig, name: str, *, is_prepared: bool, in_mixture: bool = False
+) -> ShardIndex:
+    """The shards of a split or of a component with these settings; `name` is for messages."""
+    given = config.urls or []
+    urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
+    patterns = given if isinstance(given, str) else "::".join(given)
+    choice = ReaderChoice(
+        *(name, config.reader, str(config.sampling), bool(config.stages)),
+        patterns=patterns,
+        in_mixture=in_mixture,
+    )
+    is_remote = not all(map(is_local, urls))
+    folder, settings = CacheFolder(data.loader.cache_dir), _transport_settings(data)
+    index = choice.find(
+        *(urls, folder, settings),
+        wants_total=config.dataset_size is None,
+        wants_classes=is_remote and lack_classes(data.fields_from(config)),
+        is_prepared=is_prepared,
+    )
+    chosen = sample_filter(config.keep, config.exclude)
+    if chosen is None:
+        return index
+    needs = FilterNeeds(name, str(config.sampling), config.dataset_size, patterns)
+    return index_of_kept(index, chosen, needs, folder, settings, is_prepared=is_prepared)
+
+
+def _transport_settings(data: DataConfig) -> TransportSettings:
+    """How one of the workers of a rank reaches remote shards; each has connections of its own."""
+    config = data.loader
+    workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
+    connections = max(1, config.connections // max(1, workers))
+    return TransportSettings(
+        config.storage_options, connections, RetryPolicy(), cache_dir=config.cache_dir
+    )
+
+
+def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: int = 1) -> Source:
+    """The source of the batches of a split, from these shards.
+
+    `ranks` are those of a node; the cache of remote shards has room for what all of them prepare.
+
+    Raises:
+        ConfigError: The split is not configured, or its settings do not go with the shards.
+        PlanError: The shards hold no sample.
+    """
+    config = data.split(split)
+    _require_forkable(data, index)
+    if config.mix is not None:
+        return _make_mixture(data, split, config, index, ranks)
+    require_applied(split, sample_filter(config.keep, config.exclude), index)
+    epochs, sampling = _schedule(split, config, index), config.sampling
+    assert sampling is not None  # the settings are complete
+    reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
+    if reader == "stream":
+        return _streamed(data, split, config, index, epochs, data.seed)
+    inner, order = _orders(config, index, data.seed)
+    storages = _storages(data, split, index, inner, ranks * epochs.batch_size)
+    return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
+
+
+def _make_mixture(
+    data: DataConfig, split: SplitName, config: SplitConfig, index: ShardIndex, ranks: int
+) -> Source:
+    reader, slots = choose_reader(split, config, index), make_slots(config, index, data.seed)
+    batch_size, remainder = config.batch_size, config.remainder
+    assert batch_size is not None  # the settings are complete
+    assert remainder is not None
+    epochs = EpochSchedule(slots.epoch_samples, batch_size, remainder)
+    parts = [
+        (name, part, of_part, component_seed(data.seed, name))
+        for (name, part), of_part in zip(
+            config.component_splits().items(), index.components, strict=True
+        )
+    ]
+    if reader == "stream":
+        from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+
+        streams = {
+            name: _streamed(data, split, part, of_part, epochs, seed)
+            for name, part, of_part, seed in parts
+        }
+        require_same_classes({name: stream.fields for name, stream in streams.items()})
+        return MixtureStreamSource(tuple(streams.values()), slots)
+    alone = {
+        name: _indexed(
+            data, split, part, of_part, epochs, _orders(part, of_part, seed)[1], seed=seed
+        )
+        for name, part, of_part, seed in parts
+    }
+    require_same_classes({name: source.fields for name, source in alone.items()})
+    order = make_order(alone, slots)
+    storages = _storages(data, split, index, order, ranks * epochs.batch_size)
+    components = (replace(component, storages=storages) for component in alone.values())
+    return MixtureSource(tuple(components), order, index)
+
+
+def _streamed(
+    data: DataConfig,
+    split: SplitName,
+    config: SplitConfig,
+    index: ShardIndex,
+    epochs: EpochSchedule,
+    seed: int,
+) -> "StreamSource":
+    """The stream of a split, or of a component, with these settings."""
+    from lightning_shards.readers.stream import StreamSource
+
+    sampling = config.sampling
+    assert sampling is not None  # the settings are complete
+    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
+    return StreamSource(
+        *(index, epochs, sampling, seed, fields, config.transforms or {}),
+        stages=tuple(config.stages),
+        shuffle_buffer=config.shuffle_buffer,
+        batch_format=data.batch_format,
+        max_bad=_max_bad(split, config, data.batch_format),
+        collation=data.collation_of(split),
+        storages=_streamed_storages(data, index),
+        sample_transforms=tuple(config.sample_transforms or ()),
+    )
+
+
+def _indexed(
+    data: DataConfig,
+    split: SplitName,
+    config: SplitConfig,
+    index: ShardIndex,
+    epochs: EpochSchedule,
+    order: Order,
+    *,
+    seed: int,
+    storages: dict[str, MakeStorage] | None = None,
+) -> IndexedSource:
+    """The indexed source of a split, or of a component alone, with these settings."""
+    fields, joins = _fields_and_joins(data, config, index)
+    cache = CacheFolder(data.loader.cache_dir)
+    return IndexedSource(
+        *(index, epochs, order, seed, fields, config.transforms or {}, cache),
+        batch_format=data.batch_format,
+        max_bad=_max_bad(split, config, data.batch_format),
+        collation=data.collation_of(split),
+        storages=storages,
+        sample_transforms=tuple(config.sample_transforms or ()),
+        joins=joins,
+    )
+
+
+def _orders(config: SplitConfig, index: ShardIndex, seed: int) -> tuple[SampleOrder, Order]:
+    """The order of as many samples as are left, and that order with the samples' own numbers."""
+    counts, sampling = index.kept_counts, config.sampling
+    assert counts is not None  # the choice of the reader sees to it
+    assert sampling is not None  # the settings are complete
+    inner = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
+    return inner, inner if index.kept is None else KeptOrder(inner, index.kept)
+
+
+def _fields_and_joins(
+    data: DataConfig, config: SplitConfig, index: ShardIndex
+) -> tuple[tuple[Field, ...], tuple[Join, ...]]:
+    cache = CacheFolder(data.loader.cache_dir)
+    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
+    joins = tuple(find_join(settings, cache) for settings in join_settings(config.join or {}))
+    return with_kinds(fields, joins, config.decode or {}, config.transforms or {}), joins
+
+
+def _require_forkable(data: DataConfig, index: ShardIndex) -> None:
+    loader = data.loader
+    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
+        require_forkable(index.urls)
+
+
+def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:
+    """What streams the shards of a split if some are remote, without a cache."""
+    is_remote = not all(map(is_local, index.urls))
+    return remote_storages(_transport_settings(data)) if is_remote else None
+
+
+def _storages(
+    data: DataConfig,
+    split: SplitName,
+    index: ShardIndex,
+    order: SampleOrder | MixtureOrder,
+    at_once: int,
+) -> dict[str, MakeStorage] | None:
+    """What reads the shards of a split if some are remote, with the cache of the run.
+
+    `at_once` are the samples of one batch of each rank of a node.
+    """
+    if all(map(is_local, index.urls)):
+        return None
+    loader, settings = data.loader, _transport_settings(data)
+    prepared = at_once * max(1, data.num_workers * loader.threads_per_worker)
+    size = size_of_run(index, order, CacheFolder(loader.cache_dir), settings, prepared=prepared)
+    cache = cache_of_source(split, size, order, CacheFolder(loader.cache_dir), loader.cache_gib)
+    return remote_storages(settings, cache)
+
+
+def _schedule(split: SplitName, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
+    """The epochs of a split; evaluation reads epoch 0 each time."""
+    sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
+    assert sampling is not None  # the settings are complete
+    assert remainder is not None
+    assert batch_size is not None
+    samples = epoch_samples(split, config.dataset_size, sampling, index)
+    return EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
+
+
+def _max_bad(split: SplitName, config: SplitConfig, batch_format: BatchFormat) -> int | None:
+    """How many bad samples of an epoch may be replaced; None: the first one raises."""
+    if config.on_bad_sample != "substitute":
+        return None
+    if batch_format == "tuple":
+        raise ConfigError(
+            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
+            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
+        )
+    return config.max_bad
+
+
+def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
+    """The number of samples in an epoch: from the counts if they are known, else as configured.
+
+    Raises:
+        ConfigError: The number is unknown, exact sampling lacks counts, or `dataset_size` differs
+            from them.
+        PlanError: The shards hold no sample.
+    """
+    known = index.kept_samples
+    if known is None:
+        nominal = index.total if dataset_size is None else dataset_size
+        if sampling == "resampled" and nominal is not None:
+            return nominal
+        if sampling != "resampled":
+            raise ConfigError(
+                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
+                "and the shards have no counts; put a wids JSON or sizes.json beside them"
+            )
+        raise ConfigError(
+            f"the number of samples of {split!r} is unknown: its shards are remote and have no "
+            "wids JSON or sizes.json beside them; set dataset_size"
+        )
+    if known == 0:
+        hold = f"the {index.num_shards} shards of {split!r} hold"
+        if index.num_shards == 1:
+            hold = f"the only shard of {split!r} holds"
+        raise PlanError(f"{hold} no sample; look at `urls`, or pack them again")
+    if dataset_size is None or dataset_size == known:
+        return known
+    if sampling != "resampled":
+        raise ConfigError(
+            f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that "
+            f"{'are left of its shards' if index.kept else 'its shards hold'}; leave it out, or "
+            "take sampling='resampled', where an epoch is nominal"
+        )
+    return dataset_size

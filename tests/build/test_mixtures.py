@@ -1,0 +1,305 @@
+"""What is wrong with a mixture is told when its source is made, with value and remedy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_shards import PlanError
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
+
+NAMES = ("web", "labels", "more")
+
+
+def source_of(tmp_path, split=None, components=None, **settings: Any):
+    mix = mix_of(tmp_path / "shards", NAMES, **(components or {}))
+    return module_of(tmp_path, mix, split, **settings).source("train")
+
+
+def weights_of(source):
+    weights = source.order.slots.weights_at(0)
+    return dict(zip(source.order.slots.names, weights, strict=True))
+
+
+def test_weights_passes_and_temperature_say_how_often_components_come(tmp_path):
+    passes = {name: {"weight": None, "passes": 1} for name in NAMES}
+    passes["more"]["passes"] = 2
+    source = source_of(tmp_path, {"round": None, "dataset_size": 62}, passes)
+    assert weights_of(source) == {"web": 17, "labels": 6, "more": 14}
+    assert source.order.slots.schedule.round_units == 37
+    assert source.epochs.samples == 37
+    bare = {name: {"weight": None} for name in NAMES}
+    source = source_of(tmp_path, {"round": 4096, "dataset_size": 4096, "temperature": 0}, bare)
+    assert weights_of(source) == {"web": 1, "labels": 1, "more": 1}
+
+
+def test_an_epoch_of_a_component_is_one_pass_of_it_in_whole_rounds(tmp_path):
+    for name, samples in {"web": 24, "labels": 24, "more": 56, "longest": 56}.items():
+        split = {"dataset_size": None, "epoch_of": name}
+        assert source_of(tmp_path, split).epochs.samples == samples
+
+
+def test_stages_of_the_configuration_come_to_the_order(tmp_path):
+    schedule = [
+        {"epoch": 1, "weights": {"web": 1, "labels": 1}},
+        {"samples": 96, "weights": {"more": 1}},
+    ]
+    source = source_of(tmp_path, {"schedule": schedule})
+    counts = [np.bincount(source.order.components(epoch, 0, 32), minlength=3) for epoch in range(4)]
+    assert [count.tolist() for count in counts] == [
+        [20, 8, 4],
+        [16, 16, 0],
+        [16, 16, 0],
+        [0, 0, 32],
+    ]
+
+
+def test_components_are_keyed_by_their_names_alone(tmp_path):
+    """Neither the order in which they are named nor one without weight changes what is served."""
+    source = source_of(tmp_path)
+    mix = mix_of(tmp_path / "shards", ("more", "web", "labels"))
+    mix["new"] = mix["web"] | {"weight": 0}
+    other = module_of(tmp_path, mix).source("train")
+    names = [source.order.slots.names, other.order.slots.names]
+    told = [
+        [names[n][c] for c in each.order.components(3, 0, 32)]
+        for n, each in enumerate((source, other))
+    ]
+    assert told[0] == told[1]
+    urls = [
+        [each.index.urls[shard] + str(sample) for shard, sample in each.order.at(3, 0, 32)]
+        for each in (source, other)
+    ]
+    assert urls[0] == urls[1]
+
+
+def test_one_data_set_under_two_names_has_two_orders(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web",))
+    mix |= {"again": mix["web"]}
+    order = module_of(tmp_path, mix, {"dataset_size": 64}).source("train").order
+    ids, numbers = order.at(0, 0, 64), order.components(0, 0, 64)
+    ids[:, 0] %= len(COUNTS["web"])
+    first, second = (ids[numbers == number][:17].tolist() for number in range(2))
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (
+            {
+                "schedule": [
+                    {"epoch": 3, "weights": {"web": 1}},
+                    {"epoch": 1, "weights": {"more": 1}},
+                ]
+            },
+            r"stages must begin one after the other, .* sample 32 of the run behind one at 96; put",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "samples": 3, "weights": {"web": 1}}]},
+            r"a stage begins either at an epoch or at samples .*got epoch=1 and samples=3; ",
+        ),
+        (
+            {"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 5}]},
+            r"over must be from 1 to the 4 rounds since the stage before, got 5; take fewer steps",
+        ),
+        (
+            {"dataset_size": 7},
+            r"at least one round of 8 samples, got dataset_size=7; make the epoch",
+        ),
+        ({"epoch_of": "code", "dataset_size": None}, r"epoch_of must be one of web.*, got 'code'"),
+        ({"round": 2}, r"round=2 is too short for the weights web=5, labels=2, more=1; the least"),
+        (
+            {"round": 2**20 + 1, "dataset_size": 2**21},
+            r"round must be from 1 to 1048576 units, got 1048577; weights that",
+        ),
+        ({"unit": 12}, r"unit=12 must be a multiple of batch_size=8, .*; set unit=16, or leave it"),
+        (
+            {"unit": 8, "remainder": "balanced", "dataset_size": 64},
+            r"remainder='balanced' makes smaller batches at the end of an epoch, which would cut",
+        ),
+    ],
+)
+def test_a_mixture_that_does_not_go_with_its_shards_is_refused(tmp_path, split, message):
+    with pytest.raises(ConfigError, match=message):
+        source_of(tmp_path, split)
+
+
+def test_a_component_without_samples_is_refused_by_its_name(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web",))
+    mix["empty"] = {"urls": pack_component(tmp_path / "shards", "empty", [0, 0]), "weight": 1}
+    with pytest.raises(PlanError, match=r"^component 'empty' has 0 samples; check .*"):
+        module_of(tmp_path, mix).source("train")
+
+
+def test_a_global_batch_of_no_whole_rounds_is_no_error(tmp_path):
+    loader = source_of(tmp_path, batch_size=3)
+    assert loader.epochs.plan(1).steps == 10
+
+
+def iterated(samples):
+    return samples
+
+
+def test_one_reader_reads_all_components(tmp_path):
+    assert isinstance(source_of(tmp_path, {"sampling": "resampled"}), MixtureSource)
+    stages = {"web": {"stages": [iterated]}}
+    streamed = source_of(tmp_path, {"sampling": "resampled"}, stages)
+    assert isinstance(streamed, MixtureStreamSource)
+    assert streamed.describe().mixture.slots == source_of(tmp_path).order.slots
+    with pytest.raises(ConfigError, match=r"stages of 'train.mix.web' are for reader='stream'"):
+        source_of(tmp_path, {"reader": "indexed"}, stages)
+    message = "train.mix.web has sampling='shuffled', and a mixture that is streamed cannot serve"
+    with pytest.raises(ConfigError, match=message):
+        source_of(tmp_path, {"reader": "stream"})
+
+
+def test_the_summary_of_a_mix_names_its_components(tmp_path):
+    module = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES))
+    assert "a mix of web, labels, more, batches of 8 samples per rank" in repr(module)
+    module.prepare_data()
+    assert "32 samples from 8 shards, mixture by the indexed reader, 4 steps of 1 x 8" in repr(
+        module
+    )
+    assert sum(map(sum, COUNTS.values())) == module.source("train").index.samples
+
+
+def resumed(tmp_path, state, split=None, components=None, **settings: Any):
+    mix = mix_of(tmp_path / "shards", NAMES, **(components or {}))
+    loader = module_of(tmp_path, mix, split, **settings).loader("train")
+    loader.load_state_dict(state)
+    return [batch["__key__"] for batch in loader]
+
+
+@pytest.fixture
+def state(tmp_path):
+    """After an epoch and two of the four steps of the next one: 48 samples of the run."""
+    loader = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES)).loader("train")
+    for _ in loader:
+        pass
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    return loader.state_dict()
+
+
+LATER = [{"samples": 48, "weights": {"more": 1}}]
+
+
+def test_a_state_holds_plain_values_of_each_component(state):
+    assert {type(value) for value in state.values()} == {int, str}
+    told = {name: state[name] for name in ("sampling", "dataset_size", "round", "unit", "seed")}
+    assert told == {"sampling": "mixture", "dataset_size": 32, "round": 8, "unit": 1, "seed": 7}
+    for name, counts in COUNTS.items():
+        assert f"num_shards={len(counts)} samples={sum(counts)} " in state[f"component_{name}"]
+        assert "sampling=shuffled" in state[f"component_{name}"]
+
+
+def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path, state):
+    rest = resumed(tmp_path, state)
+    assert len(rest) == 2
+    changed = resumed(tmp_path, state, {"schedule": LATER})
+    assert {key[:-3] for keys in changed for key in keys} == {"more"}
+    mix = mix_of(tmp_path / "shards", NAMES)
+    mix["new"] = {"urls": pack_component(tmp_path / "shards", "new", [9]), "weight": 0}
+    later = {"schedule": [{"samples": 48, "weights": {"new": 1, "web": 1}}]}
+    loader = module_of(tmp_path, mix, later).loader("train")
+    loader.load_state_dict(state)
+    assert {key[:-3] for batch in loader for key in batch["__key__"]} == {"new", "web"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"split": {"dataset_size": 64}}, r"with dataset_size=32, this run has 64; set it back"),
+        ({"split": {"round": 16}}, r"with round=8, this run has 16; set it back to resume"),
+        ({"split": {"unit": 2, "round": 4}, "batch_size": 2}, r"with round=8, this run has 4; set"),
+        ({"seed": 8}, r"made with seed=7, this run has 8; set it back"),
+        (
+            {"split": {"schedule": [{"samples": 40, "weights": {"web": 1}}]}},
+            r"has the weights web=1 from sample 40 .*; 48 samples .* may change from sample 48 of",
+        ),
+        ({"components": {"web": {"weight": 6}}}, r"with the weights labels=2, more=1, web=5 from"),
+        (
+            {"components": {"more": {"sampling": "resampled"}}},
+            r"the component 'more' of .*sampling=shuffled .*, this run has .*sampling=resampled",
+        ),
+        (
+            {"components": {"web": {"shuffle_run": 3}}},
+            r"the component 'web' of .* shuffle_run=2 .*give what is new another name",
+        ),
+    ],
+)
+def test_a_mix_that_was_another_one_before_the_cursor_is_refused(tmp_path, state, change, message):
+    if "components" in change and "weight" in change["components"].get("web", {}):
+        change = change | {"split": {"round": 9, "dataset_size": 36}}
+        message = r"with dataset_size=32, this run has 36"
+    with pytest.raises(StateError, match=message):
+        resumed(tmp_path, state, **change)
+
+
+def test_states_of_a_mix_and_of_a_single_data_set_do_not_go_together(tmp_path, state):
+    mix = mix_of(tmp_path / "shards", ("web",))
+    single = {"urls": mix["web"]["urls"], "mix": None, "round": None, "dataset_size": None}
+    loader = module_of(tmp_path, {}, single).loader("train")
+    with pytest.raises(StateError, match="made with sampling='mixture', this run has 'shuffled'"):
+        loader.load_state_dict(state)
+    of_single = loader.state_dict()
+    with pytest.raises(StateError, match="made with sampling='shuffled', this run has 'mixture'"):
+        resumed(tmp_path, of_single)
+
+
+@pytest.mark.parametrize("stages", ["", "[", "[[0]]", 3, None])
+def test_damaged_stages_are_an_error_of_the_state(tmp_path, state, stages):
+    with pytest.raises(StateError, match="stages in the checkpoint must be those of a mixture"):
+        resumed(tmp_path, state | {"stages": stages})
+
+
+def test_a_resume_that_would_cut_a_unit_is_refused_by_name(tmp_path):
+    split = {"unit": 8, "dataset_size": 64}
+    mix = mix_of(tmp_path / "shards", NAMES)
+    loader = module_of(tmp_path, mix, split, batch_size=4).loader("train")
+    next(batches := iter(loader))
+    state = loader.state_dict()
+    batches.close()
+    message = "after 4 samples of its epoch, which are no multiple of batch_size=8, .*such as 4$"
+    with pytest.raises(StateError, match=message):
+        resumed(tmp_path, state, split, batch_size=8)
+    rest = resumed(tmp_path, state, split, batch_size=2)
+    assert len(rest) == 30
+    assert all(len({key[:-3] for key in keys}) == 1 for keys in rest)
+
+
+def test_a_resume_that_would_cut_a_unit_within_a_step_is_refused_by_name(tmp_path):
+    """A step of all ranks is of one unit, as long as units are whole steps."""
+    split = {"unit": 16, "dataset_size": 128}
+    mix = mix_of(tmp_path / "shards", NAMES)
+    loader = module_of(tmp_path, mix, split, batch_size=8).loader("train")
+    next(batches := iter(loader))
+    state = loader.state_dict()
+    batches.close()
+    loader = module_of(tmp_path, mix, split, batch_size=8).loader("train", rank=0, world_size=2)
+    with pytest.raises(StateError, match=r"no multiple of the 16 of a step, .*, such as 8$"):
+        loader.load_state_dict(state)
+
+
+def test_components_that_number_classes_differently_are_refused(tmp_path):
+    own = {"weight": 1, "fields": {"label": "cls"}, "decode": {"label": "class"}}
+    mix = {
+        name: {"urls": pack_component(tmp_path / name, name, [8]), **own}
+        for name in ("web", "more")
+    }
+    for names in (["dog", "cat"], ["cat", "dog", "cow"]):
+        mix["web"]["classes"], mix["more"]["classes"] = {"label": ["cat", "dog"]}, {"label": names}
+        with pytest.raises(ConfigError, match="'web' and 'more' number the classes of 'label' dif"):
+            module_of(tmp_path, mix, {"round": 8}, fields={"label": "cls"}).source("train")
+    for component in mix.values():
+        component.pop("classes")
+    classes = {"label": ["cat", "dog"]}
+    split = {"round": 8, "classes": classes, "decode": {"label": "class"}}
+    source = module_of(tmp_path, mix, split, fields={"label": "cls"}, decode=None).source("train")
+    assert source.identity()

@@ -1,0 +1,339 @@
+"""Several evaluation sets: a loader for each, in order, and each sample once in each of them."""
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import lightning.pytorch as pl
+import pytest
+from fit_recorder import STEPS, Ids, Recorder, all_ids, ids_of
+
+from lightning_shards import (
+    EpochDigest,
+    LoaderConfig,
+    ShardLoader,
+    ShardPredictionWriter,
+    SplitConfig,
+    datamodule,
+)
+from lightning_shards.errors import ConfigError, ShardNotFoundError
+
+WEB, HAND, THIRD = [3, 4], [2, 1, 2], [1]
+NAMES: Final = ["val/web", "val/hand", "val/third"]
+ONCE: Final = {0: all_ids(WEB), 1: all_ids(HAND), 2: all_ids(THIRD)}
+Sets = dict[str, SplitConfig]
+
+
+class SetsRecorder(Recorder):
+    """Writes down what each validation, test and prediction saw of each set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[int, Ids]] = []
+        self.sanity_seen: dict[int, Ids] = {}
+
+    def on_validation_epoch_start(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.seen.append({})
+
+    def _note(self, batch: Any, dataloader_idx: int) -> None:
+        seen = self.sanity_seen if self.trainer.sanity_checking else self.seen[-1]
+        seen.setdefault(dataloader_idx, []).extend(ids_of(batch))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._note(batch, dataloader_idx)
+        self.log("size", float(len(batch["label"])), batch_size=len(batch["label"]))
+
+    def on_test_epoch_start(self) -> None:
+        self.seen.append({})
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._note(batch, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return batch["label"]
+
+
+@pytest.fixture(scope="module")
+def sets(pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Three sets of unequal sizes; options of all of them can be given."""
+    folder = tmp_path_factory.mktemp("sets")
+    counts = {"web": WEB, "hand": HAND, "third": THIRD}
+    urls = {name: pack_into(folder, count, name) for name, count in counts.items()}
+    return lambda **options: {name: SplitConfig(urls[name], **options) for name in counts}
+
+
+@pytest.fixture
+def make_sets(make_data: Callable[..., Any], sets: Callable[..., Sets]) -> Callable[..., Any]:
+    """Makes data modules that validate on the three sets."""
+    return lambda **options: make_data(**{"val": None, "val_sets": sets()} | options)
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+@pytest.mark.parametrize(
+    "loader", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}], ids=str
+)
+def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
+    reader: Any,
+    loader: dict[str, Any],
+    make_sets: Callable[..., Any],
+    sets: Callable[..., Sets],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    config = LoaderConfig(cache_dir=str(tmp_path), **loader)
+    data = make_sets(val_sets=sets(reader=reader), loader=config, num_workers=2)
+    model, trainer = (
+        SetsRecorder(),
+        make_trainer(max_epochs=2, callbacks=[EpochDigest()], enable_checkpointing=False),
+    )
+    trainer.fit(model, data)
+    # two workers of a stream take turns
+    assert [{i: sorted(ids) for i, ids in seen.items()} for seen in model.seen] == [ONCE] * 2
+    assert len(model.steps) == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("options", "validations"),
+    [
+        ({"val_check_interval": 0.5}, 6),
+        ({"reload_dataloaders_every_n_epochs": 1}, 3),
+        ({"check_val_every_n_epoch": 2, "max_epochs": 4}, 2),
+        ({"num_sanity_val_steps": 0}, 3),
+        ({"max_steps": 20, "max_epochs": -1}, 2),
+    ],
+)
+def test_every_validation_begins_each_set_anew(
+    options: dict[str, Any],
+    validations: int,
+    make_sets: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model = SetsRecorder()
+    make_trainer(**{"max_epochs": 3} | options).fit(model, make_sets())
+    assert model.seen == [ONCE] * validations
+
+
+@pytest.mark.parametrize("sanity_steps", [1, 2, -1])
+def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
+    sanity_steps: int, make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    model = SetsRecorder()
+    make_trainer(num_sanity_val_steps=sanity_steps, max_epochs=1).fit(model, make_sets())
+    most = None if sanity_steps < 0 else 2 * sanity_steps
+    assert model.sanity_seen == {i: ids[:most] for i, ids in ONCE.items()}
+    assert model.seen == [ONCE]
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [
+        ({"limit_val_batches": 1}, (2, 2, 1)),
+        ({"limit_val_batches": 0.5}, (4, 2, 0)),
+        ({"limit_val_batches": 99}, (7, 5, 1)),
+        ({"fast_dev_run": 2}, (4, 4, 1)),
+        ({"overfit_batches": 2}, (4, 4, 1)),
+    ],
+)
+def test_a_limit_is_one_of_each_set(
+    options: dict[str, Any],
+    samples: tuple[int, ...],
+    make_sets: Callable[..., Any],
+    sets: Callable[..., Sets],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model = SetsRecorder()
+    data = make_sets()
+    if options == {"limit_val_batches": 0.5}:  # Lightning refuses half of one batch
+        data = make_sets(val_sets={name: sets()[name] for name in ("web", "hand")})
+    make_trainer(**options).fit(model, data)
+    wanted = {i: ids[:most] for (i, ids), most in zip(ONCE.items(), samples, strict=True) if most}
+    assert model.seen
+    assert all(seen == wanted for seen in model.seen)
+
+
+def test_validate_test_and_predict_read_their_own_sets(
+    make_sets: Callable[..., Any],
+    sets: Callable[..., Sets],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    web, hand, _ = sets().values()
+    data = make_sets(test_sets={"h": hand, "w": web}, predict_sets={"w": web, "h": hand})
+    model, trainer = (
+        SetsRecorder(),
+        make_trainer(callbacks=[EpochDigest()], enable_checkpointing=False),
+    )
+    trainer.validate(model, data, verbose=False)
+    trainer.test(model, data, verbose=False)
+    predicted = trainer.predict(model, data)
+    assert model.seen == [ONCE, {0: all_ids(HAND), 1: all_ids(WEB)}]
+    sizes = [[len(batch) for batch in batches] for batches in predicted]
+    assert sizes == [[2, 2, 2, 1], [2, 2, 1]]
+
+
+def test_one_set_is_a_list_of_one_loader_and_a_split_is_none(
+    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_data: Callable[..., Any]
+) -> None:
+    loaders = make_sets(val_sets={"web": sets()["web"]}).val_dataloader()
+    assert [loader.name for loader in loaders] == ["val/web"]
+    assert isinstance(make_data().val_dataloader(), ShardLoader)
+
+
+def test_names_are_told_in_the_order_of_the_loaders(
+    make_sets: Callable[..., Any], make_data: Callable[..., Any], make_trainer: Any
+) -> None:
+    data, trainer = make_sets(), make_trainer(max_epochs=1)
+    trainer.fit(SetsRecorder(), data)
+    assert data.eval_names("val") == NAMES
+    assert [loader.name for loader in trainer.val_dataloaders] == NAMES
+    assert trainer.num_val_batches == [4, 3, 1]
+    assert {f"size/dataloader_idx_{i}" for i in range(3)} <= trainer.callback_metrics.keys()
+    assert (data.eval_names("test"), make_data().eval_names("val")) == ([], ["val"])
+
+
+def test_the_log_and_the_summary_name_each_set(
+    make_sets: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = make_sets()
+    assert [line.partition(":")[0] for line in repr(data).splitlines()[1:]] == ["train", *NAMES]
+    caplog.set_level("INFO")
+    make_trainer(max_epochs=1).fit(SetsRecorder(), data)
+    lines = [line for line in caplog.messages if "by the indexed reader" in line]
+    assert [line.partition(":")[0] for line in lines] == NAMES
+    assert "val/web: 7 samples from 2 shards" in repr(data)
+
+
+def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets: Callable[..., Any]) -> None:
+    data = make_sets()
+    assert repr(data.peek("val/hand")).startswith("val/hand: the first batch of epoch 0")
+    assert [data.source(name).epochs.samples for name in NAMES] == [7, 5, 1]
+    ranks = [data.loader("val/hand", rank=rank, world_size=2) for rank in (0, 1)]
+    assert sorted(chain(*(ids_of(batch) for rank in ranks for batch in rank))) == all_ids(HAND)
+
+
+def test_names_that_there_are_not_are_refused_with_those_that_there_are(
+    make_sets: Callable[..., Any],
+) -> None:
+    data = make_sets()
+    with pytest.raises(ConfigError, match=r"several evaluation sets; name one of \['val/web', "):
+        data.loader("val")
+    with pytest.raises(ConfigError, match=r"no 'val/other' split; .*'val/web'.*: add it to val_"):
+        data.peek("val/other")
+
+
+def test_device_transforms_go_by_the_fields_of_their_set(
+    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
+) -> None:
+    """As tuples have no names: the label is the second entry in one set, the first in the other."""
+    both = sets()
+    swapped = {"label": "cls", "image": "png"}
+    data = make_sets(
+        val_sets={"web": both["web"], "hand": SplitConfig(both["hand"].urls, fields=swapped)},
+        batch_format="tuple",
+        device_transforms={"label": lambda label: -1 - label},
+    )
+    labels: dict[int, list[int]] = {}
+
+    class Labels(SetsRecorder):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            labels.setdefault(dataloader_idx, []).extend(batch[1 - dataloader_idx].tolist())
+
+    make_trainer().validate(Labels(), data, verbose=False)
+    assert labels == {0: [-1 - i for i in range(7)], 1: [-1 - i for i in range(5)]}
+
+
+def test_a_batch_size_is_that_of_the_sets_that_have_none(
+    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
+) -> None:
+    both = {"web": sets(batch_size=3)["web"], "hand": sets()["hand"]}
+    data, trainer = make_sets(val_sets=both), make_trainer()
+    trainer.validate(SetsRecorder(), data, verbose=False)
+    data.batch_size = 5
+    trainer.validate(SetsRecorder(), data, verbose=False)
+    assert trainer.num_val_batches == [3, 1]
+    data.splits["val/hand"] = SplitConfig(both["hand"].urls, batch_size=1)
+    with pytest.raises(ConfigError, match="would change nothing: 'val/web' has a batch_size of"):
+        data.batch_size = 4
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_an_error_says_which_set_it_is_about(
+    stage: str, make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
+) -> None:
+    data = make_sets(val_sets=sets() | {"lost": SplitConfig("nowhere/*.tar")})
+    with pytest.raises(ShardNotFoundError, match=r"^val/lost: no file matches"):
+        getattr(make_trainer(), stage)(SetsRecorder(), data)
+
+
+def test_workers_of_later_sets_end_with_their_turn_and_the_first_set_is_made_ahead(
+    make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    opened: dict[int, list[str]] = {}
+
+    class Watching(SetsRecorder):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            loaders = self.trainer.val_dataloaders
+            # who has a stream; no public name says it
+            opened[dataloader_idx] = [each.name for each in loaders if each._open is not None]
+
+    make_trainer(num_sanity_val_steps=0, max_epochs=1).fit(Watching(), make_sets())
+    assert opened == {0: NAMES[:1], 1: NAMES[:1], 2: NAMES[:1]}  # as the last batch of each sees it
+
+
+def test_the_ranks_agree_on_all_sets_at_once_and_again_when_one_has_changed(
+    make_sets: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(datamodule, "agree", lambda facts, _: asked.append(facts))
+    data = make_sets()
+
+    class Changes(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                urls = data.splits["val/hand"].urls
+                data.splits["val/hand"] = SplitConfig(urls, batch_size=1)
+
+    make_trainer(
+        callbacks=[Changes()], enable_checkpointing=False, reload_dataloaders_every_n_epochs=1
+    ).fit(SetsRecorder(), data)
+    facts = [each for each in asked if "the evaluation sets" in each]
+    assert [each["the evaluation sets"] for each in facts] == [", ".join(NAMES)] * 2
+    assert [each["the batch size of val/hand"] for each in facts] == [2, 1]
+
+
+def test_predictions_of_each_set_are_in_a_file_with_its_name(
+    make_sets: Callable[..., Any],
+    sets: Callable[..., Sets],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    web, hand, _ = sets().values()
+    data = make_sets(predict_sets={"web": web, "by-hand": hand})
+    writer = ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)
+    trainer = make_trainer(callbacks=[writer], enable_checkpointing=False)
+    trainer.predict(SetsRecorder(), data, return_predictions=False)
+    files = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert files.keys() == {"predictions-web.csv", "predictions-by-hand.csv"}
+    rows = {name: path.read_text().splitlines()[1:] for name, path in files.items()}
+    assert {name: len(lines) for name, lines in rows.items()} == {
+        "predictions-web.csv": 7,
+        "predictions-by-hand.csv": 5,
+    }
+    assert rows["predictions-by-hand.csv"][2].startswith("1:0,")
+
+
+def test_a_digest_that_differs_names_the_set(
+    make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    class Loses(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trainer.val_dataloaders[1].served.digest += 1
+
+    trainer = make_trainer(callbacks=[Loses(), EpochDigest()], enable_checkpointing=False)
+    with pytest.raises(RuntimeError, match=r"^validation of hand: the samples that 1 ranks"):
+        trainer.validate(SetsRecorder(), make_sets(), verbose=False)
