@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("action", choices=tuple(_ACTIONS))
     add("--config", type=Path, metavar="C", help="a YAML with a section `data`; needed by fill")
     add("--cache-dir", metavar="DIR", help="default: the config's, else ~/.cache/lightning_shards")
-    add("--split", help="fill: train, val, test or predict; default: train")
+    add("--split", help="fill: train, val, test or predict, or a set: val/NAME; default: train")
     add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
     add("--force", action="store_true", help="clear: also where a run has the pieces open")
     add("--json", action="store_true", help="print one JSON document")
@@ -121,11 +121,10 @@ def _fill(options: Namespace) -> int:
         raise ConfigError("`cache fill` needs --config: what a run of it reads is fetched")
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.ahead.filling import Filling
-    from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.configured_data import open_data, require_split, trainer_size
 
     configured, split = open_data(options.config), options.split or "train"
-    if configured.splits.get(split) is None:
-        raise ConfigError(f"the config has no split {split!r}; name another by --split")
+    require_split(configured, split)
     cache = CacheFolder(configured.loader_config.cache_dir)
     if is_in_memory(cache.root):
         raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Any
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.source import ServedSample
+from lightning_shards.samples.decoding.decoders import CLASS
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
 from lightning_shards.tools.shard_options import classes_of, with_class_name
@@ -39,7 +40,9 @@ def classes_of_rows(
     """
     beside = classes_of(urls, CLASS_SUFFIX, storage_options)
     named = [
-        field for field in fields if field.classes or (beside and CLASS_SUFFIX in field.suffixes)
+        field
+        for field in fields
+        if not field.is_joined and (field.classes or (beside and CLASS_SUFFIX in field.suffixes))
     ]
     labels: ClassesOfRows = {}
     for row in rows if named else ():
@@ -57,7 +60,7 @@ def _class_label(field: Field, members: Mapping[str, Any], beside: ClassNames | 
         return ""
     label: bytes = members[suffix]
     text = label[:_MAX_LABEL].decode("utf-8", "replace").strip()
-    if field.classes is None:
+    if field.classes is None or field.decoding_of(suffix).decoder != CLASS:
         return with_class_name(text, beside if suffix == CLASS_SUFFIX else None)
     with suppress(SampleError):
         text = str(field.classes.number_of(label))

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from lightning_shards.build import find_shards, make_source
+from lightning_shards.build.sources import find_shards, make_source
 from lightning_shards.config.files import data_from_config, read_setting
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.splits import Split, SplitConfig
+from lightning_shards.config.sets import SplitName
+from lightning_shards.config.splits import SplitConfig
+from lightning_shards.errors import ConfigError
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.index import ShardIndex
 
@@ -18,7 +20,7 @@ class ConfiguredData(Protocol):
     """The settings of the splits, and their sources; a `ShardDataModule` is one."""
 
     @property
-    def splits(self) -> Mapping[Split, SplitConfig | None]:
+    def splits(self) -> Mapping[SplitName, SplitConfig | None]:
         """The settings of each split; None: there is no such split."""
         ...
 
@@ -32,9 +34,22 @@ class ConfiguredData(Protocol):
         """Workers of each rank."""
         ...
 
-    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
+    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
         """The source of the batches of a split, from the shards of `index` or from its own."""
         ...
+
+
+def require_split(data: ConfiguredData, name: SplitName) -> SplitConfig:
+    """The settings of the split or the evaluation set that a command names.
+
+    Raises:
+        ConfigError: There is no such split.
+    """
+    config = data.splits.get(name)
+    if config is None:
+        given = [split for split, each in data.splits.items() if each]
+        raise ConfigError(f"the config has no split {name!r}; name one of {given} by --split")
+    return config
 
 
 class _PlainData:
@@ -45,7 +60,7 @@ class _PlainData:
         self.splits, self.loader_config = data.splits, data.loader
         self.num_workers = data.num_workers
 
-    def source(self, split: Split, index: ShardIndex | None = None) -> Source:
+    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
         shards = find_shards(self._data, split) if index is None else index
         return make_source(self._data, split, shards)
 

@@ -21,6 +21,7 @@ from lightning_shards.tools.console import (
     status_of,
     table,
 )
+from lightning_shards.tools.filter_options import filter_option, samples_left
 from lightning_shards.tools.shard_options import (
     add_shard_options,
     classes_of,
@@ -48,6 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FIELD",
         help="also read this field (default: cls) of every sample, and count its values",
     )
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        metavar="FILE",
+        help="also say how many samples this list of keys leaves; may be given several times",
+    )
+    parser.add_argument(
+        "--keep",
+        type=filter_option,
+        metavar="RULE",
+        help="also say how many samples are kept by an import path, or by parts such as "
+        '\'{"hash_of": "key", "of": 20, "parts": [0]}\'',
+    )
     add_shard_options(parser)
     run_tool("info", _info, parser.parse_args(arguments))
 
@@ -69,6 +83,7 @@ def _info(options: Namespace) -> int:
     if options.classes:
         classes = class_counts(sound, options.classes, processes=options.processes, **run)
     document = _document(surveyed, contents, classes)
+    document["kept"] = samples_left(urls, options)
     known = classes_of(urls, options.classes, options.storage_options)
     names = {label: known.name_of(label) for label in classes} if known else {}
     document["class_names"] = {label: name for label, name in names.items() if name}
@@ -121,6 +136,8 @@ def _field(sizes: FieldSizes) -> dict[str, Any]:
 def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]) -> None:
     held = f"{count_of(found.samples, 'sample')} in {count_of(len(found.shards), 'shard')}"
     print(f"{held}, {human(found.size_bytes)}")
+    if document["kept"] is not None:
+        print(f"{document['kept']:,} of them are left by --keep and --exclude")
     samples, size = document["samples_per_shard"], document["bytes_per_shard"]
     print(
         f"a shard: {samples['least']:,} to {samples['most']:,} samples (median "

@@ -3,10 +3,12 @@
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from lightning_shards.dataprep.writing.listing import Listing, list_folder, list_tars
+from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
 from lightning_shards.dataprep.writing.rows import TABLE_SUFFIXES, Columns, list_table
 from lightning_shards.errors import ConfigError
@@ -30,7 +32,7 @@ _EPILOG = f"""\
 
 A folder of folders of classes gives each sample its class as field `cls`, numbered by name; the
 names are in classes.json beside the shards. Files whose names differ in the suffix alone are one
-sample. Tars keep the classes.json beside them.
+sample. Tars keep the classes.json beside them, and may be compressed (see `reshard --help`).
 """
 
 _FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
@@ -76,15 +78,16 @@ def _parser() -> ArgumentParser:
 def _pack(options: Namespace) -> int:
     packing, output = packing_of(options), output_of(options)
     edit = _reencoding(options)
-    listing = _list(options)
-    written = rewrite(
-        listing.catalog,
-        packing,
-        output,
-        edit,
-        may_rename_keys=options.duplicate_keys == "prefix",
-        classes=listing.classes,
-    )
+    with ExitStack() as stack:
+        listing = _list(options, stack)
+        written = rewrite(
+            listing.catalog,
+            packing,
+            output,
+            edit,
+            may_rename_keys=options.duplicate_keys == "prefix",
+            classes=listing.classes,
+        )
     print_report(options, listing, written)
     return 0
 
@@ -98,7 +101,8 @@ def _reencoding(options: Namespace) -> Edit:
     return Edit(transform=reencode, settings=reencode.settings)
 
 
-def _list(options: Namespace) -> Listing:
+def _list(options: Namespace, stack: ExitStack) -> Listing:
+    """The samples; the stack holds what they are read from until they are written."""
     first: str = options.input[0]
     if os.path.isdir(first):  # noqa: PTH112 - a leading ./ stays
         _refuse(options, _FOR_TABLES, "a table")
@@ -112,7 +116,8 @@ def _list(options: Namespace) -> Listing:
         return list_table(_only(options.input), _columns(options, first))
     _refuse(options, _FOR_TABLES, "a table")
     paths = require_local(expand_urls(options.input), "pack")
-    return list_tars(paths, processes=options.processes)
+    copies = plain_copies(paths, options.out, processes=options.processes)
+    return list_tars(paths, copies=stack.enter_context(copies), processes=options.processes)
 
 
 def _columns(options: Namespace, table: str) -> Columns:

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, type=Path, help="a YAML with a section `data`")
-    parser.add_argument("--split", default="train", help="train, val, test or predict")
+    parser.add_argument(
+        "--split", default="train", help="train, val, test or predict; or a set: val/NAME"
+    )
     parser.add_argument(
         "--world-size", metavar="N,M", help="ranks to compare; default: the config's trainer"
     )
@@ -89,6 +91,8 @@ def _plan(options: Namespace) -> int:
         "reader": told.reader,
         "shards": found.shards.num_shards,
         "samples": source.epochs.samples,
+        "kept": None if found.shards.kept is None else found.shards.kept.samples,
+        "held": found.shards.samples,
         "bytes": found.size_bytes,
         "is_remote": found.is_remote,
         "batch_size": source.epochs.batch_size,
@@ -113,16 +117,20 @@ def _find(configured: "ConfiguredData", options: Namespace) -> Found:
     """The split's source, and the sizes of its shards and batches."""
     from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
     from lightning_shards.shards.urls import is_local
+    from lightning_shards.tools.configured_data import require_split
 
-    config = configured.splits.get(options.split)
-    if config is None:
-        raise ConfigError(f"the config has no split {options.split!r}; name another by --split")
+    config = require_split(configured, options.split)
     if options.index is None:
         source = configured.source(options.split)
         index = source.describe().index
         assert index is not None  # the source of a configuration reads shards
         size_bytes = shard_bytes(index)
     else:
+        if config.urls is None:
+            raise ConfigError(
+                f"--index stands for the shards of one data set, and {options.split!r} is a mix of "
+                f"{', '.join(config.mix or {})}; leave --index out"
+            )
         index, size_bytes = index_from_file(options.index, _remote_folder(config.urls))
         source = configured.source(options.split, index)
     is_remote = not all(map(is_local, index.urls))
@@ -246,6 +254,9 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         if key in rows[0]:
             cells.append([label, *(show(row[key]) for row in rows)])
     lines = [head, table(cells)]
+    if document["kept"] is not None:
+        left = f"{document['kept']:,} of {count_of(document['held'], 'sample')}"
+        lines.append(f"note: keep and exclude leave {left} of these shards")
     if document["note"]:
         lines.append(f"note: {document['note']}")
     empty = [row["world_size"] for row in rows if not row["steps"]]
@@ -263,7 +274,7 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
     """A note for each world size at which many samples are dropped."""
-    from lightning_shards.build import drop_remark
+    from lightning_shards.build.loaders import drop_remark
 
     remarks = {
         row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_shards.dataprep.writing.listing import list_tars
+from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.storage.local_copies import require_local
@@ -30,7 +31,8 @@ A function takes a sample, a dict of `__key__` and the bytes of each field. That
 whether the sample is kept; that of --map gives the sample to write, with the same key. Both must
 always give the same for the same sample. Samples are read one at a time from where they are, so
 only the list of them is in memory (100 bytes each). Members of a sample that are apart in a tar
-are joined. A classes.json beside the shards is written beside the new ones, too.
+are joined. A classes.json beside the shards is written beside the new ones, too. Compressed tars
+(gzip, bzip2, xz; zstandard from Python 3.14 on) are unpacked to DIR until the shards are written.
 """
 
 
@@ -48,7 +50,7 @@ def _parser() -> ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("urls", nargs="+", help="local shards: paths with braces or wildcards")
+    add("urls", nargs="+", help="local tars: paths with braces or wildcards")
     add_output_options(parser, order="source")
     add("--filter", metavar="FUNCTION", help="import path of a function: keep the sample?")
     add("--map", metavar="FUNCTION", help="import path of a function: the sample to write")
@@ -60,16 +62,17 @@ def _parser() -> ArgumentParser:
 def _reshard(options: Namespace) -> int:
     packing, output, edit = packing_of(options), output_of(options), _edit(options)
     paths = require_local(expand_urls(options.urls), "reshard")
-    listing = list_tars(paths, processes=options.processes)
     may_rename = options.duplicate_keys == "prefix"
-    written = rewrite(
-        listing.catalog,
-        packing,
-        output,
-        edit,
-        may_rename_keys=may_rename,
-        classes=listing.classes,
-    )
+    with plain_copies(paths, output.folder, processes=options.processes) as copies:
+        listing = list_tars(paths, copies=copies, processes=options.processes)
+        written = rewrite(
+            listing.catalog,
+            packing,
+            output,
+            edit,
+            may_rename_keys=may_rename,
+            classes=listing.classes,
+        )
     print_report(options, listing, written)
     return 0
 

@@ -3,7 +3,7 @@
 import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 _EPILOG = """\
 Editors with a YAML language server take it by a comment in the first lines of a configuration:
@@ -24,14 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         allow_abbrev=False,
     ).parse_args(arguments)
     from lightning_shards.config.parsing import json_schema
-    from lightning_shards.config.splits import Split
+    from lightning_shards.config.sets import SET_SETTINGS
+    from lightning_shards.config.splits import SPLITS
     from lightning_shards.datamodule import ShardDataModule
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")
     # Allows the sections of a LightningCLI that are not known here, such as model and trainer.
     schema["additionalProperties"] = True
     schema.pop("required", None)
-    urls = schema["$defs"]["SplitConfig"]["properties"]["urls"]["anyOf"]
-    for split in get_args(Split):  # which may be given by its urls alone
-        schema["properties"]["data"]["properties"][split]["anyOf"] += urls
+    split_schema = schema["$defs"]["SplitConfig"]
+    split_schema["oneOf"] = [{"required": ["urls"]}, {"required": ["mix"]}]
+    either = split_schema["properties"]["urls"]["anyOf"]
+    urls = [kind for kind in either if kind != {"type": "null"}]
+    settings = schema["properties"]["data"]["properties"]
+    for split in SPLITS:  # which may be given by its urls alone
+        settings[split]["anyOf"] += urls
+    for name in SET_SETTINGS:
+        [sets] = [kind for kind in settings[name]["anyOf"] if "additionalProperties" in kind]
+        sets["additionalProperties"] = {"anyOf": [sets["additionalProperties"], *urls]}
     print(json.dumps(schema, indent=1))

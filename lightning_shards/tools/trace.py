@@ -60,7 +60,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--config", required=True, type=Path, help="a YAML of LightningCLI: its section `data`"
     )
-    parser.add_argument("--split", default="train", help="train, val, test or predict")
+    parser.add_argument(
+        "--split", default="train", help="train, val, test or predict; or a set: val/NAME"
+    )
     parser.add_argument("--epoch", required=True, type=int, help="number of the epoch")
     parser.add_argument("--steps", required=True, metavar="A:B", help="from step A up to, not B")
     parser.add_argument(
@@ -80,7 +82,7 @@ def _parser() -> ArgumentParser:
 
 
 def _trace(options: Namespace) -> int:
-    from lightning_shards.build import make_pool
+    from lightning_shards.build.pools import make_pool
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.open_shards import OpenShards
     from lightning_shards.readers.replay import batch_keys

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,17 @@ def start(*arguments, cwd):
         start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
+
+
+def kill_when(process, is_reached):
+    """Kill a tool with all that it started, while it runs, when something is reached."""
+    try:
+        while not is_reached():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`lightning-shards info` and `show`: numbers that add up, and a picture that can be looked at."""
 
+import hashlib
 import io
 import tarfile
 
@@ -150,3 +151,46 @@ def test_names_of_any_letters_are_drawn(draw, folder, tmp_path):
         data = archive.extractfile("00000.jpg").read()
     write_members(tmp_path / "u.tar", [("犬é.jpg", data), ("犬é.txt", "犬\n".encode())])
     assert draw(tmp_path / "u.tar", "--label", "txt")[1]["labels"] == ["犬é 犬"]
+
+
+PARTS = '{"hash_of": "key", "of": 3, "parts": [0]}'
+
+
+def has_text(shard):
+    return shard.sizes("txt") >= 0
+
+
+def test_what_a_filter_leaves_is_said(run, folder, tmp_path):
+    (tmp_path / "out.txt").write_text("00003\n00011\n")
+    excluded = ["--exclude", tmp_path / "out.txt"]
+    assert run(folder / "*.tar")[1]["kept"] is None
+    assert run(folder / "*.tar", *excluded)[1]["kept"] == 10
+    kept = run(folder / "*.tar", "--keep", PARTS)[1]["kept"]
+    numbers = [hashlib.sha256(f"{each:05d}".encode()).digest()[:8] for each in range(12)]
+    assert kept == sum(int.from_bytes(each, "big") % 3 == 0 for each in numbers)
+    path = f"{__name__}.has_text"
+    assert run(folder / "*.tar", "--keep", path, *excluded)[1]["kept"] == 10
+
+
+def test_what_a_filter_leaves_is_printed(folder, tmp_path, capsys):
+    (tmp_path / "out.txt").write_text("00003\n")
+    options = ["--cache-dir", str(tmp_path / "cache"), "--exclude", str(tmp_path / "out.txt")]
+    info.main([str(folder / "*.tar"), *options])
+    assert "11 of them are left by --keep and --exclude" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--keep", '{"of": 3}'], "keep takes the keys hash_of, of and parts"),
+        (["--keep", "no.such"], "--keep is 'no.such', which cannot be loaded"),
+        (["--exclude", "no.txt"], "the list 'no.txt' cannot be read"),
+    ],
+)
+def test_a_filter_that_cannot_work_is_refused(folder, tmp_path, capsys, wrong, message):
+    with pytest.raises(SystemExit) as ended:
+        info.main([str(folder / "*.tar"), "--cache-dir", str(tmp_path / "cache"), *wrong])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

@@ -36,6 +36,7 @@ def config(tmp_path):
         path.write_text(yaml.safe_dump({"trainer": trainer, "data": data | changes}))
         return path
 
+    write.shards = str(folder / "*.tar")
     return write
 
 
@@ -44,11 +45,12 @@ def run(run_json):
     return lambda *arguments: run_json(plan.main, arguments)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("split", ["train", "val", "predict/few"])
 def test_the_numbers_are_those_of_the_loader(config, run, split):
-    path = config()
+    sets = {"many": {"urls": "nowhere.tar"}, "few": config.shards}
+    path = config(predict_sets=sets)
     status, document = run("--config", path, "--split", split, "--world-size", "1,2,3,8")
-    assert status == 0
+    assert (status, document["split"]) == (0, split)
     module = ShardDataModule.from_config(path)
     for row in document["epochs"]:
         world_size = row["world_size"]
@@ -113,6 +115,14 @@ def test_an_index_of_a_million_remote_shards_is_planned_in_seconds(tmp_path):
 )
 def test_what_cannot_be_planned_is_refused(config, run, arguments):
     assert run("--config", config(), *arguments)[0] == 2
+
+
+def test_a_split_that_is_several_sets_is_answered_by_their_names(config, capsys):
+    path = config(val=None, val_sets={"few": config.shards, "many": config.shards})
+    with pytest.raises(SystemExit):
+        plan.main(["--config", str(path), "--split", "val"])
+    message = "no split 'val'; name one of ['train', 'val/few', 'val/many'] by --split"
+    assert message in capsys.readouterr().err
 
 
 def test_a_plan_without_a_step_says_what_to_change(config, capsys):
@@ -249,3 +259,28 @@ def test_small_samples_get_a_longer_run(tmp_path, run, capsys):
 @pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan"])
 def test_a_rate_that_is_none_is_refused(config, run, rate):
     assert run("--config", config(), "--rate", rate)[0] == 2
+
+
+THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
+
+
+def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys):
+    urls = str(tmp_path / "data" / "*.tar")
+    path = config(train={"urls": urls, "sampling": "shuffled", "exclude": THIRD})
+    _, document = run("--config", path, "--world-size", "1")
+    assert (document["held"], document["samples"]) == (23, document["kept"])
+    assert 0 < document["kept"] < 23
+    assert document["epochs"][0]["steps"] == document["kept"] // 2
+    plan.main(["--config", str(path)])
+    assert f"keep and exclude leave {document['kept']} of 23 samples" in capsys.readouterr().out
+    assert run("--config", config())[1]["kept"] is None
+
+
+def test_an_index_alone_cannot_say_what_a_filter_leaves(config, tmp_path, capsys):
+    urls = str(tmp_path / "data" / "*.tar")
+    path = config(train={"urls": urls, "sampling": "shuffled", "exclude": THIRD})
+    wids = {"shardlist": [{"url": "a.tar", "nsamples": 9}], "wids_version": 1}
+    (tmp_path / "index.json").write_text(json.dumps(wids))
+    with pytest.raises(SystemExit):
+        plan.main(["--config", str(path), "--index", str(tmp_path / "index.json")])
+    assert "exclude of 'train' asks the member tables" in capsys.readouterr().err

@@ -1,11 +1,8 @@
 """Remote shards are indexed, shown and verified like local ones, and nothing of them is kept."""
 
 import json
-import os
 import shutil
-import signal
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +19,14 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage import local_copies
 from lightning_shards.tools import index, info, pack, plan, reshard, shard_options, verify
 from tests.readers.test_stream_http import serving
-from tests.tools.conftest import contents, samples_of, start, write_members, write_samples
+from tests.tools.conftest import (
+    contents,
+    kill_when,
+    samples_of,
+    start,
+    write_members,
+    write_samples,
+)
 
 pytestmark = pytest.mark.network
 
@@ -320,13 +324,7 @@ def test_a_tool_that_is_killed_leaves_no_data_and_no_index(served, root, tmp_pat
     served.asked.clear()
     url = f"{root}/train-000000.tar?stall=9000"
     process = start("index", url, "--output", "out", "--processes", "1", cwd=tmp_path)
-    try:
-        while not served.asked:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+    kill_when(process, lambda: served.asked)
     assert not (tmp_path / "out").exists()
     assert contents(temporary) == {}
     shutil.rmtree(temporary)

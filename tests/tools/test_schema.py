@@ -54,6 +54,27 @@ def test_a_split_may_be_its_urls_alone(validator: Draft202012Validator) -> None:
     validator.validate({"data": urls})
 
 
+def test_a_split_may_be_a_mix_instead_of_urls(validator: Draft202012Validator) -> None:
+    mix = {"web": {"urls": "a.tar", "weight": 3}, "labels": {"urls": ["b.tar"], "weight": 0.5}}
+    stage = {"epoch": 3, "weights": {"web": 1, "labels": 1}}
+    train: dict[str, Any] = {"mix": mix, "dataset_size": 64, "schedule": [stage]}
+    document = {"data": {"train": train, "fields": {"label": "cls"}}}
+    validator.validate(document)
+    mix["web"]["wait"] = 3
+    assert not validator.is_valid(document)
+
+
+def test_sets_are_splits_by_name_and_may_be_their_urls_alone(
+    validator: Draft202012Validator,
+) -> None:
+    sets = {"web": "a.tar", "hand": ["b.tar"], "third": {"urls": "c.tar", "batch_size": 3}}
+    validator.validate({"data": {"val_sets": sets, "fields": {"label": "cls"}}})
+    [error] = validator.iter_errors(
+        {"data": {"val_sets": {"web": {"url": "a"}}, "fields": {"label": "cls"}}}
+    )
+    assert list(error.absolute_path)[:2] == ["data", "val_sets"]
+
+
 def test_sections_of_which_it_knows_nothing_are_left_open(validator: Draft202012Validator) -> None:
     validator.validate({"model": {"anything": 1}, "trainer": {"max_epochs": 3}, "seed": 1})
 
@@ -86,6 +107,7 @@ def test_choices_and_defaults_are_those_of_the_settings(
         (lambda data: data.update(batchsize=3), ["data"]),
         (lambda data: data["train"].update(url="a.tar"), ["data", "train"]),
         (lambda data: data["train"].pop("urls"), ["data", "train"]),
+        (lambda data: data["train"].update(mix={"web": {"urls": "a.tar"}}), ["data", "train"]),
         (lambda data: data["train"].update(sampling="often"), ["data", "train"]),
         (lambda data: data.update(batch_size="many"), ["data", "batch_size"]),
         (lambda data: data.update(fields=["image"]), ["data", "fields"]),

@@ -44,7 +44,8 @@ def remote_entries(
     with closing(Storages(remote_storages(replace(settings, policy=LOOK_UP)))) as storages:
         for folder, named in folders.items():
             try:
-                claims = remote_claims(folder, named, partial(_fetched_beside, storages))
+                one = next(iter(named.values()))
+                claims = remote_claims(one, named, partial(_fetched_beside, storages))
             except IndexMismatchError as error:
                 findings.append(Finding("stale count", str(error), folder))
                 continue

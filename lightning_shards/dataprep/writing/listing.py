@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Literal
 
 from lightning_shards.dataprep.processes import run_in_processes
@@ -79,11 +80,16 @@ def list_folder(
 
 
 def list_tars(
-    paths: Sequence[str], *, processes: int = 1, show_progress: bool | None = None
+    paths: Sequence[str],
+    *,
+    copies: Mapping[str, str] = MappingProxyType({}),
+    processes: int = 1,
+    show_progress: bool | None = None,
 ) -> Listing:
     """The samples of local tars in file order; members that are apart in a tar are joined.
 
-    The classes are those of `classes.json` beside the tars.
+    The classes are those of `classes.json` beside the tars. `copies` are the paths of plain copies
+    by those of compressed tars.
 
     Raises:
         ShardNotFoundError: A tar does not exist.
@@ -94,12 +100,13 @@ def list_tars(
     classes = classes_beside(paths)
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    plain = [copies.get(path, path) for path in paths]
     listing_by_path: dict[str, Listing] = {}
     with progress_line("listed", len(paths), where, show=show_progress) as step:
-        for path, listing in run_in_processes(_list_tar, paths, processes):
+        for path, listing in run_in_processes(_list_tar, plain, processes):
             listing_by_path[path] = listing
             step()
-    listings = [listing_by_path[path] for path in paths]
+    listings = [listing_by_path[path] for path in plain]
     ignored = sum((listing.ignored for listing in listings), Counter[str]())
     joined = sum(listing.joined for listing in listings)
     catalog = join_catalogs([listing.catalog for listing in listings])

@@ -4,8 +4,9 @@ import pytest
 from fault_server import fault_server
 
 from tests.tools.conftest import run_here, run_json
+from tests.tools.remote.conftest import folder, quick
 
-__all__ = ["run_here", "run_json"]
+__all__ = ["folder", "quick", "run_here", "run_json"]
 
 
 @pytest.fixture(scope="session")

@@ -1,44 +1,22 @@
 """`lightning-shards index` of remote shards: each is read once, also over several runs."""
 
 import json
-import os
 import re
-import signal
-import time
-from functools import partial
 
 import pytest
 from fault_server import Fault
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.tools import index, shard_options
-from tests.shards.remote.conftest import QUICK
+from lightning_shards.tools import index
 from tests.shards.remote.published import batches, module
-from tests.tools.conftest import start, write_members, write_samples
+from tests.tools.conftest import kill_when, start, write_members
+from tests.tools.remote.conftest import COUNTS
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
-COUNTS = [4, 3, 2]
 TABLES = ["--format", "wids,members"]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(
-        shard_options, "TransportSettings", partial(TransportSettings, policy=QUICK)
-    )
-
-
-@pytest.fixture
-def folder(tmp_path, server):
-    """Shards of this machine that the server has, too."""
-    folder = write_samples(tmp_path / "data", COUNTS)
-    for path in folder.iterdir():
-        server.objects[f"data/{path.name}"] = path.read_bytes()
-    return folder
 
 
 @pytest.fixture
@@ -176,13 +154,7 @@ def test_a_run_that_is_killed_goes_on_with_the_shard_that_it_was_at(run, urls, s
     server.faults = [None] * 4 + [Fault("stall", 1000)]
     options = ["--output", "out", "--cache-dir", "cache", "--processes", 1]
     process = start("index", urls, *options, cwd=tmp_path)
-    try:
-        while len(of_shards(each.path for each in server.asked)) < 5:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+    kill_when(process, lambda: len(of_shards(each.path for each in server.asked)) >= 5)
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / "cache").rglob("*.scanned"))) == 1
     asked_for_bytes(server)

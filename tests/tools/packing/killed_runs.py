@@ -22,6 +22,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from lightning_shards.dataprep.writing.plain_copies import COPIES_FOLDER
 from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
 from lightning_shards.tools import pack, reshard
@@ -99,11 +100,11 @@ def finish(child):
 
 
 def contents(folder):
-    """What readers see, by path: all but hidden files."""
+    """What readers see, by path: all but hidden files and those in hidden folders."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
     }
 
 
@@ -117,6 +118,8 @@ class FailedError(Exception):
 
 def check(out, reference, *, is_finished):
     there = contents(out) if out.is_dir() else {}
+    if is_finished and (out / COPIES_FOLDER).exists():
+        raise FailedError("the copies of compressed tars are left")
     wrong = [name for name, data in there.items() if reference.get(name) != data]
     if wrong:
         raise FailedError(f"not what the reference has: {wrong}")

@@ -8,8 +8,11 @@ from lightning_shards.tools import trace
 
 WORLD_SIZE, EPOCHS = 2, 3
 COUNTS = [5, 9, 0, 8]
+FIFTH = {"hash_of": "key", "of": 5, "parts": [0]}
 
 SPLITS = {
+    "kept indexed": {"train": {"sampling": "shuffled", "exclude": FIFTH}},
+    "kept stream": {"train": {"exclude": FIFTH}},
     "resampled stream": {"train": {}},
     "resampled stream, no buffer": {"train": {"shuffle_buffer": 0}},
     "shuffled stream": {"train": {"sampling": "shuffled", "reader": "stream"}},

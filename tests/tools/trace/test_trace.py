@@ -94,6 +94,15 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-3)
 
 
+def test_an_evaluation_set_is_asked_by_its_name(folder, make_module, write_config, traced):
+    urls = str(folder / "shard-*.tar")
+    config = write_config({}, val_sets={"few": f"{folder}/shard-000000.tar", "all": {"urls": urls}})
+    loader = make_module({}, val_sets={"all": urls}).loader("val/all", rank=1, world_size=2)
+    document = traced(config, steps=f"0:{len(loader)}", more=["--split", "val/all"])
+    assert document["split"] == "val/all"
+    assert [step[1] for step in rows_in(document)] == [rows_of(batch) for batch in loader]
+
+
 @pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
 )
