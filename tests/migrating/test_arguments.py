@@ -1,0 +1,133 @@
+"""Each row of the page's table of arguments: equal values of the same tars."""
+
+import inspect
+import itertools
+from pathlib import Path
+
+import pytest
+from same_tars import Cases, add_sample, loader, rows_of, run, theirs, values, values_of
+from webdataset import handlers
+from webdataset.compat import WebDataset
+from webdataset.writer import TarWriter
+
+from lightning_shards.tools import reshard
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.with_length.. only sets the value of __len__"),
+    # webdataset leaves tars open that were not read to their ends
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+CASES = Cases()
+row = CASES.of
+
+
+@row("urls=")
+def _(data):
+    pattern = f"{Path(data.urls[0]).parent}/{{0..3}}.tar"
+    assert values(loader(data, urls=pattern)) == values(loader(data))
+    return values_of(theirs(data, urls=pattern).decode()), values(loader(data, urls=pattern))
+
+
+@row("shardshuffle=", "detshuffle=", "seed=")
+def _(data):
+    for settings in ({"shardshuffle": 4}, {"shardshuffle": 4, "detshuffle": True, "seed": 1}):
+        shuffled = values_of(theirs(data, **settings).decode())
+        ours = values(loader(data, "train", sampling="shuffled", seed=1))
+        assert ours == values(loader(data, "train", sampling="shuffled", seed=1))
+        assert ours != values(loader(data, "train", sampling="shuffled", seed=2))
+    return sorted(shuffled), sorted(ours)
+
+
+@row("cache_dir=", "cache_size=", "url_to_name=", "verbose=", "empty_check=")
+def _(data):
+    """None of these changes what is read."""
+    (data.folder / "theirs").mkdir(exist_ok=True)
+    cached = theirs(data, cache_dir=str(data.folder / "theirs"), verbose=True, empty_check=False)
+    return values_of(cached.decode()), values(loader(data))
+
+
+@row("nodesplitter=", "workersplitter=")
+def _(data):
+    """Each sample is served once over two ranks of two workers."""
+    served = []
+    for rank, worker in itertools.product(range(2), range(2)):
+
+        def split(urls, start=2 * rank + worker):
+            return itertools.islice(urls, start, None, 4)
+
+        served += values_of(theirs(data, nodesplitter=split, workersplitter=None).decode())
+    ours = [
+        loader(
+            data, num_workers=2, batch_size=2, place={"rank": rank, "world_size": 2}, pool="threads"
+        )
+        for rank in range(2)
+    ]
+    made = []
+    for each in ours:
+        with each:
+            made += values(each)
+    return sorted(served), sorted(made)
+
+
+@row("handler=")
+def _(data):
+    bad = str(data.folder / "bad.tar")
+    with TarWriter(bad) as writer:
+        for number in range(5):
+            add_sample(writer, number, image=b"no image" if number == 2 else None)
+    good = theirs(data, urls=[bad]).decode("rgb8", handler=handlers.ignore_and_continue)
+    settings = {"fields": {"png": "png", "cls": "cls"}, "batch_size": 5}
+    ours = loader(data, urls=[bad], on_bad_sample="substitute", max_bad=1, **settings)
+    weighted = values(ours, "__key__", "cls", "__weight__")
+    assert len(weighted) == 5
+    return values_of(good), [pair[:2] for pair in weighted if pair[2]]
+
+
+@row("select_files=")
+def _(data):
+    selected = theirs(data, select_files=lambda name: not name.endswith(".png")).decode()
+    ours = loader(data, fields={"cls": "cls", "json": "json"})
+    return values_of(selected, "cls", "json"), values(ours, "cls", "json")
+
+
+@row("rename_files=")
+def _(data):
+    renamed = theirs(data, rename_files=lambda name: name.replace(".cls", ".id")).decode()
+    urls = run(reshard, data, *data.urls, "--rename", "cls=id")
+    return values_of(renamed, "id"), values(loader(data, urls=urls, fields={"id": "id"}), "id")
+
+
+@row("resampled=", "mode=")
+def _(data):
+    """Draws differ; both are of all samples, and may repeat some."""
+    known = values_of(theirs(data).decode())
+    split = {"sampling": "resampled", "reader": "stream", "dataset_size": 40}
+    ours = values(loader(data, "train", **split))
+    for settings in ({"resampled": True}, {"mode": "resampled"}):
+        drawn = values_of(theirs(data, **settings).decode().with_epoch(40))
+        assert len({key for key, _ in drawn}) < len(drawn) == len(ours)
+        assert all(sample in known for sample in drawn + ours)
+    return True, len({key for key, _ in ours}) < len(ours)
+
+
+@row("repeat=")
+def _(data):
+    """webdataset ignores it."""
+    ours = loader(data)
+    assert values(ours) == values(ours)
+    return values_of(theirs(data, repeat=True).decode()), values(ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_is_true(data, name):
+    expected, ours = CASES[name](data)
+    assert ours == expected
+    assert expected
+
+
+def test_the_table_has_every_argument():
+    rows = rows_of("Every argument of `WebDataset`")
+    arguments = inspect.signature(WebDataset.__init__).parameters
+    assert set(rows) == {f"{name}=" for name in arguments} - {"self="}
+    assert CASES.keys() == rows.keys()

@@ -1,0 +1,320 @@
+"""Each row of the page's table of methods: equal values of the same tars."""
+
+import itertools
+
+import pytest
+import torch
+from same_tars import (
+    BATCH,
+    NUM_SAMPLES,
+    Cases,
+    loader,
+    plain,
+    rows_of,
+    run,
+    samples_of,
+    theirs,
+    values,
+    values_of,
+)
+from webdataset import filters
+from webdataset.autodecode import handle_extension
+from webdataset.compat import FluidInterface, WebDataset, WebLoader
+from webdataset.pipeline import DataPipeline
+
+from lightning_shards.tools import reshard
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.with_length.. only sets the value of __len__"),
+    # webdataset leaves tars open that were not read to their ends
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+CASES = Cases()
+row = CASES.of
+
+
+def add_hundred(label):
+    return label + 100
+
+
+def change_sample(sample):
+    return sample | {"cls": sample["cls"] * 2}
+
+
+def double(samples):
+    for sample in samples:
+        yield sample | {"cls": sample["cls"] * 2}
+
+
+def is_even(sample):
+    return int(sample["cls"]) % 2 == 0
+
+
+def parse(data):
+    return 10 * int(data)
+
+
+@row(".append")
+def _(data):
+    dataset = theirs(data).decode()
+    dataset.append(double)
+    return values_of(dataset), values(loader(data, reader="stream", stages=[double]))
+
+
+@row(".compose")
+def _(data):
+    composed = theirs(data).decode().compose(double, double)
+    return values_of(composed), values(loader(data, reader="stream", stages=[double, double]))
+
+
+@row(".batched")
+def _(data):
+    batched = theirs(data).decode().to_tuple("cls").batched(5, partial=False)
+    ours = loader(data, "train", batch_size=5, remainder="drop")
+    partial = theirs(data).decode().to_tuple("cls").batched(5)
+    balanced = [batch["cls"].tolist() for batch in loader(data, batch_size=5)]
+    flat = itertools.chain.from_iterable
+    assert list(flat(balanced)) == list(flat(plain(labels) for (labels,) in partial))
+    return [plain(labels) for (labels,) in batched], [batch["cls"].tolist() for batch in ours]
+
+
+@row(".unbatched")
+def _(data):
+    unbatched = theirs(data).decode().to_tuple("__key__", "cls").batched(5).unbatched()
+    return [plain(sample) for sample in unbatched], values_of(samples_of(data))
+
+
+@row(".listed")
+def _(data):
+    listed = theirs(data).decode().listed(BATCH)
+    ours = loader(data, collate_fn=list)
+    return [values_of(batch) for batch in listed], [values_of(batch) for batch in ours]
+
+
+@row(".unlisted")
+def _(data):
+    return values_of(theirs(data).decode().listed(5).unlisted()), values_of(samples_of(data))
+
+
+@row(".log_keys")
+def _(data):
+    path = data.folder / "keys"
+    assert len(list(theirs(data).log_keys(str(path)))) == NUM_SAMPLES
+    keys = [line.split("\t")[-1] for line in path.read_text().splitlines()]
+    return keys, [key for batch in loader(data) for key in batch["__key__"]]
+
+
+@row(".shuffle")
+def _(data):
+    shuffled = values_of(theirs(data).decode().shuffle(100, initial=100))
+    by_buffer = values(
+        loader(data, "train", sampling="shuffled", reader="stream", shuffle_buffer=100)
+    )
+    ours = values(loader(data, "train", sampling="shuffled"))
+    for order in (by_buffer, ours):
+        assert order != sorted(order)
+        assert sorted(order) == sorted(shuffled)
+    return sorted(shuffled), sorted(ours)
+
+
+@row(".map")
+def _(data):
+    mapped = theirs(data).decode().map(change_sample)
+    return values_of(mapped), values(loader(data, sample_transforms=[change_sample]))
+
+
+@row(".decode")
+def _(data):
+    images = {"fields": {"png": "png", "json": "json"}}
+    decoded = theirs(data).decode("rgb8")
+    ours = loader(data, **images)
+    expected = values_of(decoded, "__key__", "json", "png")
+    channels_last = [batch | {"png": batch["png"].permute(0, 2, 3, 1)} for batch in ours]
+    numbers = [batch | {"json": [{"n": n["n"]} for n in batch["json"]]} for batch in channels_last]
+    assert values(numbers, "__key__", "json", "png") == expected
+    pil = theirs(data).decode("pil", handle_extension("cls", parse))
+    settings = {"decode": {"png": "pil", ".cls": parse}, "fields": {"png": "png", "cls": "cls"}}
+    names = ("__key__", "cls", "png")
+    return values_of(pil, *names), values(loader(data, **settings), *names)
+
+
+@row(".map_dict")
+def _(data):
+    mapped = theirs(data).decode().map_dict(cls=add_hundred)
+    return values_of(mapped), values(loader(data, transforms={"cls": add_hundred}))
+
+
+@row(".select")
+def _(data):
+    selected = values_of(theirs(data).select(is_even).decode())
+    urls = run(reshard, data, *data.urls, "--filter", f"{__name__}:is_even")
+    staged = loader(
+        data, "train", sampling="resampled", reader="stream", stages=[filters.select(is_even)]
+    )
+    assert all(sample in selected for sample in values(staged))
+    return selected, values(loader(data, urls=urls))
+
+
+@row(".to_tuple")
+def _(data):
+    tuples = theirs(data).decode("torchrgb8").to_tuple("jpg;png", "cls").batched(BATCH)
+    settings = {"fields": {"image": "jpg;png", "label": "cls"}, "batch_format": "tuple"}
+    ours = loader(data, "train", **settings)
+    return [plain(batch) for batch in tuples], [plain(batch[:2]) for batch in ours]
+
+
+@row(".map_tuple")
+def _(data):
+    mapped = theirs(data).decode().to_tuple("__key__", "cls").map_tuple(str, add_hundred)
+    return [plain(pair) for pair in mapped], values(loader(data, transforms={"cls": add_hundred}))
+
+
+@row(".slice")
+def _(data):
+    sliced = theirs(data).decode().slice(2, 11, 3)
+    subset = torch.utils.data.Subset(samples_of(data), range(2, 11, 3))
+    return values_of(sliced), values_of(subset[number] for number in range(len(subset)))
+
+
+@row(".rename")
+def _(data):
+    renamed = theirs(data).decode().rename(label="cls")
+    ours = loader(data, fields={"label": "cls"})
+    return values_of(renamed, "label"), values(ours, "label")
+
+
+@row(".rsample")
+def _(data):
+    """Both draw: what is kept are some samples, in order, and with the values that they had."""
+    everything = values_of(theirs(data).decode())
+    drawn = values_of(theirs(data).decode().rsample(0.5))
+    kept = values(loader(data, urls=run(reshard, data, *data.urls, "--keep", 0.5, "--seed", 1)))
+    again = values(
+        loader(data, urls=run(reshard, data, *data.urls, "--keep", 0.5, "--seed", 1, out="again"))
+    )
+    assert 0 < len(kept) < NUM_SAMPLES
+    assert kept == again
+    assert [sample for sample in everything if sample in drawn] == drawn
+    return [sample for sample in everything if sample in kept], kept
+
+
+@row(".rename_keys")
+def _(data):
+    renamed = theirs(data).decode().rename_keys(label="cls", meta="js*")
+    ours = loader(data, fields={"label": "cls", "meta": "json"})
+    return values_of(renamed, "label", "meta"), values(ours, "label", "meta")
+
+
+@row(".extract_keys")
+def _(data):
+    extracted = theirs(data).decode().extract_keys("*.json", "*.cls;*.index")
+    ours = loader(data, fields={"meta": "json", "label": "cls;index"})
+    return [plain(list(pair)) for pair in extracted], values(ours, "meta", "label")
+
+
+@row(".xdecode")
+def _(data):
+    decoded = theirs(data).xdecode(cls=lambda stream: parse(stream.read()), must_decode=False)
+    return values_of(decoded), values(loader(data, decode={".cls": parse}))
+
+
+@row(".mcached")
+def _(data):
+    dataset, ours = theirs(data).decode().mcached(), loader(data)
+    passes = [values_of(dataset) for _ in range(2)]
+    return passes, [values(ours) for _ in range(2)]
+
+
+@row(".with_epoch")
+def _(data):
+    """Draws differ; both give so many samples of the same set, whatever the tars hold."""
+    known = values_of(theirs(data).decode())
+    drawn = values_of(theirs(data, resampled=True).decode().with_epoch(20))
+    split = {"sampling": "resampled", "reader": "stream", "dataset_size": 20}
+    ours = values(loader(data, "train", **split))
+    assert all(sample in known for sample in drawn + ours)
+    return len(drawn), len(ours)
+
+
+@row(".with_length")
+def _(data):
+    return len(theirs(data).with_length(3)), len(loader(data))
+
+
+@row(".repeat")
+def _(data):
+    ours = loader(data)
+    return values_of(theirs(data).decode().repeat(2)), values([*ours, *ours])
+
+
+@row(".iterator", ".iterator1")
+def _(data):
+    dataset = theirs(data).decode()
+    assert values_of(dataset.iterator1()) == values_of(dataset.iterator())
+    return values_of(dataset.iterator()), values(iter(loader(data)))
+
+
+@row(".close")
+def _(data):
+    dataset, ours = theirs(data).decode(), loader(data)
+    made = values_of(dataset), values(ours)
+    dataset.close()
+    ours.close()
+    return made
+
+
+@row("WebLoader")
+def _(data):
+    batches = WebLoader(theirs(data).decode().batched(BATCH), batch_size=None, num_workers=0)
+    ours = loader(data, num_workers=1, fields={"cls": "cls"})
+    with ours:
+        return values(batches), values(ours)
+
+
+@row("associate")
+def _(data):
+    extra = {f"{number:03d}": {"text": f"t{number}"} for number in range(NUM_SAMPLES)}
+    associated = filters.associate(extra)(iter(theirs(data).decode()))
+
+    def look_up(sample):
+        return sample | extra[sample["__key__"]]
+
+    ours = loader(data, sample_transforms=[look_up])
+    return values_of(associated, "cls", "text"), values(ours, "cls", "text")
+
+
+@row("info")
+def _(data):
+    informed = filters.info(n=0)(iter(theirs(data).decode()))
+    return values_of(informed), values(loader(data))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_is_true(data, name):
+    expected, ours = CASES[name](data)
+    assert ours == expected
+    assert expected
+
+
+WITHOUT_CASE = {
+    *(".invoke", ".stage", ".update_cache_info", ".create_url_iterator", ".lmdb_cached"),
+}
+"""What has no equivalent, and gives no samples or needs a library that is not here."""
+
+
+def test_the_table_has_every_method_and_filter():
+    methods = {
+        f".{name}"
+        for kind in (WebDataset, WebLoader, FluidInterface, DataPipeline)
+        for name, value in vars(kind).items()
+        if callable(value) and not name.startswith("_")
+    }
+    kinds = (filters.FilterFunction, filters.RestCurried)
+    others = {name for name, value in vars(filters).items() if isinstance(value, kinds)}
+    rows = rows_of("Every method of webdataset")
+    assert set(rows) == methods | {name for name in others if f".{name}" not in methods} | {
+        "WebLoader"
+    }
+    assert CASES.keys() == rows.keys() - WITHOUT_CASE
+    assert all(rows[name][1].startswith("none: ") for name in WITHOUT_CASE)
