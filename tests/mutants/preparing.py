@@ -136,7 +136,7 @@ MUTANTS = [
         "tools/test_verify.py",
     ),
     Mutant(
-        "dataprep.inspection.check:_missing",
+        "dataprep.inspection.listed_shards:missing_listed",
         "and not os.path.isfile(path)",
         "and False",
         "tools/test_verify.py",
@@ -212,8 +212,8 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.remote_survey:RemoteScan.__call__",
-        "self._kept(url, stat) or",
-        "",
+        "if facts is None:",
+        "if True:",
         "dataprep/indexes/test_remote_index.py",
     ),
     Mutant(
@@ -245,5 +245,35 @@ MUTANTS = [
         "require_own_index(urls, files)",
         "pass",
         "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:_unpack",
+        "os.utime(copy.fileno(), ns=(time_ns, time_ns))",
+        "pass",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:_pieces",
+        "except EOFError as error:",
+        "except EOFError:\n        return\n    except ArithmeticError as error:",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:_locked",
+        "_remove(below)",
+        "pass",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:plain_copies",
+        "message = message.replace(",
+        "message.replace(",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:_lock",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "tools/packing/test_compressed.py",
     ),
 ]

@@ -12,7 +12,27 @@ STORAGE = "shards/remote/test_remote_storage.py"
 FETCHER = "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_ends.py"
 THREADS = "shards/remote/fetching/test_fetch_threads.py"
 
+DRIPPING = "shards/remote/test_dripping_servers.py"
+
 MUTANTS = [
+    Mutant(
+        "shards.remote.answers.timed_response:TimedResponse.__init__",
+        "self._file.allow(limit_s)",
+        "pass",
+        DRIPPING,
+    ),
+    Mutant(
+        "shards.remote.answers.timed_response:TimedResponse.shortly",
+        "with self.in_time(limit_s):",
+        "if True:",
+        DRIPPING,
+    ),
+    Mutant(
+        "shards.remote.http:chunks_of",
+        "timed.in_time() if timed else nullcontext()",
+        "nullcontext()",
+        DRIPPING,
+    ),
     Mutant(
         "shards.storage.remote:RemoteStorage.read_ranges",
         "self._fetcher is None or len(wanted) < len(reads)",
@@ -22,7 +42,10 @@ MUTANTS = [
     Mutant("shards.members:ShardReader.require_same", "now != self.table.stamp", "False", CACHE),
     Mutant("readers.ahead.fetch_ahead:FetchAhead.close", "self._end()", "", CACHE),
     Mutant(
-        "readers.ahead.source_cache:size_of_run", 'order.sampling == "sequential" or ', "", CACHE
+        "readers.ahead.source_cache:size_of_run",
+        'order.identity()["sampling"] == "sequential" or ',
+        "",
+        CACHE,
     ),
     Mutant(
         "shards.remote.partial_body:PartialBody._accept",
@@ -117,6 +140,8 @@ MUTANTS = [
         "shards/remote/test_remote_secrets.py",
     ),
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
+    Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
+    Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant("shards.remote.hub:HubBackend._known", "location.until <= self._now()", "False", HUB),
     Mutant(
         "shards.remote.cloud:_require_own_process",
@@ -149,13 +174,25 @@ MUTANTS = [
         "seams/test_storage.py " + STORAGE,
     ),
     Mutant(
+        "shards.storage.request_threads:_Threads.put",
+        "if not self._number:",
+        "if False:",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads.run",
+        "self._batches.remove(batch)",
+        "pass",
+        THREADS,
+    ),
+    Mutant(
         "shards.storage.request_threads:_Threads._work",
         "_refuse if self._is_closed else call",
         "call",
         STORAGE,
     ),
     Mutant(
-        "shards.storage.request_threads:_Threads.put",
+        "shards.storage.request_threads:_Threads._start_one",
         ", daemon=True",
         "",
         STORAGE,
@@ -171,6 +208,12 @@ MUTANTS = [
         "if table is not None and table.crc32 is not None:",
         "if table is not None:",
         READER,
+    ),
+    Mutant(
+        "shards.table_bytes:unpublished",
+        "min(max(shard_bytes, _LEAST_SHARD), MAX_UNPACKED_BYTES)",
+        "max(shard_bytes, _LEAST_SHARD)",
+        "shards/tables/test_table_files.py",
     ),
     Mutant(
         "shards.table_bytes:unpublished",
@@ -360,8 +403,8 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.survey:survey_shard",
-        "replace_file(table_path, published(",
-        "(table_path, published(",
+        "replace_file(table_path, table)",
+        "pass",
         READER,
     ),
     Mutant(

@@ -4,16 +4,16 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "build:_is_made_by_python",
+        "build.pools:_is_made_by_python",
         "told.is_streamed or ",
         "",
-        "test_build.py",
+        "build/test_pools.py",
     ),
     Mutant(
-        "build:_prefetch",
+        "build.pools:_prefetch",
         "config.prefetch_bytes // max(num_workers * kept, 1)",
         "config.prefetch_factor",
-        "test_build.py",
+        "build/test_pools.py",
     ),
     Mutant(
         "collectives:agree",
@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "callbacks.resume:_checked",
-        'require_same({"version": CHECKPOINT_VERSION, **identity}, state, index=index)',
+        'require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, told)',
         "pass",
         "callbacks/test_resume.py",
     ),
@@ -130,7 +130,7 @@ MUTANTS = [
         "profiling/test_rates.py",
     ),
     Mutant(
-        "build:epoch_samples",
+        "build.sources:epoch_samples",
         "dataset_size is None or dataset_size == known",
         "True",
         "test_datamodule.py",
@@ -256,9 +256,9 @@ MUTANTS = [
         "test_summary.py",
     ),
     Mutant(
-        "datamodule:ShardDataModule._agreed_loader",
-        "self._agreed.get(split) is not loader",
-        "True",
+        "datamodule:ShardDataModule._agreed_loaders",
+        "self._agreed.get(name) is loader",
+        "False",
         "resume/test_agreed_loaders.py",
     ),
 ]

@@ -52,6 +52,7 @@ MUTANTS = [
         UPKEEP,
     ),
     Mutant("readers.ahead.filling:_loaded", "room < 0", "False", TOOL),
+    Mutant("readers.ahead.filling:_is_kept", "if ended.is_set():", "if True:", TOOL),
     Mutant("tools.cache:_fill", "is_in_memory(cache.root)", "False", TOOL),
     Mutant(
         "shards.remote.fetching.fetch_needs:ReadData.num_pieces",

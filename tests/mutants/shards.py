@@ -64,9 +64,21 @@ MUTANTS = [
         "shards/test_checksums.py samples/test_member_bytes.py",
     ),
     Mutant(
-        "shards.urls:redact",
-        "authority.rpartition('@')[2]",
-        "authority",
+        "shards.urls:_redact_remote",
+        "{authority.rpartition('@')[2]}",
+        "{authority}",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.urls:_redact_remote",
+        'rest.startswith("//") and has_broken_password(url)',
+        "False",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.urls:_check_remote",
+        "if has_broken_password(url):",
+        "if False:",
         "shards/test_urls.py",
     ),
     Mutant(
@@ -76,7 +88,7 @@ MUTANTS = [
         "shards/test_urls.py",
     ),
     Mutant(
-        "shards.index:ShardIndex.fingerprint",
+        "shards.index:ShardIndex._new_fingerprint",
         r"{name}\0{count}\n",
         r"{name}\n",
         "shards/test_index.py",
@@ -88,7 +100,7 @@ MUTANTS = [
         "shards/test_index.py",
     ),
     Mutant(
-        "shards.index:_scan",
+        "shards.counts.believed:_scan",
         "cache.put(name, stamps[name], counts[name])",
         "cache.put(name, stamp_of(Path(folder, name)), counts[name])",
         "shards/counts/test_cache.py",
@@ -142,13 +154,31 @@ MUTANTS = [
         "shards/tables/test_tables.py",
     ),
     Mutant(
-        "shards.index:_believed_claims",
+        "shards.counts.count_files:remote_claims",
+        "url_beside(shard, file_name)",
+        "split_url(shard)[0] + chr(47) + file_name",
+        "shards/counts/test_count_files.py",
+    ),
+    Mutant(
+        "shards.index:_kept_path",
+        "map(without_user, urls)",
+        "map(redact, urls)",
+        "shards/counts/test_count_files.py",
+    ),
+    Mutant(
+        "shards.index:load_index",
+        "if _names_are_shared(urls, url_of):",
+        "if False:",
+        "shards/counts/test_count_files.py",
+    ),
+    Mutant(
+        "shards.counts.believed:believed_claims",
         "if claim.samples or _is_empty(url_of[folder, name], claim, storages)",
         "if True",
         "shards/counts/test_zero_counts.py",
     ),
     Mutant(
-        "shards.index:_scan",
+        "shards.counts.believed:_scan",
         "for name, samples in cached.items() if samples",
         "for name, samples in cached.items() if samples is not None",
         "shards/counts/test_zero_counts.py",
@@ -286,10 +316,10 @@ MUTANTS = [
         "shards/remote/cache/test_piece_names.py",
     ),
     Mutant(
-        "shards.remote.cache.piece_names:without_credentials",
+        "shards.urls:without_user",
         '_USER.sub("//", url, count=1)',
         "url",
-        "shards/remote/cache/test_piece_names.py",
+        "shards/remote/cache/test_piece_names.py shards/test_urls.py",
     ),
     Mutant(
         "shards.remote.cache.limits:pieces_to_drop",

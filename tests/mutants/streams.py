@@ -22,12 +22,6 @@ MUTANTS = [
         AHEAD,
     ),
     Mutant(
-        "readers.ahead.remote_batches:ShardTables.require_same",
-        "not in self._fetched",
-        "in self._fetched",
-        "shards/remote/test_remote_cache.py",
-    ),
-    Mutant(
         "shards.storage.range_streams:_ForwardFile._begin",
         "self._first.version",
         "None",
@@ -100,8 +94,20 @@ MUTANTS = [
         SHARD_STREAMS,
     ),
     Mutant(
-        "shards.tar.tar_stream:TarStream.data",
-        "if len(data) < size:",
+        "shards.tar.tar_stream:TarStream._require_whole",
+        "if there < size:",
+        "if False:",
+        TAR,
+    ),
+    Mutant(
+        "shards.tar.tar_stream:_reading",
+        "if offset < begin",
+        "if False",
+        TAR,
+    ),
+    Mutant(
+        "shards.tar.tar_stream:_reading",
+        "if name is None:",
         "if False:",
         TAR,
     ),

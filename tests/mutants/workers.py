@@ -29,8 +29,8 @@ MUTANTS = [
     ),
     Mutant(
         "workers.messages:_with_columns",
-        "map_columns(loaded.batch, change))",
-        "map_columns(loaded.batch, change), digest=0)",
+        "map_columns(batch, change))",
+        "map_columns(batch, change), digest=0)",
         "workers/test_messages.py workers/test_same_bytes.py",
     ),
     Mutant(
@@ -103,6 +103,36 @@ MUTANTS = [
         "workers.tensor_layout:TensorLayout.add_array",
         "array, axes = array.transpose(order), _inverse(order)",
         "array, axes = array.transpose(order), order",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.fork_server:ForkServer.hold",
+        "with self._lock:",
+        "if True:",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
+        "workers.connection:_require_fds",
+        "if len(fds) == sent and",
+        "if len(fds) and",
+        "workers/test_connection.py",
+    ),
+    Mutant(
+        "workers.connection:_require_fds",
+        "_close_all(fds)",
+        "pass",
+        "workers/test_connection.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:mapped",
+        "if kind in kinds:",
+        "if isinstance(value, kinds):",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:_has_parts",
+        "return kind in (OrderedDict, defaultdict)",
+        "return False if kind is dict else True",
         "workers/test_messages.py",
     ),
     Mutant(
@@ -225,5 +255,29 @@ MUTANTS = [
         "os.posix_fallocate(file.fileno(), 0, size)",
         "file.truncate(size)",
         "workers/test_stowaways.py",
+    ),
+    Mutant(
+        "workers.messages:Message.pin_memory",
+        "pinned(self._unpacked(memory, x, 0))",
+        "self._unpacked(memory, x, None)",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.messages:Message.pin_memory",
+        "self.buffer = bytearray()",
+        "pass",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:_copied_with",
+        "changed = mapped(getattr(value, field.name), kinds, change)",
+        "changed = getattr(value, field.name)",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "samples.own_generators:_comparable",
+        "elif is_dataclass(value):",
+        "elif False:",
+        "samples/test_own_generators.py",
     ),
 ]

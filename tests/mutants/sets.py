@@ -1,0 +1,104 @@
+"""Bugs in what several evaluation sets need."""
+
+from tests.mutants.planting import Mutant
+
+_FITS, _SETTINGS = "trainer/test_evaluation_sets.py", "config/test_sets.py"
+
+MUTANTS = [
+    Mutant(
+        "config.sets:named_splits",
+        "if kind == split:",
+        "if kind != split:",
+        _SETTINGS,
+    ),
+    Mutant(
+        "config.sets:set_configs",
+        "if single is not None:",
+        "if False:",
+        _SETTINGS,
+    ),
+    Mutant(
+        "config.sets:_require_names",
+        "known[name.lower()] = name",
+        "known[name] = name",
+        _SETTINGS,
+    ),
+    Mutant(
+        "config.sets:errors_of",
+        "if set_of(name) and name not in str(error):",
+        "if False:",
+        _FITS,
+    ),
+    Mutant(
+        "config.files:_given_splits",
+        'yield from ((f"{setting}.{name}", split) for name, split in sets.items())',
+        "del sets",
+        _SETTINGS,
+    ),
+    Mutant(
+        "config.files:_KeysOnce.construct_mapping",
+        "if name in lines:",
+        "if False:",
+        "cli/test_sets.py",
+    ),
+    Mutant(
+        "config.parsing:checked_entries",
+        "replace(action.dest, place, 1)",
+        'replace(action.dest, f"{action.dest}", 1)',
+        _SETTINGS,
+    ),
+    Mutant(
+        "cli:ShardArgumentParser._check_value_key",
+        '"${" in split',
+        "False",
+        "cli/test_sets.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._evaluation_loaders",
+        "if any(map(set_of, names))",
+        "if len(loaders) > 1",
+        _FITS,
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._agreed_loaders",
+        "not all(agreed)",
+        "not any(agreed)",
+        "trainer/test_evaluation_sets.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule.on_after_batch_transfer",
+        "min(dataloader_idx, len(read) - 1)",
+        "0",
+        _FITS,
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._make_loader",
+        "trainer is None or split == first",
+        "True",
+        _FITS,
+    ),
+    Mutant(
+        "loader:ShardLoader.__iter__",
+        "if step == last and not self.keeps_workers:",
+        "if step == last:",
+        _FITS,
+    ),
+    Mutant(
+        "build.loaders:facts_of",
+        '"the evaluation sets": ", ".join(loaders), ',
+        "",
+        "ddp/test_evaluation_sets.py",
+    ),
+    Mutant(
+        "callbacks.places:labels_of",
+        "are_sets or len(sets) == 1",
+        "len(sets) == 1",
+        _FITS,
+    ),
+    Mutant(
+        "stages:splits_of",
+        "kind_of(name) in kinds",
+        "name in kinds",
+        _FITS,
+    ),
+]

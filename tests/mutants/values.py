@@ -1,0 +1,192 @@
+"""Bugs on the way from members to values, and in the checks of what a configuration gives."""
+
+from tests.mutants.planting import Mutant
+
+MUTANTS = [
+    Mutant(
+        "samples.class_labels:_given",
+        'numbered_by_name(cast("Mapping[Any, object]", classes), source)',
+        "numbered(list(classes), source)",
+        "samples/test_class_labels.py",
+    ),
+    Mutant(
+        "shards.classes:numbered_by_name",
+        "given[-1] != len(given) - 1",
+        "False",
+        "samples/test_class_labels.py",
+    ),
+    Mutant(
+        "samples.fields:Field.function",
+        "decoder == CLASS",
+        "self.classes is not None",
+        "samples/test_class_labels.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_bits_to_drop",
+        "min(bits, 16) - 8",
+        "8",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_bits_to_drop",
+        "image.format in _UP_TO_16_BITS",
+        "True",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_PillowImage.__init__",
+        "_bits_to_drop(image)",
+        "0",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
+        "samples.decoding.arrays:_decode_numbers",
+        ".copy()",
+        "",
+        "samples/decoding/test_writable_arrays.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_channels_first",
+        'np.array(planes, order="C")',
+        "np.ascontiguousarray(planes)",
+        "samples/decoding/test_writable_arrays.py",
+    ),
+    Mutant(
+        "samples.decoding.arrays:_layout",
+        "not torch_has(dtype)",
+        "dtype.kind not in NUMBERS",
+        "readers/test_columns.py",
+    ),
+    Mutant(
+        "samples.collate:_stacked",
+        "not torch_has(dtype)",
+        "False",
+        "samples/test_collate.py",
+    ),
+    Mutant(
+        "samples.loaded_torch:_with_tensor",
+        "not torch_has(column.dtype)",
+        "False",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "samples.loaded_torch:_with_tensor",
+        "native.copy()",
+        "native",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "samples.loaded_torch:torch_has",
+        '* (2 if dtype.kind == "c" else 1)',
+        "",
+        "samples/test_collate.py",
+    ),
+    Mutant(
+        "samples.pad_collate:_type_of_lists",
+        "return np.int64",
+        "return dtype",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.pad_collate:_type_of_lists",
+        "if not types:",
+        "if False:",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.pad_collate:_type_of_lists",
+        'if dtype.kind not in "uf":',
+        "if True:",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.pad_collate:PadCollate.__call__",
+        "pixels=layouts.get(name)",
+        "pixels=None",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "readers.batch_reader:BatchReader._whole_samples",
+        "counted(self._made_samples(number), plain, {})",
+        "counted(list(self._made_samples(number)), plain, {})",
+        "samples/decoding/test_batch_pixels.py",
+    ),
+    Mutant(
+        "config.module:DataConfig._require_device_names",
+        "None not in entries",
+        "True",
+        "config/test_splits.py",
+    ),
+    Mutant(
+        "config.module:DataConfig._entries_of",
+        'if self.batch_format == "tuple":',
+        "if False:",
+        "config/test_splits.py",
+    ),
+    Mutant(
+        "module_settings:ModuleSettings._transformed",
+        "elif name in fields and isinstance(batch, dict):",
+        "elif False:",
+        "samples/test_sample_transforms.py",
+    ),
+    Mutant(
+        "config.checks:require_at_least",
+        "if value > most:",
+        "if False:",
+        "config/test_containers.py",
+    ),
+    Mutant(
+        "config.checks:require_list",
+        "or isinstance(value, str | bytes | bytearray)",
+        "",
+        "config/test_containers.py",
+    ),
+    Mutant(
+        "config.checks:urls_as_texts",
+        "list(map(path_as_text,",
+        "list(map(str,",
+        "config/test_containers.py",
+    ),
+    Mutant(
+        "config.module:DataConfig._require_containers",
+        "require_list(name, getattr(self, name))",
+        "pass",
+        "config/test_containers.py",
+    ),
+    Mutant(
+        "samples.decoding.settings:is_finite",
+        "return math.isfinite(value)",
+        "return True",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.settings:require_whole",
+        "not isinstance(value, int) or ",
+        "",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "config.files:placed_message",
+        "_FROM_PARSER.match(str(error))",
+        'str(error).startswith("data")',
+        "config/test_files.py",
+    ),
+    Mutant(
+        "samples.loaded_torch:load_torch",
+        "with _lock:",
+        "if True:",
+        "samples/test_loaded_torch.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._close",
+        "self._failed = None",
+        "pass",
+        "test_datamodule.py",
+    ),
+    Mutant(
+        "readers.indexed:IndexedSource.prepare",
+        "with closing(Storages(self.storages)) as storages:",
+        "if storages := Storages(self.storages):",
+        "readers/test_indexed.py",
+    ),
+]
