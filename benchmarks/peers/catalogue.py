@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 ALL = ("IMG", "SMALL", "TOK")
 ARRAYS = ("SMALL", "TOK")
+MIXED = ("IMG", "SMALL")
 REFERENCE = "webdataset"
 
 
@@ -107,6 +108,8 @@ PEERS = (
             Row("ours, processes, crc32", data=ARRAYS),
             Row("ours, threads, crc32", data=ARRAYS),
             Row("ours, inline, crc32", data=ARRAYS),
+            Row("ours, threads, mix", data=MIXED),
+            Row("ours, threads, mix of other fields", data=MIXED),
         ),
         resumed=("ours, processes", "ours, threads"),
     ),

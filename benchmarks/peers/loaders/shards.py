@@ -1,4 +1,4 @@
-"""This package, with each of its pools, with and without crc32 of members checked."""
+"""This package, with each of its pools, with and without crc32 of members checked, and mixed."""
 
 from typing import Any
 
@@ -61,6 +61,31 @@ def _maker(pool: Any, *, with_crc32: bool = False, has_own_crop: bool = False) -
     return make
 
 
+def _mixture(job: Job, *, is_alike: bool) -> SplitConfig:
+    """Both halves of the shards as two components, which are passed equally often.
+
+    If they are not alike, the second one takes its fields from members of two names, one of which
+    its samples have: each component then has a reader of its own.
+    """
+    half = len(job.shards) // 2
+    others = {"image": "jpg;jpeg", "label": "cls"} if job.is_images else {"values": "npy;other.npy"}
+    mix: dict[str, Any] = {
+        "first": {"urls": job.shards[:half], "passes": 1},
+        "second": {"urls": job.shards[half:], "passes": 1},
+    }
+    if not is_alike:
+        mix["second"]["fields"] = others
+    return SplitConfig(mix=mix, sampling="shuffled", round=job.batch, dataset_size=job.data.samples)
+
+
+def _mixture_maker(*, is_alike: bool) -> Any:
+    def make(job: Job) -> Any:
+        config = LoaderConfig("threads", cache_dir=str(job.own / CACHES[False]))
+        return loader_at(data_module(job, _mixture(job, is_alike=is_alike), config), job)
+
+    return make
+
+
 LOADERS = {
     "ours, processes": _maker("processes"),
     "ours, processes, crc32": _maker("processes", with_crc32=True),
@@ -68,5 +93,7 @@ LOADERS = {
     "ours, threads, crc32": _maker("threads", with_crc32=True),
     "ours, inline": _maker("inline"),
     "ours, inline, crc32": _maker("inline", with_crc32=True),
+    "ours, threads, mix": _mixture_maker(is_alike=True),
+    "ours, threads, mix of other fields": _mixture_maker(is_alike=False),
     "ours, threads, own crop": _maker("threads", has_own_crop=True),
 }
