@@ -26,8 +26,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.shards import index
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.counts import believed
+from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
 
@@ -263,7 +263,7 @@ def load(tmp_path):
     """`load_index` with a cache folder of this test."""
 
     def call(urls, **options):
-        return index.load_index(urls, cache=CacheFolder(tmp_path / "cache"), **options)
+        return load_index(urls, cache=CacheFolder(tmp_path / "cache"), **options)
 
     return call
 
@@ -273,7 +273,7 @@ def forbid_scans(monkeypatch):
     """Once called, no shard may be scanned any more."""
 
     def forbid():
-        monkeypatch.setattr(index, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
+        monkeypatch.setattr(believed, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
 
     return forbid
 

@@ -16,7 +16,8 @@ import pytest
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, build
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.build import loaders
 from lightning_shards.cli import KeepConfigCallback, one_line
 from lightning_shards.errors import ShardError
 from lightning_shards.workers.pool import PoolDescription
@@ -265,10 +266,10 @@ def test_too_many_workers_are_told_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(build, "num_cpus", lambda: 2)
+    monkeypatch.setattr(loaders, "num_cpus", lambda: 2)
     write("a.tar", [b"1"] * 4)
     source = module().source("train")
-    assert build.describe("train", source, 1, PoolDescription("processes", 64)) == (
+    assert loaders.describe("train", source, 1, PoolDescription("processes", 64)) == (
         "train: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples "
         "(0 dropped, 0 repeated); 64 workers of each rank on 2 cores start slowly"
     )

@@ -90,6 +90,8 @@ def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path: Path) -> 
         f"nowhere://key:{SECRET}@bucket/0.tar",
         f"https://user:{SECRET}@host/*.tar?sig={SECRET}",
         f"https://user:{SECRET}@host/\x01.tar",
+        f"https://user:a/{SECRET}@host/0.tar",
+        f"https://user:{SECRET}?b@host/0.tar",
         f"pipe:curl -H {SECRET} https://host/000.tar",
     ],
 )

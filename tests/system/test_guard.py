@@ -169,7 +169,7 @@ import sys
 import time
 
 def main():
-    from lightning_shards.build import find_shards, make_source
+    from lightning_shards.build.sources import find_shards, make_source
     from lightning_shards.config.loading import LoaderConfig
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.config.module import DataConfig

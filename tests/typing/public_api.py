@@ -51,7 +51,10 @@ def use_everything() -> None:
     assert_type(Place(1, 2).with_worker(0, 3), Place)
     assert_type(Cursor(epoch=1).samples, int)
 
-    module.loader("training")  # pyright: ignore[reportArgumentType]  # no such split
+    for name in module.eval_names("val"):
+        assert_type(module.loader(name), ShardLoader)
+    ShardDataModule(val_sets={"web": SplitConfig("web.tar")}, fields={"label": "cls"})
+    module.eval_names("train")  # pyright: ignore[reportArgumentType]  # it is none of evaluation
     SplitConfig("a.tar", sampling="random")  # pyright: ignore[reportArgumentType]  # no such sampling
     SplitConfig("a.tar", "shuffled", batchsize=3)  # pyright: ignore[reportCallIssue]  # misspelt
     assert_type(str(ShardError("is an Exception")), str)
