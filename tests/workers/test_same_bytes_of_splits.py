@@ -1,4 +1,4 @@
-"""What a split leaves out, mixes, lacks or joins gives the same bytes from all pools and resumes."""
+"""What a split leaves out, mixes or joins gives the same bytes from all pools and resumes."""
 
 import io
 from functools import partial
