@@ -15,7 +15,7 @@ MUTANTS = [
         "readers.mixtures.readers:ComponentReaders._look_up_of",
         "(rows[batch] + spans[batch][0])",
         "rows[batch]",
-        f"{ROWS} workers/test_same_bytes.py",
+        f"{ROWS} workers/test_same_bytes_of_splits.py",
     ),
     Mutant(
         "readers.mixtures.readers:_taken",
