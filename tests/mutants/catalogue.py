@@ -1,6 +1,7 @@
 """All bugs that are planted."""
 
 from tests.mutants import (
+    fetching,
     filters,
     joining,
     mixture_streams,
@@ -14,6 +15,7 @@ from tests.mutants import (
     sets,
     shards,
     streams,
+    tar,
     values,
     workers,
 )
@@ -22,11 +24,11 @@ MUTANTS = [
     *plan.MUTANTS,
     *mixtures.MUTANTS,
     *mixture_streams.MUTANTS,
+    *tar.MUTANTS,
     *shards.MUTANTS,
     *remote.MUTANTS,
+    *fetching.MUTANTS,
     *streams.MUTANTS,
-    *mixtures.MUTANTS,
-    *mixture_streams.MUTANTS,
     *seen.MUTANTS,
     *reading.MUTANTS,
     *values.MUTANTS,

@@ -3,7 +3,7 @@
 from tests.mutants.planting import Mutant
 
 STREAM = "readers/mixtures/test_mixture_stream.py"
-PARTS = "readers/mixtures/test_mixture_parts.py"
+PARTS = "readers/mixtures/test_mixture_parts.py readers/mixtures/test_mixture_source.py"
 
 MUTANTS = [
     Mutant(

@@ -9,9 +9,6 @@ READER = "shards/remote/test_remote_reader.py"
 CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
-FETCHER = "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_ends.py"
-THREADS = "shards/remote/fetching/test_fetch_threads.py"
-
 DRIPPING = "shards/remote/test_dripping_servers.py"
 
 MUTANTS = [
@@ -40,13 +37,6 @@ MUTANTS = [
         CACHE,
     ),
     Mutant("shards.members:ShardReader.require_same", "now != self.table.stamp", "False", CACHE),
-    Mutant("readers.ahead.fetch_ahead:FetchAhead.close", "self._end()", "", CACHE),
-    Mutant(
-        "readers.ahead.source_cache:size_of_run",
-        'order.identity()["sampling"] == "sequential" or ',
-        "",
-        CACHE,
-    ),
     Mutant(
         "shards.remote.partial_body:PartialBody._accept",
         "answer.version != self.version",
@@ -174,30 +164,6 @@ MUTANTS = [
         "seams/test_storage.py " + STORAGE,
     ),
     Mutant(
-        "shards.storage.request_threads:_Threads.put",
-        "if not self._number:",
-        "if False:",
-        THREADS,
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads.run",
-        "self._batches.remove(batch)",
-        "pass",
-        THREADS,
-    ),
-    Mutant(
-        "shards.storage.request_threads:_Threads._work",
-        "_refuse if self._is_closed else call",
-        "call",
-        STORAGE,
-    ),
-    Mutant(
-        "shards.storage.request_threads:_Threads._start_one",
-        ", daemon=True",
-        "",
-        STORAGE,
-    ),
-    Mutant(
         "shards.published.remote_tables:_published_table",
         "if table.file_size != stat.size:",
         "if False:",
@@ -246,192 +212,12 @@ MUTANTS = [
         READER,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
-        "piece in self._under_way or piece in self._there",
-        "False",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
-        "elif opened.file is None:",
-        "elif False:",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
-        "if opened is None:",
-        "if False:",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
-        "if self._has_read.is_set():",
-        "if True:",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._shared_out",
-        "<= self._now() + exact_s",
-        "> self._now() + exact_s",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_exactly",
-        "memory.take_back()",
-        "pass",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_exactly",
-        "parts_of(begin, end)",
-        "[(begin, end)]",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.segments:lengths_read",
-        "max(0, min(stop, size) - start)",
-        "stop - start",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.announced:AnnouncedPieces.of_object",
-        "(url, version)",
-        "(url, next(iter(self._by_object))[1])",
-        "shards/remote/fetching/test_announced.py",
-    ),
-    Mutant(
-        "shards.remote.fetching.open_pieces:OpenPieces._opened",
-        "len(self._open) > _MOST_OPEN",
-        "False",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads._may_fetch_ahead",
-        " and self._ahead < self._limit_ahead",
-        "",
-        THREADS,
-    ),
-    Mutant(
-        "shards.remote.fetching.patience:Patience.is_worth_it",
-        "> _TIMES_FASTER * rate",
-        "< _TIMES_FASTER * rate",
-        "shards/remote/fetching/test_patience.py",
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
-        "self._coming.discard(piece)\n            return",
-        "return",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads.limit_soon",
-        "self._wake(min(len(self._soon), more))",
-        "pass",
-        THREADS,
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads._work",
-        "self._batches[0] if self._batches else None",
-        "self._batches[0] if self._batches and not self._soon else None",
-        THREADS,
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads.stop",
-        "self._end(self._batches[0], _closed())",
-        "self._end(self._batches[0], None)",
-        THREADS,
-    ),
-    Mutant(
-        "shards.remote.fetching.link_speed:LinkSpeed._latency_s",
-        "min(tuple",
-        "max(tuple",
-        "shards/remote/fetching/test_link_speed.py",
-    ),
-    Mutant(
-        "shards.remote.fetching.stamped_transport:StampedTransport.read",
-        "if version not in (None, found):",
-        "if False:",
-        "shards/remote/fetching/test_stamped_transport.py",
-    ),
-    Mutant(
-        "readers.ahead.piece_plan:PiecePlan._blocks",
-        "numbers % processes != process",
-        "numbers % processes == process",
-        "readers/ahead/test_piece_plan.py",
-    ),
-    Mutant(
-        "readers.ahead.piece_plan:PiecePlan._blocks",
-        "if s % processes == process",
-        "",
-        "readers/ahead/test_piece_plan.py",
-    ),
-    Mutant(
-        "readers.ahead.piece_plan:PiecePlan._batches",
-        "self._check(list(pieces.stamps), checked)",
-        "pass",
-        "readers/ahead/test_piece_plan.py",
-    ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads._run_for",
-        "except BaseException",
-        "except Exception",
-        THREADS,
-    ),
-    Mutant(
-        "readers.ahead.piece_plan:_bytes_of",
-        "is_near &= following_begins - ends <= _NEAR",
-        "pass",
-        "readers/ahead/test_piece_plan.py",
-    ),
-    Mutant(
-        "readers.ahead.piece_plan:_is_worth_it",
-        " & is_whole_faster(sizes, size_of_sample, block.uses)",
-        "",
-        "readers/ahead/test_piece_plan.py",
-    ),
-    Mutant(
-        "readers.ahead.fetch_ahead:FetchAhead._run",
-        "self._is_closed or self._reached >= due",
-        "True",
-        "readers/ahead/test_fetch_ahead.py",
-    ),
-    Mutant(
-        "shards.remote.cache.run_cache:cache_of_run",
-        "pieces.remove_if_left()",
-        "pass",
-        "shards/remote/cache/test_run_cache.py",
-    ),
-    Mutant(
         "dataprep.inspection.survey:survey_shard",
         "replace_file(table_path, table)",
         "pass",
         READER,
     ),
-    Mutant(
-        "shards.remote.fetching.fetch_threads:FetchThreads.run",
-        "wait_until(batch.ended, lambda: batch.is_done)",
-        "batch.ended.wait_for(lambda: batch.is_done)",
-        THREADS,
-    ),
     Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._look_again",
-        "self._closed.wait(_LOOK_AGAIN_S)",
-        "pass",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._has_room_for",
-        "under_way + piece.size <= _MOST_AHEAD",
-        "True",
-        FETCHER,
-    ),
-    Mutant(
-        "readers.ahead.remote_batches:ShardTables._until_answered",
-        "if self._closed.wait(_PAUSE_S):",
-        "if True:",
-        "shards/remote/test_remote_cache.py",
-    ),
     Mutant(
         "shards.storage.schemes:shared_out",
         "make.of_one_rank(ranks)",

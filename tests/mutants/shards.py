@@ -1,61 +1,13 @@
-"""Bugs in what training reads of a tar: headers, indexes, tables, the cache, urls."""
+"""Bugs in what training reads of a tar: indexes, counts, tables, urls."""
 
 from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "shards.tar.walk:_header_at",
-        "if total != _expected_sum(header[148:156]) and not",
-        "if False and not",
-        "shards/tar/test_damaged_tar.py",
-    ),
-    Mutant(
-        "shards.tar.walk:_check_end",
-        "if chunk.count(0) != len(chunk):",
-        "if False:",
-        "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
-    ),
-    Mutant(
-        "shards.tar.walk:_check_end",
-        "if chained:",
-        "if False:",
-        "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
-    ),
-    Mutant(
         "shards.classes:ClassNames._numbers_by_label",
         "if not any(map(str.isdecimal, self.numbers)):",
         "if True:",
         "shards/test_classes.py",
-    ),
-    Mutant(
-        "shards.tar.walk:_data_size",
-        "if size > available:",
-        "if False:",
-        "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
-    ),
-    Mutant(
-        "shards.tar.walk:group_members",
-        "suffix in fields or ",
-        "",
-        "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
-    ),
-    Mutant(
-        "shards.tar.walk:split_name",
-        "match[2].lower()",
-        "match[2]",
-        "shards/tar/test_walk.py",
-    ),
-    Mutant(
-        "shards.tar.plain_runs:_are_summed",
-        "are_numbers & (headers.sum(axis=1, dtype=np.uint16) == expected)",
-        "are_numbers",
-        "shards/tar/test_plain_runs.py",
-    ),
-    Mutant(
-        "shards.tar.plain_runs:_run_at",
-        "are_plain[1:] &= following[:-1] == numbers[1:]",
-        "following",
-        "shards/tar/test_plain_runs.py",
     ),
     Mutant(
         "shards.checksums:joined_crc32",
@@ -220,18 +172,6 @@ MUTANTS = [
         "shards/tables/test_private_tables.py shards/counts/test_cache.py",
     ),
     Mutant(
-        "shards.tar.tar_bytes:TarBytes.require_unchanged",
-        "if stat != self._stat:",
-        "if False:",
-        "shards/tar/test_tar_bytes.py readers/test_changed_shards.py",
-    ),
-    Mutant(
-        "shards.tar.tar_bytes:read_samples",
-        "            data.require_unchanged()\n",
-        "",
-        "shards/tar/test_tar_bytes.py readers/test_changed_shards.py",
-    ),
-    Mutant(
         "shards.members:ShardReader.read",
         "stat = self.expected",
         "stat = None",
@@ -254,18 +194,6 @@ MUTANTS = [
         "if not all(",
         "if False and all(",
         "readers/test_open_shards.py",
-    ),
-    Mutant(
-        "shards.tar.walk:group_members",
-        "or suffix in RESERVED_SUFFIXES",
-        "",
-        "samples/test_reserved_names.py shards/tar/test_damaged_tar.py",
-    ),
-    Mutant(
-        "shards.tar.long_names:compared_bytes",
-        "return None if is_cut or is_near else 0",
-        "return 0",
-        "shards/tar/test_long_names.py",
     ),
     Mutant(
         "shards.braces:_alternatives",
@@ -292,112 +220,16 @@ MUTANTS = [
         "shards/test_regular_files.py",
     ),
     Mutant(
-        "shards.remote.cache.piece_files:_is_whole",
-        "if _is_sealed(file):",
-        "if True:",
-        "shards/remote/cache/test_piece_files.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_files:_expected_crc32",
-        "status.st_size != size + TRAILER_BYTES",
-        "False",
-        "shards/remote/cache/test_piece_files.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_files:_remove",
-        "os.path.samestat(os.lstat(path), os.fstat(file))",
-        "False",
-        "shards/remote/cache/test_piece_files.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_names:Piece.folder",
-        "\\n{self.version}",
-        "",
-        "shards/remote/cache/test_piece_names.py",
-    ),
-    Mutant(
         "shards.urls:without_user",
         '_USER.sub("//", url, count=1)',
         "url",
         "shards/remote/cache/test_piece_names.py shards/test_urls.py",
     ),
     Mutant(
-        "shards.remote.cache.limits:pieces_to_drop",
-        "piece.share < fraction, piece.changed_ns",
-        "piece.changed_ns",
-        "shards/remote/cache/test_limits.py shards/remote/cache/test_piece_cache.py",
-    ),
-    Mutant(
-        "shards.remote.cache.limits:limit_of_pieces",
-        "min((need",
-        "max((need",
-        "shards/remote/cache/test_limits.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_room:PieceRoom.take",
-        "self._folder.write_used(file, used + size)",
-        "pass",
-        "shards/remote/cache/test_piece_cache.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_room:PieceRoom._evict",
-        "self._runs.remove_ended()",
-        "pass",
-        "shards/remote/cache/test_piece_folder.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
-        "not self.locks.is_free(lock_of(int(number)))",
-        "True",
-        "shards/remote/cache/test_piece_folder.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
-        "alone is not None and ",
-        "",
-        "shards/remote/cache/test_piece_folder.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_cache:_Entered.load",
-        "if lock is None:\n                    return None",
-        "pass",
-        "shards/remote/cache/test_piece_cache.py",
-    ),
-    Mutant(
-        "shards.remote.cache.piece_cache:_Entered._kept",
-        "give_back(room, is_full=is_full)",
-        "give_back(room, is_full=False)",
-        "shards/remote/cache/test_piece_cache.py",
-    ),
-    Mutant(
         "shards.remote.byte_ranges:joined",
         "reached[:-1] + gap",
         "ends[:-1] + gap",
         "shards/remote/test_byte_ranges.py",
-    ),
-    Mutant(
-        "shards.published.dali_index:_require_order",
-        "or member.offset < end + BLOCK",
-        "",
-        "shards/published/test_dali_index.py",
-    ),
-    Mutant(
-        "shards.published.dali_index:_require_order",
-        "if end > size:",
-        "if False:",
-        "shards/published/test_dali_index.py",
-    ),
-    Mutant(
-        "shards.published.dali_index:_require_header",
-        "(found.offset, found.size) != (member.offset, member.size)",
-        "False",
-        "shards/published/test_dali_index.py",
-    ),
-    Mutant(
-        "shards.published.dali_index:dali_table",
-        "_require_end(tar, url, _padded(members[-1]))",
-        "pass",
-        "shards/published/test_dali_index.py",
     ),
     Mutant(
         "shards.tables:TableStore._by_dali",

@@ -127,13 +127,13 @@ MUTANTS = [
         "workers.tensor_layout:mapped",
         "if kind in kinds:",
         "if isinstance(value, kinds):",
-        "workers/test_messages.py",
+        "workers/test_message_classes.py",
     ),
     Mutant(
         "workers.tensor_layout:_has_parts",
         "return kind in (OrderedDict, defaultdict)",
         "return False if kind is dict else True",
-        "workers/test_messages.py",
+        "workers/test_message_classes.py",
     ),
     Mutant(
         "workers.worker_imports:WorkerImports.__init__",
@@ -260,19 +260,19 @@ MUTANTS = [
         "workers.messages:Message.pin_memory",
         "pinned(self._unpacked(memory, x, 0))",
         "self._unpacked(memory, x, None)",
-        "workers/test_messages.py",
+        "workers/test_message_pinning.py",
     ),
     Mutant(
         "workers.messages:Message.pin_memory",
         "self.buffer = bytearray()",
         "pass",
-        "workers/test_messages.py",
+        "workers/test_message_pinning.py",
     ),
     Mutant(
         "workers.tensor_layout:_copied_with",
         "changed = mapped(getattr(value, field.name), kinds, change)",
         "changed = getattr(value, field.name)",
-        "workers/test_messages.py",
+        "workers/test_message_pinning.py",
     ),
     Mutant(
         "samples.own_generators:_comparable",

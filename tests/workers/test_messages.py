@@ -2,9 +2,6 @@
 
 import multiprocessing
 import os
-from collections import Counter, OrderedDict, UserDict, defaultdict
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,38 +9,13 @@ import torch
 
 from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
-from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.own_generators import are_same
-from lightning_shards.workers.messages import (
-    SHARED_BYTES,
-    MessageMaker,
-    PickledMessage,
-    tensor_bytes,
-)
+from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
 from lightning_shards.workers.shared_buffers import ReceivedBuffers, SharedBuffer, SharedBuffers
-
-SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
-LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
-BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
-
-
-def message_of(*batches, maker=None):
-    return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
+from tests.workers.message_examples import BATCH, LARGE, SMALL, message_of, travelled, unpacked
 
 
 def made_in(arena, size, value):
     return new_tensor((size,), torch.uint8, arena).fill_(value)
-
-
-def travelled(message, buffers=None):
-    """The message as the trainer gets it: its file comes under another number there."""
-    content, fd, _ = message.pickled()
-    there = None if fd is None else os.dup(fd)
-    return PickledMessage(content, there).unpickled(buffers or ReceivedBuffers())
-
-
-def unpacked(message, **options):
-    return message.unpack(message.lease(), **options)
 
 
 @pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
@@ -64,25 +36,6 @@ def test_a_message_gives_what_was_put_in(batch):
         assert array.tolist() == SMALL.tolist()  # the user's own array stays one
         assert not torch.is_tensor(array)
         small.add_(1)  # a tensor that warns when it is written to would be a surprise
-
-
-class Pair(NamedTuple):
-    """A batch of the user's own class."""
-
-    image: object
-    label: object
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [OrderedDict(BATCH), Pair(SMALL.numpy(), SMALL), [SMALL.numpy()], SMALL],
-    ids=["a class of dicts", "named", "list", "tensor"],
-)
-def test_a_batch_of_any_class_is_the_same_with_and_without_a_message(batch):
-    (received,) = unpacked(travelled(message_of(batch)))
-    inline, sent = with_tensors(batch), with_tensors(received.batch)
-    assert type(sent) is type(inline)
-    assert are_same(sent, inline)
 
 
 @pytest.mark.parametrize(
@@ -114,88 +67,6 @@ def test_tensors_of_every_type_and_shape_come_back(column):
     assert received.batch["targets"][0]["tags"][0] == "a"
 
 
-class Boxes(torch.Tensor):
-    """A tensor with an attribute, as those of torchvision are."""
-
-    canvas = None
-
-    def __reduce_ex__(self, protocol):
-        return boxes_of, (self.tolist(), self.canvas)
-
-
-def boxes_of(rows, canvas):
-    boxes = torch.tensor(rows).as_subclass(Boxes)
-    boxes.canvas = canvas
-    return boxes
-
-
-class Options(dict):
-    """A dict of the user's own, with an attribute."""
-
-    source = ""
-
-
-class Row(list):
-    """A list of the user's own."""
-
-
-class Shape(tuple):
-    """A tuple of the user's own."""
-
-    __slots__ = ()
-
-
-class NotedPair(Pair):
-    """A named tuple that may have attributes besides."""
-
-
-def noted(note):
-    pair = NotedPair(SMALL, 1)
-    pair.note = note
-    return pair
-
-
-def options(source):
-    made = Options(x=SMALL)
-    made.source = source
-    return made
-
-
-OF_OTHER_CLASSES = {
-    "a tensor of a class of its own": boxes_of([[1.0, 2.0]], (10, 20)),
-    "a parameter": torch.nn.Parameter(torch.ones(2)),
-    "a dict in order": OrderedDict(b=SMALL, a=1),
-    "a dict with a default": defaultdict(list, {"x": [SMALL]}),
-    "a dict of one's own": options("here"),
-    "counts": Counter("aab"),
-    "a list of one's own": Row([SMALL]),
-    "a tuple of one's own": Shape((SMALL, 2)),
-    "a size": torch.Size([1, 2]),
-    "named": Pair(SMALL, Row([1])),
-    "named, with a note": noted("why"),
-}
-
-
-@pytest.mark.parametrize("name", OF_OTHER_CLASSES)
-def test_a_value_of_any_class_comes_back_as_it_is(name):
-    """Otherwise a batch from worker processes would differ from one of the other pools."""
-    value = OF_OTHER_CLASSES[name]
-    sent = {"itself": value, "in a list": [value], "deep": {"in": (1, [value])}}
-    (received,) = unpacked(travelled(message_of(sent)))
-    assert are_same(received.batch, sent)
-    for back in (
-        received.batch["itself"],
-        received.batch["in a list"][0],
-        received.batch["deep"]["in"][1][0],
-    ):
-        assert getattr(back, "__dict__", {}) == getattr(value, "__dict__", {})
-
-
-def test_a_tensor_of_another_class_is_not_counted_as_one_without_it():
-    boxes = OF_OTHER_CLASSES["a tensor of a class of its own"]
-    assert tensor_bytes({"x": boxes, "y": [boxes]}, 2) == 0
-
-
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_column_keeps_its_memory_order(copy):
     planes = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -221,22 +92,6 @@ def test_a_column_keeps_its_memory_order(copy):
     assert received.batch["tensor"].stride() == columns["tensor"].stride()
     assert received.batch["part"].flags.c_contiguous
     assert received.batch["array"].flags.writeable
-
-
-def test_a_message_is_pinned_as_a_whole(monkeypatch):
-    pinned = []
-    monkeypatch.setattr(
-        torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
-    )
-    sent = message_of(BATCH, BATCH)
-    buffer = sent.buffer
-    message = sent.pin_memory()
-    assert not buffer.is_in_use  # free for the next message
-    # the array, too, which the loader would make a tensor of
-    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,), (2, 3)] * 2
-    batch = list(unpacked(message))[1].batch
-    assert torch.equal(batch["small"], SMALL)
-    assert torch.equal(batch["array"], SMALL)
 
 
 COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
@@ -439,68 +294,3 @@ def test_a_pickled_message_keeps_the_file_of_a_buffer_that_is_used_once():
     message_of(BATCH, maker=maker)
     pickled = message_of(BATCH, maker=maker).pickled()  # the message itself is gone
     os.fstat(pickled.fd)
-
-
-@dataclass(frozen=True)
-class Target:
-    boxes: torch.Tensor
-    names: list[str]
-
-
-def nested_batch(number):
-    """A batch as a `collate_fn` may make it: tensors wherever a batch can hold them."""
-    small = SMALL + number
-    return {
-        "__key__": ["a", "b"],
-        "large": LARGE + number,
-        "array": small.numpy(),
-        "tensors": [small, small[:, :1].clone(), torch.tensor(number)],
-        "deep": {"list": [{"mask": small > 2}, (small.float(), "text")], "none": None},
-        "pair": Pair(small.double(), [small.T, 7]),
-        "targets": [Target(small.half(), ["x"]), Target(torch.zeros(0), [])],
-        "mapping": UserDict(ids=small, rest=UserDict(more=(small,))),
-        "array in a list": [small.numpy()],
-    }
-
-
-def tensors_in(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict | UserDict):
-        return [tensor for each in value.values() for tensor in tensors_in(each)]
-    if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in tensors_in(each)]
-    return tensors_in(value.boxes) if isinstance(value, Target) else []
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        nested_batch,
-        lambda number: list(nested_batch(number).values()),
-        lambda number: SMALL + number,
-    ],
-    ids=["dict", "list", "tensor"],
-)
-def test_all_tensors_of_nested_batches_are_pinned(monkeypatch, made):
-    """`Tensor.pin_memory` needs a GPU: here it makes copies, by which pinned tensors are known."""
-    pinned = []
-
-    def pin_memory(tensor):
-        pinned.append(tensor.clone())
-        return pinned[-1]
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    message = travelled(message_of(made(0), made(1)))
-    shared = message.buffer
-    batches = [loaded.batch for loaded in unpacked(message.pin_memory())]
-    expected = [made(0), made(1)]
-    for batch in expected:
-        if isinstance(batch, dict):
-            batch["array"] = torch.as_tensor(batch["array"])
-    assert are_same(batches, expected)
-    tensors = tensors_in(batches)
-    assert {id(tensor) for tensor in tensors} == {id(tensor) for tensor in pinned}
-    assert len(tensors) == len(tensors_in(expected)) >= 2
-    assert message.buffer is not shared  # the worker may use its memory again
-    assert message.lease() is None

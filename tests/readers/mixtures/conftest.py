@@ -1,6 +1,8 @@
 """Mixtures of small streams, and what all ranks and workers get of them."""
 
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -11,7 +13,10 @@ from lightning_shards.plan.mixtures.weights import default_round, weigh_componen
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from lightning_shards.shards.index import ShardIndex
 
+ALONE, START = Place(), Cursor()
+PAIR = {"web": 3, "labels": 1}
 COUNTS = {"web": [7, 0, 12], "labels": [2, 3], "synth": [4], "code": [1, 1, 6]}
 
 
@@ -52,7 +57,6 @@ def make_mixture(make_source, shards_of):
     return make
 
 
-START = Cursor()
 WAYS = ("changes", "rounds", "round_units", "unit", "seed")
 
 
@@ -77,3 +81,30 @@ def rows_in_turn(source, world_size=1, num_workers=1, cursor=START):
 def rows_of(batch):
     ids, components = batch["__id__"].tolist(), batch["__component__"].tolist()
     return [(number, *each) for number, each in zip(components, ids, strict=True)]
+
+
+def batches(source, number, place=ALONE, cursor=START):
+    with closing(source.batches(place, cursor)) as made:
+        return list(islice(made, number))
+
+
+def with_indexes(source, change):
+    components = (
+        replace(each, index=ShardIndex(tuple(map(change, each.index.urls)), each.index.counts))
+        for each in source.components
+    )
+    return replace(source, components=tuple(components))
+
+
+def with_components(samples):
+    return {"seen": [sample["__component__"] for sample in samples]}
+
+
+def not_three(label):
+    if label == 3:
+        raise RuntimeError("cannot bear 3")
+    return label
+
+
+def first_three(samples):
+    return islice(samples, 3)

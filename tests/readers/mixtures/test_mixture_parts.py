@@ -1,9 +1,7 @@
-"""Components that differ, fail or end: in one batch, before a fit, and in a checkpoint."""
+"""Components that differ, fail or end, in one batch and before a fit."""
 
 import http.server
-import pickle
 import threading
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,28 +12,24 @@ import pytest
 import torch
 
 from lightning_shards import DecodeCenterCrop
-from lightning_shards.errors import ConfigError, SampleError, StateError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.mixtures.schedule import WeightChange
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.readers.mixtures.choice import reader_of_mixture
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
-from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import make_fields
-from lightning_shards.saved_state import require_resumable
-from lightning_shards.shards.index import ShardIndex
-from tests.readers.mixtures.conftest import COUNTS, rows_in_turn, rows_of
+from tests.readers.mixtures.conftest import (
+    ALONE,
+    PAIR,
+    START,
+    batches,
+    first_three,
+    not_three,
+    rows_of,
+    with_components,
+    with_indexes,
+)
 
-ALONE, START = Place(), Cursor()
-PAIR = {"web": 3, "labels": 1}
 IMAGE = {"fields": {"image": "png"}}
-
-
-def batches(source, number, place=ALONE, cursor=START):
-    with closing(source.batches(place, cursor)) as made:
-        return list(islice(made, number))
 
 
 # --- components that differ -----------------------------------------------------------------------
@@ -133,10 +127,6 @@ def test_fields_have_the_order_of_the_first_component_in_all_batches(make_mixtur
             assert [name for name in loaded.batch if name in "ab"] == ["a", "b"]
 
 
-def with_components(samples):
-    return {"seen": [sample["__component__"] for sample in samples]}
-
-
 def test_a_collate_fn_is_given_the_component_of_each_sample(make_mixture):
     collation = Collation(with_components)
     source = make_mixture(PAIR, batch_size=8, collation=collation)
@@ -162,12 +152,6 @@ def with_a_component(samples):
 
 
 # --- bad samples ----------------------------------------------------------------------------------
-
-
-def not_three(label):
-    if label == 3:
-        raise RuntimeError("cannot bear 3")
-    return label
 
 
 def test_a_substitute_is_of_the_component_of_the_bad_sample(make_mixture):
@@ -206,10 +190,6 @@ def test_a_stage_that_ends_a_stream_names_its_component(make_mixture):
     source = make_mixture(PAIR, {"labels": {"stages": (first_three,)}}, batch_size=8, rounds=40)
     with pytest.raises(SampleError, match=r"component 'labels' gave 1 of 2 samples.*stages"):
         batches(source, 20)
-
-
-def first_three(samples):
-    return islice(samples, 3)
 
 
 # --- opening and closing --------------------------------------------------------------------------
@@ -295,159 +275,3 @@ def test_remote_components_are_those_of_local_ones_and_leave_no_thread(make_mixt
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
-
-
-def with_indexes(source, change):
-    components = (
-        replace(each, index=ShardIndex(tuple(map(change, each.index.urls)), each.index.counts))
-        for each in source.components
-    )
-    return replace(source, components=tuple(components))
-
-
-# --- what it says of itself -----------------------------------------------------------------------
-
-
-def test_it_names_callables_by_their_components(make_mixture):
-    own = {"web": {"transforms": {"label": not_three}}, "labels": {"stages": (first_three,)}}
-    told = make_mixture(PAIR, own, collation=Collation(with_components)).describe()
-    assert dict(told.callables) == {
-        "the transform of 'label' of component 'web'": not_three,
-        "stages[0] of component 'labels'": first_three,
-        "collate_fn": with_components,
-    }
-    assert told.index.num_shards == len(COUNTS["web"]) + len(COUNTS["labels"])
-    assert told.index.samples == sum(COUNTS["web"] + COUNTS["labels"])
-    assert (told.sampling, told.reader, told.is_streamed) == ("mixture", "stream", True)
-
-
-def test_a_first_sample_is_made_of_each_component(make_mixture):
-    seen = []
-    own = {name: {"transforms": {"label": Noting(name, seen)}} for name in PAIR}
-    make_mixture(PAIR, own).first_sample(Place(1, 2))
-    assert set(seen) == set(PAIR)
-
-
-class Noting:
-    def __init__(self, name, seen):
-        self.name, self.seen = name, seen
-
-    def __call__(self, value):
-        self.seen.append(self.name)
-        return value
-
-
-def test_a_pickle_holds_nothing_that_can_be_computed(make_mixture):
-    source = make_mixture(PAIR, rounds=40)
-    fresh = pickle.dumps(source)
-    rows_in_turn(source)
-    source.describe()
-    assert len(pickle.dumps(source)) == len(fresh)
-
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def require(source, saved, trained):
-    """Check that a run may go on with this source behind so many samples of its first epoch."""
-    state = saved.identity() | {"epoch": 0, "samples": trained}
-    require_resumable(source.identity(), state, source.describe())
-
-
-def test_stages_after_the_cursor_may_change_and_those_before_may_not(make_mixture):
-    saved = make_mixture(PAIR, changes=[WeightChange({"web": 1}, samples=8)])
-    other = make_mixture(PAIR, changes=[WeightChange({"labels": 1}, samples=8)])
-    require(other, saved, 8)
-    with pytest.raises(StateError, match="from sample 12 of the run on"):
-        require(other, saved, 9)
-
-
-def test_a_component_of_other_shards_is_refused_by_its_name(make_mixture):
-    source = make_mixture(PAIR)
-    other = with_indexes(source, lambda url: url.replace("labels-", "names-"))
-    with pytest.raises(StateError, match="component 'labels' of sampling=resampled shards="):
-        require(other, source, 4)
-    require(other, source, 0)
-    require(with_indexes(source, lambda url: f"/elsewhere/{Path(url).name}"), source, 4)
-
-
-def test_a_mixture_that_was_read_by_offsets_is_refused(make_mixture):
-    source = make_mixture(PAIR)
-    state = source.identity() | {"epoch": 0, "samples": 4, "reader": "indexed"}
-    with pytest.raises(StateError, match="made with reader='indexed', this run has 'stream'"):
-        require_resumable(source.identity(), state, source.describe())
-
-
-# --- refused --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_exact_sampling_of_a_component_is_refused(make_mixture, sampling):
-    with pytest.raises(ConfigError, match=rf"'labels' has sampling='{sampling}'.*reader='indexed'"):
-        make_mixture(PAIR, {"labels": {"sampling": sampling}})
-
-
-def test_components_of_two_splits_or_other_slots_are_refused(make_mixture):
-    with pytest.raises(ConfigError, match=r"max_bad must be the same .* 'labels', 4"):
-        make_mixture(PAIR, {"labels": {"max_bad": 4}})
-    source = make_mixture(PAIR)
-    with pytest.raises(ConfigError, match="one source for each of its components, web, labels"):
-        MixtureStreamSource(source.components[:1], source.slots)
-    with pytest.raises(ConfigError, match="must have the 16 samples of the mixture's, got 17"):
-        source.with_epochs(EpochSchedule(17, 2, "drop"))
-    with pytest.raises(ConfigError, match=r"'tuple' .*'web' has the fields \['label'\], 'labels'"):
-        make_mixture(PAIR, {"labels": {"fields": {"x": "cls"}}}, batch_format="tuple")
-
-
-def test_a_replay_of_stages_is_refused(make_mixture):
-    source = make_mixture(PAIR, {"labels": {"stages": (first_three,)}})
-    with pytest.raises(ConfigError, match="the 1 `stages`"):
-        source.replay(ALONE, 0, range(1), 1)
-
-
-# --- which reader ---------------------------------------------------------------------------------
-
-
-LOCAL = ShardIndex(("a.tar",), np.array([3]))
-REMOTE = ShardIndex(("https://h/b.tar",), np.array([3]))
-TABLES = replace(REMOTE, has_tables=True)
-
-
-def chosen(reader="auto", sampling="resampled", **indexes):
-    choices = {
-        name: ReaderChoice(
-            *(f"train.mix.{name}", reader, sampling, "staged" in name), in_mixture=True
-        )
-        for name in indexes
-    }
-    return reader_of_mixture(choices, indexes)
-
-
-def test_a_mixture_is_indexed_where_all_components_can_be():
-    assert chosen(a=LOCAL, b=TABLES) == "indexed"
-    assert chosen(sampling="shuffled", a=LOCAL, b=TABLES) == "indexed"
-    assert chosen(a=LOCAL, b=REMOTE) == "stream"
-    assert chosen(a=LOCAL, staged=LOCAL) == "stream"
-    assert chosen("stream", a=LOCAL, b=TABLES) == "stream"
-
-
-def test_an_indexed_reader_that_cannot_be_names_the_component():
-    with pytest.raises(ConfigError, match=r"stages of 'train\.mix\.staged' are for reader='str"):
-        chosen("indexed", a=LOCAL, staged=LOCAL)
-    uncounted = ShardIndex(("https://h/b.tar",), None)
-    with pytest.raises(ConfigError, match=r"reader='indexed' of 'train\.mix\.b' needs the number"):
-        chosen("indexed", a=LOCAL, b=uncounted)
-
-
-@pytest.mark.parametrize(
-    ("indexes", "why"),
-    [
-        ({"a": LOCAL, "b": REMOTE}, r"train\.mix\.b is remote, without member tables"),
-        ({"a": LOCAL, "staged": LOCAL}, r"train\.mix\.staged has stages"),
-    ],
-)
-def test_a_mixture_that_is_streamed_cannot_serve_each_sample_once(indexes, why):
-    with pytest.raises(ConfigError, match=rf"train\.mix\.a has sampling='shuffled'.*{why}"):
-        chosen(sampling="shuffled", **indexes)
-    with pytest.raises(ConfigError, match=r"because of reader='stream'"):
-        chosen("stream", "shuffled", a=LOCAL)

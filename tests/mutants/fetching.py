@@ -1,0 +1,294 @@
+"""Bugs in what is fetched ahead, by which threads, and in the pieces that are kept of it."""
+
+from tests.mutants.planting import Mutant
+
+CACHE = "shards/remote/test_remote_cache.py"
+STORAGE = "shards/remote/test_remote_storage.py"
+FETCHER = "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_ends.py"
+THREADS = "shards/remote/fetching/test_fetch_threads.py"
+
+MUTANTS = [
+    Mutant("readers.ahead.fetch_ahead:FetchAhead.close", "self._end()", "", CACHE),
+    Mutant(
+        "readers.ahead.source_cache:size_of_run",
+        'order.identity()["sampling"] == "sequential" or ',
+        "",
+        CACHE,
+    ),
+    Mutant(
+        "shards.storage.request_threads:_Threads.put",
+        "if not self._number:",
+        "if False:",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads.run",
+        "self._batches.remove(batch)",
+        "pass",
+        THREADS,
+    ),
+    Mutant(
+        "shards.storage.request_threads:_Threads._work",
+        "_refuse if self._is_closed else call",
+        "call",
+        STORAGE,
+    ),
+    Mutant(
+        "shards.storage.request_threads:_Threads._start_one",
+        ", daemon=True",
+        "",
+        STORAGE,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "piece in self._under_way or piece in self._there",
+        "False",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "elif opened.file is None:",
+        "elif False:",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "if opened is None:",
+        "if False:",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "if self._has_read.is_set():",
+        "if True:",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._shared_out",
+        "<= self._now() + exact_s",
+        "> self._now() + exact_s",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_exactly",
+        "memory.take_back()",
+        "pass",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_exactly",
+        "parts_of(begin, end)",
+        "[(begin, end)]",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.segments:lengths_read",
+        "max(0, min(stop, size) - start)",
+        "stop - start",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.announced:AnnouncedPieces.of_object",
+        "(url, version)",
+        "(url, next(iter(self._by_object))[1])",
+        "shards/remote/fetching/test_announced.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.open_pieces:OpenPieces._opened",
+        "len(self._open) > _MOST_OPEN",
+        "False",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads._may_fetch_ahead",
+        " and self._ahead < self._limit_ahead",
+        "",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.patience:Patience.is_worth_it",
+        "> _TIMES_FASTER * rate",
+        "< _TIMES_FASTER * rate",
+        "shards/remote/fetching/test_patience.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "self._coming.discard(piece)\n            return",
+        "return",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads.limit_soon",
+        "self._wake(min(len(self._soon), more))",
+        "pass",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads._work",
+        "self._batches[0] if self._batches else None",
+        "self._batches[0] if self._batches and not self._soon else None",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads.stop",
+        "self._end(self._batches[0], _closed())",
+        "self._end(self._batches[0], None)",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.link_speed:LinkSpeed._latency_s",
+        "min(tuple",
+        "max(tuple",
+        "shards/remote/fetching/test_link_speed.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.stamped_transport:StampedTransport.read",
+        "if version not in (None, found):",
+        "if False:",
+        "shards/remote/fetching/test_stamped_transport.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._blocks",
+        "numbers % processes != process",
+        "numbers % processes == process",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._blocks",
+        "if s % processes == process",
+        "",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._batches",
+        "self._check(list(pieces.stamps), checked)",
+        "pass",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads._run_for",
+        "except BaseException",
+        "except Exception",
+        THREADS,
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:_bytes_of",
+        "is_near &= following_begins - ends <= _NEAR",
+        "pass",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:_is_worth_it",
+        " & is_whole_faster(sizes, size_of_sample, block.uses)",
+        "",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._run",
+        "self._is_closed or self._reached >= due",
+        "True",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "shards.remote.cache.run_cache:cache_of_run",
+        "pieces.remove_if_left()",
+        "pass",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.fetch_threads:FetchThreads.run",
+        "wait_until(batch.ended, lambda: batch.is_done)",
+        "batch.ended.wait_for(lambda: batch.is_done)",
+        THREADS,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._look_again",
+        "self._closed.wait(_LOOK_AGAIN_S)",
+        "pass",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._has_room_for",
+        "under_way + piece.size <= _MOST_AHEAD",
+        "True",
+        FETCHER,
+    ),
+    Mutant(
+        "readers.ahead.remote_batches:ShardTables._until_answered",
+        "if self._closed.wait(_PAUSE_S):",
+        "if True:",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_is_whole",
+        "if _is_sealed(file):",
+        "if True:",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_expected_crc32",
+        "status.st_size != size + TRAILER_BYTES",
+        "False",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_remove",
+        "os.path.samestat(os.lstat(path), os.fstat(file))",
+        "False",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_names:Piece.folder",
+        "\\n{self.version}",
+        "",
+        "shards/remote/cache/test_piece_names.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        "piece.share < fraction, piece.changed_ns",
+        "piece.changed_ns",
+        "shards/remote/cache/test_limits.py shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:limit_of_pieces",
+        "min((need",
+        "max((need",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom.take",
+        "self._folder.write_used(file, used + size)",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
+        "self._runs.remove_ended()",
+        "pass",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
+        "not self.locks.is_free(lock_of(int(number)))",
+        "True",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
+        "alone is not None and ",
+        "",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered.load",
+        "if lock is None:\n                    return None",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered._kept",
+        "give_back(room, is_full=is_full)",
+        "give_back(room, is_full=False)",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+]

@@ -1,0 +1,100 @@
+"""Messages are pinned as a whole: all tensors of their batches, wherever these hold them."""
+
+from collections import UserDict
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from lightning_shards.samples.own_generators import are_same
+from lightning_shards.workers.messages import SHARED_BYTES
+from tests.workers.message_examples import (
+    BATCH,
+    LARGE,
+    SMALL,
+    Pair,
+    message_of,
+    travelled,
+    unpacked,
+)
+
+
+def test_a_message_is_pinned_as_a_whole(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
+    )
+    sent = message_of(BATCH, BATCH)
+    buffer = sent.buffer
+    message = sent.pin_memory()
+    assert not buffer.is_in_use  # free for the next message
+    # the array, too, which the loader would make a tensor of
+    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,), (2, 3)] * 2
+    batch = list(unpacked(message))[1].batch
+    assert torch.equal(batch["small"], SMALL)
+    assert torch.equal(batch["array"], SMALL)
+
+
+@dataclass(frozen=True)
+class Target:
+    boxes: torch.Tensor
+    names: list[str]
+
+
+def nested_batch(number):
+    """A batch as a `collate_fn` may make it: tensors wherever a batch can hold them."""
+    small = SMALL + number
+    return {
+        "__key__": ["a", "b"],
+        "large": LARGE + number,
+        "array": small.numpy(),
+        "tensors": [small, small[:, :1].clone(), torch.tensor(number)],
+        "deep": {"list": [{"mask": small > 2}, (small.float(), "text")], "none": None},
+        "pair": Pair(small.double(), [small.T, 7]),
+        "targets": [Target(small.half(), ["x"]), Target(torch.zeros(0), [])],
+        "mapping": UserDict(ids=small, rest=UserDict(more=(small,))),
+        "array in a list": [small.numpy()],
+    }
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict | UserDict):
+        return [tensor for each in value.values() for tensor in tensors_in(each)]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return tensors_in(value.boxes) if isinstance(value, Target) else []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        nested_batch,
+        lambda number: list(nested_batch(number).values()),
+        lambda number: SMALL + number,
+    ],
+    ids=["dict", "list", "tensor"],
+)
+def test_all_tensors_of_nested_batches_are_pinned(monkeypatch, made):
+    """`Tensor.pin_memory` needs a GPU: here it makes copies, by which pinned tensors are known."""
+    pinned = []
+
+    def pin_memory(tensor):
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    message = travelled(message_of(made(0), made(1)))
+    shared = message.buffer
+    batches = [loaded.batch for loaded in unpacked(message.pin_memory())]
+    expected = [made(0), made(1)]
+    for batch in expected:
+        if isinstance(batch, dict):
+            batch["array"] = torch.as_tensor(batch["array"])
+    assert are_same(batches, expected)
+    tensors = tensors_in(batches)
+    assert {id(tensor) for tensor in tensors} == {id(tensor) for tensor in pinned}
+    assert len(tensors) == len(tensors_in(expected)) >= 2
+    assert message.buffer is not shared  # the worker may use its memory again
+    assert message.lease() is None
