@@ -115,8 +115,13 @@ class KeptSamples:
         listed = self.numbers.values()
         if self.are_kept:
             return listed[numbers].astype(np.int64)
-        # Of one type with `listed`, all of which numpy would copy otherwise.
-        return numbers + np.searchsorted(listed, numbers.astype(listed.dtype), side="right")
+        # Of one type with `listed`, all of which numpy would copy otherwise; and ascending, as each
+        # search then reads what the one before it has brought into the processor's cache.
+        wanted = numbers.astype(listed.dtype)
+        ascending = np.argsort(wanted)
+        shifts = np.empty_like(numbers)
+        shifts[ascending] = np.searchsorted(listed, wanted[ascending], side="right")
+        return numbers + shifts
 
     @cached_property
     def _ends(self) -> _Ints:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -56,12 +57,7 @@ class CacheFolder:
 
         Of a URL all but user and password count: what differs in its query may be another shard.
         """
-        url = os.fspath(shard)
-        if is_local(url):
-            folder, name = os.path.split(Path(url).absolute())
-        else:
-            folder, name = without_user(url), split_url(url)[1]
-        return self.root / "members" / _digest(folder) / f"{name}.members"
+        return self.root / "members" / sidecar_name(shard)
 
     def open(self, path: Path) -> int | None:
         """A file of the cache, open for reading, which the caller closes; None if there is none.
@@ -118,6 +114,22 @@ class CacheFolder:
             if not _is_there(part, root):
                 part.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
                 _is_there(part, root)
+
+
+def sidecar_name(shard: str | os.PathLike[str]) -> str:
+    """The path of a shard's table of members below the folder `members` of any cache."""
+    url = os.fspath(shard)
+    if not is_local(url):
+        return f"{_digest(without_user(url))}/{split_url(url)[1]}.members"
+    folder, name = os.path.split(url)
+    if not os.path.isabs(folder):  # noqa: PTH117 a Path for each of 10^6 shards takes seconds
+        folder = f"{Path.cwd()}/{folder}"
+    return f"{_digest_of_folder(folder)}/{name}.members"
+
+
+@lru_cache(maxsize=1024)
+def _digest_of_folder(folder: str) -> str:
+    return _digest(Path(folder))
 
 
 def _digest(folder: str | Path) -> str:

@@ -15,6 +15,12 @@ MUTANTS = [
         _ORDER,
     ),
     Mutant(
+        "plan.kept_order:KeptSamples._own_numbers",
+        "shifts[ascending] =",
+        "shifts[:] =",
+        _ORDER,
+    ),
+    Mutant(
         "plan.kept_order:KeptOrder.following",
         "return self.kept.own_ids(self.inner.following(epoch, position, count))",
         "return self.inner.following(epoch, position, count)",

@@ -25,7 +25,7 @@ from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.private_files import CacheFolder, sidecar_name
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.urls import is_local
 
@@ -84,8 +84,7 @@ class MappedNumbers(Numbers):
 
 def kept_path(index: ShardIndex, digest: str, stamps: _Ints, cache: CacheFolder) -> Path:
     """Where the cache has what the filter with this digest left of shards with these stamps."""
-    sidecars = (str(cache.sidecar_of(url)) for url in index.urls)
-    text = "\n".join([digest, index.fingerprint(), *sidecars])
+    text = "\n".join([digest, index.fingerprint(), *map(sidecar_name, index.urls)])
     hashed = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
     hashed.update(stamps.tobytes())
     return cache.root / "kept" / f"{hashed.hexdigest()[:32]}.kept"
