@@ -316,17 +316,21 @@ class ShardDataModule(ModuleSettings):
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
-        if self._settings.get(split) != settings:
+        is_new = self._settings.get(split) != settings
+        if is_new:
             sample = source.first_sample(place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:
                 self._loaders[split].close()
             self._loaders[split] = loader
             self._settings[split] = settings
-            rank_zero_info(describe(split, source, place.world_size, loader.pool.describe()))
+        loader = self._loaders[split]
         if split == "train":
-            self._check_saved(self._loaders[split])
-        return self._loaders[split]
+            self._check_saved(loader)
+        if is_new:
+            told, world_size = loader.pool.describe(), place.world_size
+            rank_zero_info(describe(split, source, world_size, told, loader.epoch))
+        return loader
 
     def _make_loader(
         self,

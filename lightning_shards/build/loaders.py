@@ -6,6 +6,7 @@ The loader makes tensors, so it is imported where it is first needed: `plan` and
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lightning_shards.build.mixture_lines import mixture_lines
 from lightning_shards.build.pools import make_pool
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.sets import SplitName, set_of
@@ -100,14 +101,22 @@ def facts_of(loaders: "Mapping[SplitName, ShardLoader]") -> dict[str, int | str]
     return {"the evaluation sets": ", ".join(loaders), **each}
 
 
-def describe(split: SplitName, source: Source, world_size: int, pool: PoolDescription) -> str:
-    """One line for the log: the numbers of an epoch, its reader, and remarks for the user."""
+def describe(
+    split: SplitName, source: Source, world_size: int, pool: PoolDescription, epoch: int = 0
+) -> str:
+    """One line for the log: the numbers of an epoch, its reader, and remarks for the user.
+
+    A mixture has a line for each component, by the weights of this epoch.
+    """
     plan, told = source.epochs.plan(world_size), source.describe()
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if told.sampling == "resampled" else rest
-    dropped = "" if told.sampling == "resampled" else drop_remark(plan.dropped, plan.samples)
+    lines = mixture_lines(told, plan, epoch)
+    is_told = told.sampling == "resampled" or bool(lines)
+    dropped = "" if is_told else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
     if pool.num_workers > num_cpus():
         remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
     bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
-    return f"{split}: {told.epoch_text(plan, plan.steps)}{left}{bad}{remark}"
+    first = f"{split}: {told.epoch_text(plan, plan.steps)}{left}{bad}{remark}"
+    return "\n".join([first, *lines])

@@ -4,6 +4,8 @@ from tests.mutants.planting import Mutant
 
 BUILD = "build/test_mixtures.py"
 ROWS = "readers/mixtures/test_mixture_indexed.py"
+COUNTS = "plan/test_mixture_composition.py"
+LINES = "build/test_mixture_lines.py"
 
 MUTANTS = [
     Mutant("build.mixtures:make_slots", "round_units * config.unit)", "round_units)", ROWS),
@@ -47,5 +49,31 @@ MUTANTS = [
         "**component.overrides()",
         "urls=component.urls",
         "config/test_mixtures.py",
+    ),
+    Mutant(
+        "plan.mixtures.composition:_is_exact",
+        "is_whole and schedule.round_units % sum(stage.weights) == 0",
+        "is_whole",
+        COUNTS,
+    ),
+    Mutant("plan.mixtures.composition:count_batches", "[range(last - 1, last)]", "[]", COUNTS),
+    Mutant(
+        "plan.mixtures.composition:_steps_before",
+        "epoch * plan.steps + bisect_left",
+        "bisect_left",
+        COUNTS,
+    ),
+    Mutant(
+        "plan.mixtures.composition:stages_of",
+        "slots.weights_at(begin)",
+        "schedule.weights_at(begin // schedule.round_samples)",
+        COUNTS,
+    ),
+    Mutant("build.mixture_lines:_stage_in", "min(end, stage.end)", "end", LINES),
+    Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "world_size, told, loader.epoch",
+        "world_size, told, 0",
+        LINES,
     ),
 ]

@@ -1,0 +1,123 @@
+"""What the log says of a mixture when a fit begins: the components in its batches and epochs."""
+
+from bisect import bisect_right
+from typing import Final
+
+from lightning_shards.build.mixtures import samples_of_component
+from lightning_shards.errors import count_of
+from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.mixtures.composition import (
+    BatchCounts,
+    WeightStage,
+    count_batches,
+    dropped_of_epoch,
+    samples_of_epoch,
+    sizes_without_drop,
+    stages_of,
+)
+from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.readers.source import SourceDescription
+
+_MOST_COMPONENTS: Final = 16
+_SAMPLES_COUNTED: Final = 2**18
+"""Looking them up takes 15 to 60 ms of a core."""
+
+
+def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[str]:
+    """A line about each component of a mixture, and about all of them; [] if it is no mixture.
+
+    Args:
+        told: The source of the split.
+        plan: A whole epoch.
+        epoch: The epoch in which the fit begins.
+    """
+    if told.mixture is None or told.index is None or not plan.steps:
+        return []
+    slots = told.mixture.slots
+    stage = _stage_in(slots, epoch)
+    is_shared = plan.world_size > 1
+    in_step = count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=False)
+    in_batch = count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=True)
+    assert in_step is not None  # the first step of the epoch begins in the stage
+    assert in_batch is not None
+    samples = map(samples_of_component, told.index.components)
+    rows = zip(slots.names, stage.weights, samples_of_epoch(slots, epoch), samples, strict=True)
+    until = " until weights change" if stage.end != (epoch + 1) * slots.epoch_samples else ""
+    lines = [f"{_head(slots, epoch, in_step, in_batch)}{until}:"]
+    for number, (name, weight, in_epoch, known) in enumerate(rows):
+        held = [held_text(in_step, number, "step")]
+        held += [held_text(in_batch, number, "rank's batch")] if is_shared else []
+        passes = f" ({passes_text(int(in_epoch), known)} passes)" if known else ""
+        lines.append(
+            f"  {name}: weight {weight:,} of {sum(stage.weights):,}, {', '.join(held)}, "
+            f"{in_epoch:,} samples an epoch{passes}"
+        )
+    if len(slots.names) > _MOST_COMPONENTS:
+        more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
+        lines[_MOST_COMPONENTS + 1 :] = [f"  and {more}, which `lightning-shards plan` shows"]
+    return lines + _drop_lines(slots, plan, epoch) + _change_lines(slots, epoch)
+
+
+def drop_text(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> str:
+    """What an epoch drops of each component, and the sizes that drop nothing; "" for nothing."""
+    if not plan.dropped:
+        return ""
+    dropped = zip(slots.names, dropped_of_epoch(slots, plan, epoch), strict=True)
+    each = ", ".join(f"{name} {count:,}" for name, count in dropped if count)
+    sizes = " or ".join(map(str, sizes_without_drop(slots, plan)))
+    return (
+        f"drops {count_of(plan.dropped, 'sample')} ({each}), which the passes of components skip; "
+        f"in a new run dataset_size={sizes} drops none"
+    )
+
+
+def held_text(counts: BatchCounts, number: int, what: str) -> str:
+    """How many samples of a component batches hold, where `what` is the name of such a batch."""
+    least, most = counts.least[number], counts.most[number]
+    if least < most:
+        return f"{least:,} to {most:,} in a {what}"
+    return f"{least:,} in {'each' if counts.is_complete else 'a'} {what}"
+
+
+def passes_text(samples: int, of_component: int) -> str:
+    """How often a component is passed.
+
+    >>> passes_text(240_000, 12_000), passes_text(5, 3), passes_text(1, 10**6)
+    ('20', '1.667', '1e-06')
+    """
+    passes = samples / of_component
+    return f"{passes:.4g}" if passes < 1000 else f"{passes:,.0f}"  # noqa: PLR2004
+
+
+def _stage_in(slots: MixtureSlots, epoch: int) -> WeightStage:
+    """The weights with which an epoch begins, as far as they hold in it."""
+    begin, end = epoch * slots.epoch_samples, (epoch + 1) * slots.epoch_samples
+    stages = stages_of(slots)
+    stage = stages[bisect_right(stages, begin, key=lambda each: each.begin) - 1]
+    return WeightStage(begin, end if stage.end is None else min(end, stage.end), stage.weights)
+
+
+def _head(slots: MixtureSlots, epoch: int, in_step: BatchCounts, in_batch: BatchCounts) -> str:
+    counted = f"epoch {epoch}"
+    if not (in_step.is_complete and in_batch.is_complete):
+        steps = min(each.steps for each in (in_step, in_batch) if not each.is_complete)
+        counted = f"the first {count_of(steps, 'step')} of {counted}"
+    return (
+        f"  {count_of(len(slots.names), 'component')} in rounds of "
+        f"{count_of(slots.schedule.round_samples, 'sample')}; least and most in {counted}"
+    )
+
+
+def _drop_lines(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> list[str]:
+    text = drop_text(slots, plan, epoch)
+    return [f"  epoch {epoch} {text}"] if text else []
+
+
+def _change_lines(slots: MixtureSlots, epoch: int) -> list[str]:
+    """When the weights change next."""
+    begun = epoch * slots.epoch_samples
+    later = [stage.begin for stage in stages_of(slots) if stage.begin > begun]
+    if not later:
+        return []
+    in_epoch = later[0] // slots.epoch_samples
+    return [f"  weights change next in epoch {in_epoch}, after {later[0]:,} samples of the run"]

@@ -1,0 +1,175 @@
+"""The log says at the start of a fit what batches and epochs of a mixture hold."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_shards import ExactResume
+from lightning_shards.build.loaders import describe
+from lightning_shards.build.mixture_lines import passes_text
+from lightning_shards.workers.pool import PoolDescription
+from tests.mixed_shards import COUNTS, mix_of, module_of
+
+# lightning/pytorch/utilities/_pytree.py, torch 2.13
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+
+NAMES = ("web", "labels", "more")
+EVEN_FROM_2 = [{"epoch": 2, "weights": {"web": 1, "labels": 1}}]
+
+
+@pytest.fixture
+def make_module(tmp_path):
+    mix = mix_of(tmp_path / "shards", NAMES)
+
+    def make(split=None, **settings):
+        return module_of(tmp_path, mix, split, **settings)
+
+    return make
+
+
+@pytest.fixture
+def lines_of(make_module):
+    """The lines about a mixture of 5 web, 2 labels and 1 more a round, in epochs of four rounds."""
+
+    def lines(split=None, world_size=1, epoch=0, **settings):
+        source = make_module(split, **settings).source("train")
+        return describe("train", source, world_size, PoolDescription("inline"), epoch).splitlines()
+
+    return lines
+
+
+def held_in(lines):
+    """The least and the most of each component in a step, and in a rank's batch."""
+    numbers = r"([\d,]+)(?: to ([\d,]+))? in (?:a|each) "
+    return [
+        [
+            tuple(int((number or found[1]).replace(",", "")) for number in found.groups())
+            for found in re.finditer(numbers, line)
+        ]
+        for line in lines
+        if ": weight " in line
+    ]
+
+
+def test_batches_of_whole_rounds_hold_the_weights(lines_of):
+    first, *others = lines_of(world_size=2)
+    assert first == (
+        "train: 32 samples from 8 shards, mixture by the indexed reader, 2 steps of 2 x 8 samples "
+        "(0 dropped, 0 repeated)"
+    )
+    step, batch, epoch = "in each step,", "in each rank's batch,", "samples an epoch"
+    assert others == [
+        "  3 components in rounds of 8 samples; least and most in epoch 0:",
+        f"  web: weight 5 of 8, 10 {step} 5 {batch} 20 {epoch} (1.176 passes)",
+        f"  labels: weight 2 of 8, 4 {step} 2 {batch} 8 {epoch} (1.333 passes)",
+        f"  more: weight 1 of 8, 2 {step} 1 {batch} 4 {epoch} (0.5714 passes)",
+    ]
+
+
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_batches_that_cut_rounds_tell_their_least_and_most(lines_of, make_module, reader):
+    split = {"reader": reader, "dataset_size": 96}
+    if reader == "stream":
+        split["sampling"] = "resampled"
+    lines = lines_of(split, world_size=2, batch_size=5)
+    slots = make_module(split).source("train").describe().mixture.slots
+    batches = slots.components(0, 0, 90).reshape(9, 2, 5)
+    counts = np.stack([(batches == number).sum(axis=2) for number in range(3)], axis=2)
+    wanted = [
+        [(held.min(), held.max()) for held in (of_rank.sum(axis=1), of_rank)]
+        for of_rank in (counts[:, :, number] for number in range(3))
+    ]
+    assert held_in(lines) == wanted
+
+
+def test_what_is_dropped_is_told_by_component_with_the_sizes_that_drop_nothing(lines_of):
+    """Three steps of 9 leave 5 of 32 samples."""
+    assert lines_of(batch_size=9)[-1] == (
+        "  epoch 0 drops 5 samples (web 3, labels 1, more 1), which the passes of components skip; "
+        "in a new run dataset_size=72 drops none"
+    )
+    for size in (72, 144):
+        assert " drops " not in "".join(lines_of({"dataset_size": size}, batch_size=9))
+
+
+def test_an_epoch_has_the_weights_of_its_stage(lines_of):
+    split = {"schedule": EVEN_FROM_2}
+    now, then = lines_of(split, epoch=1), lines_of(split, epoch=2)
+    assert now[-1] == "  weights change next in epoch 2, after 64 samples of the run"
+    assert [": weight 1 of 2, 4 in each step, 16 " in line for line in then[2:4]] == [True] * 2
+    assert "more: weight 0 of 2, 0 in each step, 0 samples" in then[4]
+    assert len(then) == 5
+
+
+def test_a_change_within_the_epoch_is_not_mixed_with_what_is_before_it(lines_of):
+    """Two steps of 5 web, 2 labels and 1 more, and two steps of 4 web and 4 labels."""
+    lines = lines_of({"schedule": [{"samples": 16, "weights": {"web": 1, "labels": 1}}]})
+    assert lines[1].endswith("; least and most in epoch 0 until weights change:")
+    assert lines[2].startswith("  web: weight 5 of 8, 5 in each step, 18 samples an epoch")
+    assert lines[-1] == "  weights change next in epoch 0, after 16 samples of the run"
+
+
+def test_an_epoch_too_long_to_be_counted_says_what_was(lines_of):
+    first = lines_of({"dataset_size": 2**30}, batch_size=2**15 + 1)[1]
+    assert first.endswith("least and most in the first 7 steps of epoch 0:")
+    exact = lines_of({"dataset_size": 2**30}, batch_size=2**15)
+    assert exact[1].endswith("least and most in epoch 0:")
+    assert held_in(exact) == [[(20480, 20480)], [(8192, 8192)], [(4096, 4096)]]
+
+
+def test_many_components_are_not_all_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_shards.build.mixture_lines._MOST_COMPONENTS", 2)
+    source = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES)).source("train")
+    lines = describe("train", source, 1, PoolDescription("inline")).splitlines()
+    assert lines[4] == "  and 1 more component, which `lightning-shards plan` shows"
+    assert len(lines) == 5
+
+
+def test_a_component_whose_samples_are_unknown_has_no_passes(lines_of, monkeypatch):
+    monkeypatch.setattr("lightning_shards.build.mixture_lines.samples_of_component", lambda _: None)
+    assert lines_of()[2] == "  web: weight 5 of 8, 5 in each step, 20 samples an epoch"
+
+
+def test_passes_are_short(lines_of):
+    samples = sum(COUNTS["labels"])
+    assert [passes_text(samples * passes, samples) for passes in (3, 12_345)] == ["3", "12,345"]
+
+
+class Small(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch):
+        return self.weight * batch["label"].float().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_resumed_fit_tells_the_weights_of_the_epoch_in_which_it_begins(
+    make_module, tmp_path, caplog
+):
+    def fit(epochs, **checkpoint):
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = Trainer(
+            accelerator="cpu", max_epochs=epochs, default_root_dir=tmp_path,
+            callbacks=[ExactResume()], enable_checkpointing=False, **quiet,
+        )  # fmt: skip
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            trainer.fit(Small(), make_module({"schedule": EVEN_FROM_2}), **checkpoint)
+        told = [line for each in caplog.messages for line in each.splitlines()]
+        return trainer, [line for line in told if "least and most" in line or "web:" in line]
+
+    trainer, told = fit(2)
+    assert told[0].endswith("least and most in epoch 0:")
+    assert told[1].startswith("  web: weight 5 of 8,")
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    _, told = fit(3, ckpt_path=tmp_path / "end.ckpt")
+    assert told[0].endswith("least and most in epoch 2:")
+    assert told[1].startswith("  web: weight 1 of 2,")
