@@ -77,10 +77,7 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
 
 def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> dict[str, int]:
     """The samples of each component; 0 for one of which they are neither known nor needed."""
-    known = {
-        name: index.total if index.kept_samples is None else index.kept_samples
-        for name, index in components.items()
-    }
+    known = {name: index.known_samples for name, index in components.items()}
     unknown = sorted(name for name, samples in known.items() if samples is None)
     is_weighed = all(component.weight is not None for component in (config.mix or {}).values())
     if unknown and (config.epoch_of is not None or not is_weighed):
