@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from typing import Final
 
-from lightning_shards.build.mixtures import samples_of_component
 from lightning_shards.errors import count_of
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.mixtures.composition import (
@@ -40,7 +39,7 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[
     in_batch = count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=True)
     assert in_step is not None  # the first step of the epoch begins in the stage
     assert in_batch is not None
-    samples = map(samples_of_component, told.index.components)
+    samples = [component.known_samples for component in told.index.components]
     rows = zip(slots.names, stage.weights, samples_of_epoch(slots, epoch), samples, strict=True)
     until = " until weights change" if stage.end != (epoch + 1) * slots.epoch_samples else ""
     lines = [f"{_head(slots, epoch, in_step, in_batch)}{until}:"]

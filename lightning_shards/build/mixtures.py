@@ -77,7 +77,7 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
 
 def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> dict[str, int]:
     """The samples of each component; 0 for one of which they are neither known nor needed."""
-    known = {name: samples_of_component(index) for name, index in components.items()}
+    known = {name: index.known_samples for name, index in components.items()}
     unknown = sorted(name for name, samples in known.items() if samples is None)
     is_weighed = all(component.weight is not None for component in (config.mix or {}).values())
     if unknown and (config.epoch_of is not None or not is_weighed):
@@ -87,11 +87,6 @@ def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> di
             "or make the counts by `lightning-shards index`"
         )
     return {name: samples or 0 for name, samples in known.items()}
-
-
-def samples_of_component(index: ShardIndex) -> int | None:
-    """The samples of a component, by the counts or else the total of its shards; None: unknown."""
-    return index.total if index.kept_samples is None else index.kept_samples
 
 
 def require_same_classes(components: Mapping[str, tuple[Field, ...]]) -> None:

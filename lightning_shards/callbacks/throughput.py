@@ -11,12 +11,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.profiling.mixture_progress import MixtureProgress
 from lightning_shards.profiling.network import NetworkContext, fetched_text
 from lightning_shards.profiling.plot import History, require_plot, save_plot
 from lightning_shards.profiling.rates import TimeTotals, find_steady_slow_rank, in_lockstep
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
+from lightning_shards.saved_state import read_count
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.system.cpus import num_cpus
 
@@ -31,8 +34,10 @@ class DataThroughputMonitor(pl.Callback):
     workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). Where shards
     are remote, it also logs `data/fetched_bytes_per_s`, `data/requests_per_s`,
     `data/repeated_requests` and `data/cached_fraction`: the share of the bytes read that did not
-    have to be fetched. A fit ends with a table of the whole run and its last epoch over all ranks:
-    the bottleneck, the headroom, and the one change to make. Its figures are logged too, as
+    have to be fetched. Of a mixture it also logs `data/component/<name>/samples` and
+    `data/component/<name>/passes`: how far the run has come in each component since its beginning,
+    over all ranks. A fit ends with a table of the whole run and its last epoch over all ranks: the
+    bottleneck, the headroom, and the one change to make. Its figures are logged too, as
     `data/run/...`. One more line says what was fetched from afar in the whole fit, for validation
     too. A fit that is ended with Ctrl-C reports on rank 0 alone.
 
@@ -62,6 +67,7 @@ class DataThroughputMonitor(pl.Callback):
             require_plot(plot)
         self._plot = plot
         self._loader: ShardLoader | None = None
+        self._mixture: MixtureProgress | None = None
         self._fetched_before = NO_FETCHES
         self._forget()
 
@@ -85,7 +91,9 @@ class DataThroughputMonitor(pl.Callback):
         ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
         self._forget()
         self._loader = ours[0] if len(ours) == 1 else None
+        self._mixture = None
         if self._loader is not None:
+            self._mixture = MixtureProgress.of(self._loader.source)
             device = trainer.strategy.root_device
             self._clock = make_clock(device)
             is_timed = device.type in ("cpu", "cuda")
@@ -212,6 +220,10 @@ class DataThroughputMonitor(pl.Callback):
         if self._plot is not None:
             self._history.add(window)
         metrics = self._metrics(window, self._circumstances(trainer, loader), "data/")
+        if self._mixture is not None:
+            state = loader.state_dict()
+            trained = Cursor(read_count(state, "epoch"), read_count(state, "samples"))
+            metrics |= self._mixture.metrics(trained)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
 

@@ -1,10 +1,19 @@
 """The settings of a mixture: its components, and weights that change during the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, cast
 
-from lightning_shards.config.checks import require_at_least, require_choice, urls_as_texts
+from lightning_shards.config.checks import (
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mapping,
+    require_mappings,
+    urls_as_texts,
+)
 from lightning_shards.config.parsing import (
     build,
     load_callable_list,
@@ -121,10 +130,17 @@ class ComponentConfig:
         """
         object.__setattr__(self, "urls", urls_as_texts(self.urls))
         require_urls(self.urls)
+        if self.fields is not None:
+            require_fields(self.fields)
+        require_mappings(self, MERGED)
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         for name, least in (("shuffle_buffer", 0), ("shuffle_run", 0), ("shuffle_block", 1)):
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), least)
+        self._load_callables()
+
+    def _load_callables(self) -> None:
+        """Replace names of callables by the callables."""
         loaded: dict[str, object] = {}
         if self.transforms is not None:
             made = load_callables("the transform of", _without_none(self.transforms))
@@ -166,25 +182,42 @@ def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
     Raises:
         ConfigError: A name or a setting is wrong; the message names the component.
     """
+    require_mapping("mix", mix, "{web: {urls: ..., weight: 3}}")
     check_component_names(list(mix))
     made = {name: _made(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
     for name, component in made.items():
-        try:
+        with errors_of_component(name):
             component.check()
-        except ConfigError as error:
-            raise ConfigError(f"component {name!r}: {error}") from error
     return made
 
 
+@contextmanager
+def errors_of_component(name: str) -> Generator[None]:
+    """A context whose errors of settings say which component they are about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"component {name!r}: {error}") from error
+
+
 def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
-    """The stages, which may be dicts of settings.
+    """The stages, which may be dicts of settings, checked.
 
     Raises:
-        ConfigError: One is neither, or has an unknown setting.
+        ConfigError: A setting is wrong; the message has the number of its stage.
     """
-    return [
+    require_list("schedule", schedule)
+    made = [
         _made(StageConfig, stage, f"schedule[{number}]") for number, stage in enumerate(schedule)
     ]
+    for number, stage in enumerate(made):
+        place = f"schedule[{number}]"
+        require_mapping(f"{place}.weights", stage.weights, "{web: 3, labels: 1}")
+        require_at_least(f"{place}.over", stage.over, 1)
+        for name, start in (("epoch", stage.epoch), ("samples", stage.samples)):
+            if start is not None:
+                require_at_least(f"{place}.{name}", start, 0)
+    return made
 
 
 def check_weights(
@@ -206,7 +239,6 @@ def check_weights(
     weigh_components(of_any_size, weights, passes, temperature)
     for stage in schedule:
         weigh_stage(of_any_size, stage.weights)
-        require_at_least("over", stage.over, 1)
     require_one_length(*length)
 
 

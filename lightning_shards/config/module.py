@@ -11,7 +11,7 @@ from lightning_shards.config.checks import (
     require_mappings,
 )
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.mixtures import require_same_fields_of
+from lightning_shards.config.mixtures import errors_of_component, require_same_fields_of
 from lightning_shards.config.parsing import (
     load_callable,
     load_callable_list,
@@ -217,10 +217,8 @@ class DataConfig:
             )
         names: dict[str, list[str]] = {}
         for name, component in config.component_splits().items():
-            try:
+            with errors_of_component(name):
                 fields = self.fields_from(component)
-            except ConfigError as error:
-                raise ConfigError(f"component {name!r}: {error}") from error
             if not (component.sample_transforms or component.stages):  # these may rename fields
                 names[name] = [field.name for field in fields]
         is_apart = config.unit % (config.batch_size or 1) == 0

@@ -11,6 +11,7 @@ from lightning_shards.config.checks import (
     require_fields,
     require_list,
     require_mappings,
+    require_text,
     urls_as_texts,
 )
 from lightning_shards.config.mixtures import (
@@ -18,6 +19,7 @@ from lightning_shards.config.mixtures import (
     ComponentConfig,
     StageConfig,
     check_weights,
+    errors_of_component,
     made_components,
     made_stages,
     require_urls,
@@ -199,7 +201,8 @@ class SplitConfig:
         }
         mixed: dict[str, SplitConfig] = {}
         for name, component in (self.mix or {}).items():
-            made = replace(self, **alone, **component.overrides())
+            with errors_of_component(name):
+                made = replace(self, **alone, **component.overrides())
             is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
             merged = {
                 setting: component.merged(setting, getattr(self, setting) or {}, is_whole=is_whole)
@@ -240,6 +243,8 @@ class SplitConfig:
         if self.round is not None:
             require_at_least("round", self.round, 1)
         require_at_least("unit", self.unit, 1)
+        if self.epoch_of is not None:
+            require_text("epoch_of", self.epoch_of)
         length = (self.dataset_size, self.epoch_of)
         check_weights(self.mix, self.schedule, self.temperature, length)
 

@@ -4,8 +4,10 @@
 ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import count_of
@@ -61,6 +63,13 @@ class SourceDescription:
     reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
     mixture: MixtureIdentity | None = None
+
+    def component_of(self, shard: int) -> str:
+        """The name of the component that a shard is of; empty where there is no mixture."""
+        if self.mixture is None or self.index is None:
+            return ""
+        ends = list(accumulate(each.num_shards for each in self.index.components))
+        return self.mixture.slots.names[bisect_right(ends, shard)]
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""

@@ -117,6 +117,13 @@ class ShardIndex:
         return None if counts is None else int(counts.sum())
 
     @property
+    def known_samples(self) -> int | None:
+        """Those that are left, by the counts or by the folder's `total`; None when unknown."""
+        if self.kept_samples is not None or self.key_tests is not None:
+            return self.kept_samples
+        return self.total
+
+    @property
     def kept_identity(self) -> dict[str, int | str]:
         """The identity of what is left, if there is a filter."""
         known = self.kept or self.key_tests

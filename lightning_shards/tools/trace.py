@@ -15,7 +15,7 @@ from lightning_shards.shards.urls import is_local, redact
 
 if TYPE_CHECKING:
     from lightning_shards.readers.open_shards import OpenShards
-    from lightning_shards.readers.source import ServedSample
+    from lightning_shards.readers.source import ServedSample, SourceDescription
     from lightning_shards.tools.class_columns import ClassesOfRows
     from lightning_shards.tools.configured_data import ConfiguredData
 
@@ -26,7 +26,8 @@ its start with this world size, batch size and, for the stream reader, number of
   - the stream reader (sampling 'resampled') reads its shards again from the epoch's start; a run
     that resumed inside of the epoch got fresh draws from there on, which are not what this prints.
 Take the config.yaml that the run saved in its log folder: it has the command line's options too.
-A sample of weight 0, which only fills up a last step, is listed like the others.
+A sample of weight 0, which only fills up a last step, is listed like the others. Of a mix each
+sample comes with the name of its component.
 
   lightning-shards trace --config config.yaml --epoch 3 --steps 1234:1236 --samples spike/
 """
@@ -117,9 +118,9 @@ def _trace(options: Namespace) -> int:
             known = (index.urls, shards, data.loader_config.storage_options)
             classes = classes_of_rows([row for _, _, _, row in rows], told.fields, *known)
     if options.json:
-        print(_as_json(served, steps, options.epoch, options.split, classes))
+        print(_as_json(served, steps, options.epoch, options.split, told, classes))
     else:
-        print(_as_table(served, steps, classes))
+        print(_as_table(served, steps, told, classes))
     return 0
 
 
@@ -130,10 +131,18 @@ def _parse_steps(text: str) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-def _as_json(served: Steps, steps: range, epoch: int, split: str, classes: "ClassesOfRows") -> str:
+def _as_json(
+    served: Steps,
+    steps: range,
+    epoch: int,
+    split: str,
+    told: "SourceDescription",
+    classes: "ClassesOfRows",
+) -> str:
     def document_of(row: "ServedSample") -> dict[str, object]:
-        labels = classes.get((row.shard, row.sample))
+        labels, component = classes.get((row.shard, row.sample)), told.component_of(row.shard)
         document: dict[str, object] = row._asdict()
+        document |= {"component": component} if component else {}
         return document | ({"classes": labels} if labels else {})
 
     document = {
@@ -156,13 +165,17 @@ def _rows(served: Steps, first_step: int) -> Iterator[tuple[int, int, int, "Serv
                 yield step, rank, number, row
 
 
-def _as_table(served: Steps, steps: range, classes: "ClassesOfRows") -> str:
+def _as_table(
+    served: Steps, steps: range, told: "SourceDescription", classes: "ClassesOfRows"
+) -> str:
     """One line per sample; the key comes last, because it may be long."""
     fields = list(dict.fromkeys(field for labels in classes.values() for field in labels))
-    lines = [["step", "rank", "row", "shard", "sample", *fields, "key"]]
+    mixed = ["component"] if told.mixture is not None else []
+    lines = [["step", "rank", "row", *mixed, "shard", "sample", *fields, "key"]]
     for step, rank, number, row in _rows(served, steps.start):
         labels = classes.get((row.shard, row.sample), {})
-        cells = [*map(str, (step, rank, number, row.shard, row.sample))]
+        component = [told.component_of(row.shard) for _ in mixed]
+        cells = [*map(str, (step, rank, number)), *component, str(row.shard), str(row.sample)]
         texts = [*(labels.get(field, "") for field in fields), row.key]
         cells += [text if text.isprintable() else ascii(text) for text in texts]
         lines.append(cells)

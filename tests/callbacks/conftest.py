@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_shards import DataThroughputMonitor, Place, ShardLoader
+from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
 from lightning_shards.profiling import starvation
 from lightning_shards.workers.inline import InlinePool
@@ -28,9 +28,8 @@ class FakeFit:
     def __init__(self, clock: Clock, world_size: int = 1, pool: Any = None) -> None:
         self.clock = clock
         place = Place(0, world_size)
-        self.loader = ShardLoader(
-            cast("Any", SimpleNamespace(identity=dict)), pool or InlinePool(), place
-        )
+        source = SimpleNamespace(identity=dict, describe=lambda: SourceDescription("none", "none"))
+        self.loader = ShardLoader(cast("Any", source), pool or InlinePool(), place)
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.reported: list[str] = []
         self.gathered: list[torch.Tensor] = []

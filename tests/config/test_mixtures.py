@@ -168,7 +168,7 @@ def with_web(**settings: Any) -> dict[str, Any]:
             "^weights must name components of the mix, got 'code'; its components are web, labels$",
         ),
         ({"schedule": [{"epoch": 1, "weights": {}}]}, "^the weights of web, labels are all 0"),
-        ({"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 0}]}, "^over must be .* got 0"),
+        ({"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 0}]}, "over must be .* got 0"),
         ({"schedule": [{"epochs": 1}]}, r"^Group 'schedule\[0\]' does not accept option 'epochs'"),
         ({"schedule": [3]}, r"^schedule\[0\] must be a StageConfig or a dict .* got int$"),
         ({"round": 0}, "^round must be a whole number of at least 1, got 0$"),
@@ -180,6 +180,73 @@ def with_web(**settings: Any) -> dict[str, Any]:
 def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SplitConfig(**TRAIN | settings)
+
+
+def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConfig:
+    """Settings that no parser has seen."""
+    web: Any = {"urls": "a.tar", "weight": 1} | (component or {})
+    mix = {"web": ComponentConfig(**web), "labels": ComponentConfig("b.tar", weight=1)}
+    return DataConfig(
+        SplitConfig(**{"mix": mix, "dataset_size": 8} | split), fields={"label": "cls"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        ({"weight": "48"}, "^the weight of 'web' must be a number of at least 0, got '48'; set"),
+        ({"weight": True}, "^the weight of 'web' must be a number of at least 0, got True; set"),
+        ({"weight": 10**400}, "^the weight of 'web' must be a number of at least 0, got 1000"),
+        ({"weight": None, "passes": [2]}, r"^the passes of 'web' must be a number .* got \[2\]; s"),
+        ({"sampling": "often"}, "^component 'web': sampling must be one of .*, got 'often'$"),
+        ({"fields": "cls"}, "^component 'web': fields must be a mapping.*, got a str$"),
+        ({"fields": {"label": 1}}, r"^component 'web': fields\['label'\] must be a text, got 1$"),
+        *(
+            ({name: [3]}, f"^component 'web': {name} must be a mapping, .*, got a list$")
+            for name in ("defaults", "decode", "classes", "transforms")
+        ),
+        ({"stages": iter}, "^component 'web': stages must be a list of callables, .*, got <"),
+        ({"shuffle_buffer": "9"}, "^component 'web': shuffle_buffer must be a whole .* got '9'$"),
+        ({"exclude": 3}, "^component 'web': exclude must be the path .*, got 3$"),
+        ({"keep": [3]}, r"^component 'web': keep must be a mapping .*, got \[3\]; a list of keys"),
+    ],
+)
+def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
+    component: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hand_made(component)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"mix": 3}, "^mix must be a mapping, as in .*weight: 3.*, got a int$"),
+        ({"mix": {3: MIX["web"]}}, "^mix must have texts as its keys, got 3$"),
+        (
+            {"temperature": "0.3", "mix": {"web": {"urls": "a"}}},
+            "^temperature must .* got '0.3'; 1",
+        ),
+        ({"epoch_of": 3, "dataset_size": None}, "^epoch_of must be a text, got 3$"),
+        ({"schedule": 5}, "^schedule must be a list, as in .*, got 5$"),
+        *(
+            ({"schedule": [StageConfig(**{"weights": {"web": 1}, "epoch": 1} | stage)]}, message)
+            for stage, message in (
+                ({"weights": [1]}, r"^schedule\[0\].weights must be a mapping, .*, got a list$"),
+                ({"weights": {"web": "1"}}, "^the weight of 'web' must be a number .*, got '1'; s"),
+                ({"epoch": "5"}, r"^schedule\[0\].epoch must be a whole number .* 0, got '5'$"),
+                ({"epoch": -1}, r"^schedule\[0\].epoch must be a whole .* least 0, got -1$"),
+                ({"samples": 2.5}, r"^schedule\[0\].samples must be a whole number .*, got 2.5$"),
+                ({"over": None}, r"^schedule\[0\].over must be a whole number .*, got None$"),
+            )
+        ),
+    ],
+)
+def test_hand_made_settings_of_a_mix_of_other_types_are_refused(
+    split: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hand_made(**split)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_shards import (
@@ -22,6 +24,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
+from lightning_shards.readers.mixtures.indexed import MixtureSource
 
 HARMLESS = [
     "You defined a `validation_step` but have no `val_dataloader`",  # true of cases without val
@@ -73,6 +76,25 @@ class FailOnRank1:
         return label
 
 
+class OtherOrderOnRank1(MixtureSource):
+    """A mixture of whose first component rank 1 is served in an order of its own."""
+
+    def batches(self, *given: Any) -> Any:
+        first, *others = self.order.mix
+        if number_of_this_rank() == 1:
+            first = replace(first, order=replace(first.order, seed=first.order.seed + 1))
+        order = replace(self.order, mix=(first, *others))
+        return MixtureSource(self.components, order, self.index).batches(*given)
+
+
+class TamperedModule(ShardDataModule):
+    """Trains on such a mixture."""
+
+    def source(self, *given: Any) -> Any:
+        source: Any = super().source(*given)
+        return OtherOrderOnRank1(source.components, source.order, source.index)
+
+
 class Saver(ModelCheckpoint):
     """Leaves no trace in its checkpoints: Lightning asks for callbacks that have a state."""
 
@@ -106,7 +128,7 @@ class Module(pl.LightningModule):
             self.record("blocked", pid=os.getpid(), workers=self.record.workers())
             time.sleep(300)  # until this rank is killed
         return nn.functional.cross_entropy(
-            self.layer(batch["image"].flatten(1).float()), batch["label"]
+            self.layer(batch["image"].flatten(1).float()), batch["label"] % 10
         )
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -150,7 +172,7 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
 
     def as_configs(splits: dict[str, Any]) -> dict[str, SplitConfig]:
         return {
-            name: SplitConfig(split["urls"].format(rank=rank), **split["options"])
+            name: SplitConfig(split["urls"] and split["urls"].format(rank=rank), **split["options"])
             for name, split in splits.items()
         }
 
@@ -166,7 +188,8 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
     if case.get("fail_on_rank_1"):
         options["transforms"] = {"label": FailOnRank1()}
     loader = LoaderConfig(cache_dir=f"{folder}/cache-{rank}", **case.get("loader", {}))
-    return ShardDataModule(**splits, **options, loader=loader)
+    kind = TamperedModule if case.get("tampered") else ShardDataModule
+    return kind(**splits, **options, loader=loader)
 
 
 def fit(case: dict[str, Any], record: Record) -> None:
@@ -189,7 +212,11 @@ def fit(case: dict[str, Any], record: Record) -> None:
         enable_checkpointing="save_every" in case,
         enable_model_summary=False,
         default_root_dir=record.folder,
-        **{"max_epochs": 2, "enable_progress_bar": "bar" in case, "logger": False}
+        **{
+            "max_epochs": 2,
+            "enable_progress_bar": "bar" in case,
+            "logger": CSVLogger(record.folder, case["csv"]) if "csv" in case else False,
+        }
         | case.get("trainer", {}),
     )
     kind = Module if "val" in case["splits"] or "val_sets" in case else TrainsOnly

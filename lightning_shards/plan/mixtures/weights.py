@@ -7,7 +7,9 @@ machine. A decimal means what is written: 0.3 beside 0.7 is 3 beside 7.
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
-from math import gcd, isfinite, lcm
+from math import gcd, lcm
+from numbers import Rational
+from sys import float_info
 from typing import Final, cast
 
 from lightning_shards.errors import ConfigError, PlanError
@@ -20,6 +22,7 @@ MAX_DEFAULT_ROUND: Final = 4_096
 
 _PARTS: Final = 1_000_000
 _DIGITS: Final = 50
+_LARGEST: Final = float_info.max
 _RESERVED: Final = ("shortest", "longest")
 
 
@@ -244,9 +247,17 @@ def _counted(name: str, samples: int) -> int:
 
 def _exact(what: str, value: float) -> Fraction:
     """The number as it is written, at least 0."""
-    if isinstance(value, bool) or not isfinite(value) or value < 0:
-        raise ConfigError(f"the {what} must be a number of at least 0, got {value}; set it right")
+    if not _is_number(value, _LARGEST):
+        raise ConfigError(
+            f"the {what} must be a number of at least 0, got {value!r:.40}; set it right"
+        )
     return Fraction(repr(float(value))) if isinstance(value, float) else Fraction(value)
+
+
+def _is_number(value: object, most: float) -> bool:
+    """Whether it is a number from 0 to `most`; NaN is none, and neither is a bool."""
+    is_number = not isinstance(value, bool) and isinstance(value, Rational | float)
+    return is_number and 0 <= cast("float", value) <= most
 
 
 def _whole(weights: Mapping[str, Fraction]) -> dict[str, int]:
@@ -260,14 +271,14 @@ def _whole(weights: Mapping[str, Fraction]) -> dict[str, int]:
 
 def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str, Fraction]:
     """Decimal arithmetic is the same on every machine; the powers of floats are not."""
-    if isinstance(temperature, bool) or not 0 <= temperature <= 1:
+    if not _is_number(temperature, 1):
         raise ConfigError(
-            f"temperature must be from 0 to 1, got {temperature}; 1 weighs by samples, 0 weighs "
-            "all alike, and where the power is said to be 1 / T, give that"
+            f"temperature must be from 0 to 1, got {temperature!r:.40}; 1 weighs by samples, 0 "
+            "weighs all alike, and where the power is said to be 1 / T, give that"
         )
     with localcontext() as context:
         context.prec, context.rounding = _DIGITS, ROUND_HALF_EVEN
-        power = Decimal(repr(temperature))
+        power = Decimal(repr(float(temperature)))
         powers = {name: Decimal(_counted(name, samples[name])) ** power for name in samples}
         scale = _PARTS / sum(powers.values(), Decimal(0))
         parts = {name: round(value * scale) for name, value in powers.items()}

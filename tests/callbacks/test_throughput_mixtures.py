@@ -1,0 +1,162 @@
+"""How far a fit has come in each component of its mixture, as the loggers are told."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers.logger import Logger
+
+from lightning_shards import Cursor, DataThroughputMonitor, ExactResume
+from lightning_shards.profiling.mixture_progress import MixtureProgress
+from tests.mixed_shards import COUNTS, mix_of, module_of
+
+pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+NAMES = ("web", "labels", "more")
+SIZES = {name: sum(COUNTS[name]) for name in NAMES}
+
+
+class KeptMetrics(Logger):
+    """Keeps the figures of components that it is given, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_step: dict[Any, dict[str, float]] = {}
+
+    @property
+    def name(self) -> str:
+        return "kept"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        told = {key: value for key, value in metrics.items() if "component" in key}
+        if told:
+            self.by_step[step] = told
+
+
+class Noting(pl.LightningModule):
+    """Notes the components of the rows of each step that it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.rows: list[list[int]] = []
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        self.rows.append(batch["__component__"].tolist() if "__component__" in batch else [])
+        return self.weight * batch["label"].float().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -> Any:
+    return module_of(folder, mix_of(folder / "shards", NAMES), split, **settings)
+
+
+def fit(folder: Path, data: Any, **options: Any) -> tuple[Noting, KeptMetrics, pl.Trainer]:
+    model, logger, checkpoint = Noting(), KeptMetrics(), options.pop("ckpt_path", None)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[ExactResume(), DataThroughputMonitor()],
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=logger,
+        **{"log_every_n_steps": 2} | options,
+    )
+    trainer.fit(model, data, ckpt_path=checkpoint)
+    return model, logger, trainer
+
+
+def figures(samples: Any) -> dict[str, float]:
+    """What is logged after so many samples of each component."""
+    told = dict(zip(NAMES, samples, strict=True))
+    passes = {f"data/component/{name}/passes": told[name] / SIZES[name] for name in NAMES}
+    return {f"data/component/{name}/samples": told[name] for name in NAMES} | passes
+
+
+def counted(rows: list[list[int]]) -> dict[str, float]:
+    return figures(np.bincount([row for step in rows for row in step], minlength=3).tolist())
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        *({}, {"sampling": "resampled"}, {"sampling": "resampled", "reader": "stream"}),
+        {"schedule": [{"epoch": 1, "weights": {"web": 1, "more": 3}}]},
+    ],
+)
+def test_what_is_logged_is_what_was_trained(tmp_path: Path, split: dict[str, Any]) -> None:
+    model, logger, _ = fit(tmp_path, module(tmp_path, split), max_epochs=3)
+    assert list(logger.by_step) == [1, 3, 5, 7, 9, 11]
+    for step, told in logger.by_step.items():
+        assert told == pytest.approx(counted(model.rows[: step + 1]))
+
+
+def test_a_step_of_the_optimiser_is_what_counts(tmp_path: Path) -> None:
+    data = module(tmp_path, batch_size=4)
+    options: dict[str, Any] = {"accumulate_grad_batches": 3, "log_every_n_steps": 1}
+    model, logger, _ = fit(tmp_path, data, max_epochs=1, **options)
+    assert list(logger.by_step) == [0, 1, 2]
+    assert logger.by_step[0] == pytest.approx(counted(model.rows[:3]))
+    assert logger.by_step[1] == pytest.approx(counted(model.rows[:6]))
+    assert logger.by_step[2] == pytest.approx(counted(model.rows))  # the end of the epoch
+
+
+def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "half.ckpt"
+    first, _, trainer = fit(tmp_path, module(tmp_path), max_steps=6)
+    trainer.save_checkpoint(path)
+    data = module(tmp_path, batch_size=4)
+    options: dict[str, Any] = {"ckpt_path": path, "max_epochs": 3, "log_every_n_steps": 1}
+    model, logger, _ = fit(tmp_path, data, **options)
+    told = list(logger.by_step.values())
+    assert told[0] == pytest.approx(counted(first.rows + model.rows[:2]))
+    assert told[-1] == pytest.approx(counted(first.rows + model.rows)) == figures([60, 24, 12])
+
+
+def test_what_an_epoch_drops_is_passed_over_and_what_it_repeats_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    """Rounds of 8 are 5, 2 and 1, and an epoch is four of them: 2 steps of 12, or 3 with pad."""
+    for remainder, steps in (("drop", 2), ("pad", 3)):
+        data = module(tmp_path, {"remainder": remainder}, batch_size=12)
+        model, logger, _ = fit(tmp_path, data, max_epochs=2, log_every_n_steps=1)
+        assert logger.by_step[steps] == pytest.approx(
+            figures(np.add([20, 8, 4], np.bincount(model.rows[steps], minlength=3)))
+        )
+        assert logger.by_step[2 * steps - 1] == figures([40, 16, 8])
+
+
+def test_a_component_of_unknown_size_has_no_passes(tmp_path: Path) -> None:
+    slots = module(tmp_path).source("train").order.slots
+    told = MixtureProgress(slots, (17, None, 7)).metrics(Cursor(10**8, 8))
+    rounds = 4 * 10**8 + 1
+    expected = figures([5 * rounds, 2 * rounds, rounds])
+    del expected["data/component/labels/passes"]
+    assert told == expected
+
+
+def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: Path) -> None:
+    urls = mix_of(tmp_path / "shards", NAMES)["web"]["urls"]
+    own = {"urls": urls, "mix": None, "round": None, "dataset_size": None}
+    for data, options in (
+        (module_of(tmp_path, {}, own), {}),
+        (module(tmp_path), {"overfit_batches": 2}),
+    ):
+        _, logger, _ = fit(tmp_path, data, max_epochs=2, **options)
+        assert logger.by_step == {}

@@ -1,0 +1,33 @@
+"""Bugs in what users see of a mixture: its rows in `trace`, its figures, its errors."""
+
+from tests.mutants.planting import Mutant
+
+TRACE = "tools/trace/test_trace_mixtures.py"
+MONITOR = "callbacks/test_throughput_mixtures.py"
+
+MUTANTS = [
+    Mutant(
+        "readers.source:SourceDescription.component_of",
+        "bisect_right(ends, shard)",
+        "bisect_right(ends, shard - 1)",
+        TRACE,
+    ),
+    Mutant(
+        "profiling.mixture_progress:MixtureProgress.metrics",
+        "cursor.epoch * self.slots.epoch_samples + cursor.samples",
+        "cursor.samples",
+        MONITOR,
+    ),
+    Mutant(
+        "profiling.mixture_progress:MixtureProgress.of",
+        " or source.epochs.pinned",
+        "",
+        MONITOR,
+    ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor._log",
+        "loader.state_dict()",
+        '{"epoch": 0, "samples": loader.times.samples}',
+        MONITOR,
+    ),
+]
