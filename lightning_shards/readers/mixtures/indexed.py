@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
@@ -18,7 +17,7 @@ from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.making.batches import batches_of_worker
-from lightning_shards.readers.making.rows import RowSettings
+from lightning_shards.readers.making.rows import STRETCH, RowSettings
 from lightning_shards.readers.mixtures.first_samples import (
     first_samples,
     largest_of,
@@ -29,7 +28,6 @@ from lightning_shards.readers.mixtures.rows import MixtureRows
 from lightning_shards.readers.source import ServedSample, SourceDescription
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
-from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
@@ -90,17 +88,18 @@ class MixtureSource:
     def describe(self) -> SourceDescription:
         """All components together."""
         named = [
-            (name, replace(component, collation=BUILT_IN_COLLATION).describe())
+            (name, component.describe())
             for name, component in zip(self.order.slots.names, self.components, strict=True)
         ]
-        common = self.components[0].describe()
+        of_split = self.components[0].collation.callables
         callables = [
             (f"{called} of component {name!r}", function)
             for name, told in named
             for called, function in told.callables
+            if (called, function) not in of_split
         ]
         return replace(
-            common,
+            named[0][1],
             sampling="mixture",
             index=self.index,
             run=min(told.run for _, told in named),
@@ -110,8 +109,8 @@ class MixtureSource:
                 for name, told in named
                 for drawing in told.draws_from_globals
             ),
-            callables=(*callables, *self.components[0].collation.callables),
-            loads_torch=any(component.describe().loads_torch for component in self.components),
+            callables=(*callables, *of_split),
+            loads_torch=any(told.loads_torch for _, told in named),
             mixture=self.order.told,
         )
 
@@ -146,7 +145,8 @@ class MixtureSource:
         """
         makers, clock, unreadable = self._makers, StageClock(), set[tuple[int, int]]()
         own_arena = arena if self._is_apart or len(makers) == 1 else None
-        settings = replace(self.components[0].row_settings, order=self.order)
+        settings = replace(
+            self.components[0].row_settings, order=self.order, stretch=2 * STRETCH)
 
         def begin(reading: Reading) -> Callable[[int], MixtureRows]:
             readers = [each.reader(reading, clock, own_arena, len(makers)) for each in makers]
@@ -181,7 +181,7 @@ class MixtureSource:
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
-        return digest_share(self.order, epoch, start, stop, place)
+        return self._makers[0].expected_digest(epoch, start, stop, place)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int

@@ -57,7 +57,7 @@ class MixtureRows:
         self, ids: Ints, spans: Sequence[tuple[int, int]], weights: Sequence[Sequence[int]]
     ) -> Callable[[int], LoadedBatch]:
         """Find where the members of a stretch lie; what comes back gives its batches by number."""
-        components = self.order.components_of(ids[:, 0]).tolist()
+        components = self.order.components_of(ids[:, 0])
         alike = self._alike
         if alike is None:
             assert self.readers is not None
