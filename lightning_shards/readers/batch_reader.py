@@ -150,6 +150,7 @@ class BatchReader:
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
         collation: The `collate_fn` and the reserved entries of the batches.
+        fields_of: The fields of a shard, where shards differ in the suffixes of `fields`.
     """
 
     def __init__(
@@ -162,10 +163,12 @@ class BatchReader:
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
         collation: Collation = BUILT_IN_COLLATION,
+        fields_of: Callable[[int], Sequence[Field]] | None = None,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
+        self._fields_of = fields_of
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -202,10 +205,15 @@ class BatchReader:
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             self._shards.joined.release()
-            stamps, self._keys, extents = find_members(self._shards, self._read, ids)
+            stamps, self._keys, extents = find_members(self._shards, self._read_of, ids)
             stops = np.array(self._stops[1:])
             optional = [n for n, field in enumerate(self._read) if field.is_optional]
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
+
+    def _read_of(self, shard: int) -> list[Field]:
+        """The fields whose values are members of the samples of a shard, in one order for all."""
+        fields = self._fields_of(shard) if self._fields_of else self._fields
+        return [field for field in fields if not field.is_joined]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
