@@ -20,6 +20,9 @@ LABELS = {
 }
 """The settings of `labels`."""
 
+MORE = {"fields": {"image": "png", "label": "cls?"}}
+"""The settings of `more`: it cannot be decoded together with components that have no gaps."""
+
 WEIGHTS = {"web": 5, "labels": 2, "more": 1}
 ROUND = 8
 
@@ -50,7 +53,7 @@ def mix_of(
         name: {
             "urls": pack_component(folder, name, COUNTS[name]),
             "weight": WEIGHTS[name],
-            **(LABELS if name == "labels" else {}),
+            **{"labels": LABELS, "more": MORE}.get(name, {}),
             **settings.get(name, {}),
         }
         for name in names

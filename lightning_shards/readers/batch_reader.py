@@ -60,6 +60,8 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
 
+_NO_COMPONENTS = np.empty(0, np.int64)
+
 
 def can_decode(field: Field) -> bool:
     """Whether all members of a field are decoded in one way."""
@@ -148,6 +150,7 @@ class BatchReader:
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
         collation: The `collate_fn` and the reserved entries of the batches.
+        fields_of: The fields of a shard, where shards differ in the suffixes of `fields`.
     """
 
     def __init__(
@@ -160,10 +163,12 @@ class BatchReader:
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
         collation: Collation = BUILT_IN_COLLATION,
+        fields_of: Callable[[int], Sequence[Field]] | None = None,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
+        self._fields_of = fields_of
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -175,7 +180,7 @@ class BatchReader:
         positions: Sequence[Sequence[int]],
         transforms: SampleTransforms,
         weights: Sequence[Sequence[int]] = (),
-        components: Sequence[Sequence[int]] = (),
+        components: Sequence[Ints] = (),
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
@@ -184,7 +189,7 @@ class BatchReader:
             positions: Of the samples of each batch in the epoch, a range as a rule.
             transforms: Of this epoch.
             weights: Of the samples of each batch, 1 or 0; empty where the split has none.
-            components: Of the samples of each batch; empty where the split is no mixture.
+            components: Of the samples of each batch, int64; empty where the split is no mixture.
 
         Raises:
             ShardNotFoundError: A shard does not exist.
@@ -194,16 +199,21 @@ class BatchReader:
         self._positions = positions
         self._stops = [0, *accumulate(map(len, positions))]
         self._weights = weights or [()] * len(positions)
-        self._components = components or [()] * len(positions)
+        self._components = components or [_NO_COMPONENTS] * len(positions)
         transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: _decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             self._shards.joined.release()
-            stamps, self._keys, extents = find_members(self._shards, self._read, ids)
+            stamps, self._keys, extents = find_members(self._shards, self._read_of, ids)
             stops = np.array(self._stops[1:])
             optional = [n for n, field in enumerate(self._read) if field.is_optional]
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
+
+    def _read_of(self, shard: int) -> list[Field]:
+        """The fields whose values are members of the samples of a shard, in one order for all."""
+        fields = self._fields_of(shard) if self._fields_of else self._fields
+        return [field for field in fields if not field.is_joined]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
@@ -270,7 +280,7 @@ class BatchReader:
         with self._transforms.keeping_globals():
             samples = list(counted(self._made_samples(number), plain, {}))
         with self._clock.on("collate"):
-            weights, components = self._weights[number], self._components[number]
+            weights, components = self._weights[number], self._components[number].tolist()
             given = self._collation.given(samples, weights, self._transforms.layouts, components)
         return LoadedBatch(given, self._digests[number], stages=self._clock.take())
 
@@ -280,10 +290,7 @@ class BatchReader:
         decoders = {field.name: _decoder_of(field) for field in self._fields}
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        data = {
-            name: iter(members[name].with_gaps() if name in self._optional else members[name])
-            for name in decoders
-        }
+        data = self._one_by_one(members, decoders)
         samples = self._bare_samples(self._keys.part(start, stop), start, stop)
         for row, sample in enumerate(samples):
             position = self._positions[number][row]
@@ -309,10 +316,7 @@ class BatchReader:
         Each of the samples is replaced by the one with these fields.
         """
         decoders, is_joint = self._decoders, bool(self._transforms.sample_transforms)
-        data = {
-            name: iter(members[name].with_gaps() if name in self._optional else members[name])
-            for name in decoders
-        }
+        data = self._one_by_one(members, decoders)
         pixels, columns = self._new_pixels(len(samples)), dict[str, GrowingColumn]()
         for number, sample in enumerate(samples):
             begin = self._clock.begin("read")
@@ -338,6 +342,15 @@ class BatchReader:
         finished = {name: column.finished(samples, name) for name, column in columns.items()}
         self._clock.lap("collate", begin, "collate")
         return {**pixels, **finished}
+
+    def _one_by_one(
+        self, members: Mapping[str, MemberBytes | LargeMembers], names: Iterable[str]
+    ) -> dict[str, Iterator[bytes | None]]:
+        """The bytes of these fields, sample by sample; None where an optional one is missing."""
+        return {
+            name: iter(members[name].with_gaps() if name in self._optional else members[name])
+            for name in names
+        }
 
     def _new_columns(
         self, count: int, names: Iterable[str], others: Container[str]

@@ -4,7 +4,7 @@ Sample ids come from an `Order`, and bytes are found by the member table of each
 the same whichever worker makes it and wherever the stream was started.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 
@@ -216,9 +216,17 @@ class IndexedSource:
         return EpochRows(*made_by, unreadable, clock, arena, reader)
 
     def reader(
-        self, reading: Reading, clock: StageClock, arena: Arena | None, share: int = 1
+        self,
+        reading: Reading,
+        clock: StageClock,
+        arena: Arena | None,
+        share: int = 1,
+        fields_of: Callable[[int], Sequence[Field]] | None = None,
     ) -> BatchReader | None:
-        """What makes its batches field by field, if so many do; None if that is not possible."""
+        """What makes its batches field by field, if so many do; None if that is not possible.
+
+        `fields_of` is as of `BatchReader`.
+        """
         if not all(map(can_decode, self.fields)):
             return None
         settings = self.row_settings
@@ -227,6 +235,7 @@ class IndexedSource:
             arena=arena,
             buffer=reading.new_buffer(share),
             collation=self.collation,
+            fields_of=fields_of,
         )
 
     @property

@@ -1,6 +1,6 @@
 """Looking up where the members of many samples lie, shard by shard with numpy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,9 +20,12 @@ want what lies between."""
 
 
 def find_members(
-    shards: OpenShards, fields: Sequence[Field], ids: Ints
+    shards: OpenShards, fields_of: Callable[[int], Sequence[Field]], ids: Ints
 ) -> tuple[Stamps, SampleKeys, Extents]:
-    """What the tables say of these samples; the storage is told what will be read."""
+    """What the tables say of these samples; the storage is told what will be read.
+
+    `fields_of` gives the fields of a shard, as many of each.
+    """
     order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
     stamps: Stamps = {}
@@ -38,6 +41,7 @@ def find_members(
         keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
+        fields = fields_of(shard)
         extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
         release_pages(reader.table)
     back, key_lengths = inverse(order), np.concatenate(lengths)

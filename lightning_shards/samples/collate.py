@@ -162,7 +162,7 @@ def join_columns(
     weights: Sequence[int],
     batch_format: BatchFormat,
     reserved: Collection[str] = RESERVED_KEYS,
-    components: Sequence[int] = (),
+    components: Sequence[int] | NDArray[np.int64] = (),
 ) -> Batch:
     """The batch of these columns as the user asked for it, a dict in the order of `collate`."""
     if batch_format == "tuple":
@@ -175,7 +175,7 @@ def batch_dict(
     columns: Mapping[str, Column],
     ids: NDArray[np.int64],
     weights: Sequence[int],
-    components: Sequence[int] = (),
+    components: Sequence[int] | NDArray[np.int64] = (),
 ) -> dict[str, Any]:
     """The dict of these columns, in the order of `collate`."""
     batch: dict[str, Any] = {"__key__": keys}
@@ -184,7 +184,7 @@ def batch_dict(
     batch["__id__"] = ids
     if weights:
         batch["__weight__"] = np.array(weights, np.float32)
-    if components:
+    if len(components):
         batch["__component__"] = np.array(components, np.int64)
     return batch
 

@@ -110,7 +110,8 @@ def _with_tensor(column: Any) -> Any:
             f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
             "such numbers; let the collate_fn or the source that made it give another type"
         )
-    native = column.astype(column.dtype.newbyteorder("="), copy=False)
+    is_native = column.dtype.isnative
+    native = column if is_native else column.astype(column.dtype.newbyteorder("="))
     try:
         return as_tensor(native)
     except ValueError:  # strides that torch has not, as of an array that is read backwards

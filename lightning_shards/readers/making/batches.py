@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from lightning_shards.errors import TransformError
 from lightning_shards.plan.schedule import WorkerEpoch
@@ -16,9 +16,6 @@ from lightning_shards.samples.collate import BadSample, Layouts, LoadedBatch, Sa
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import TorchLoadedError
-
-_STRETCH: Final = 16_384
-"""Positions of an epoch that are looked up together; as many as a block has by default."""
 
 
 class RowMaker(Protocol):
@@ -105,7 +102,7 @@ def _batches_of_epoch(worker_epoch: WorkerEpoch, rows: RowMaker) -> Iterator[Loa
     """The batches of one epoch: field by field, or sample by sample if that is not possible."""
     rank, by_fields, settings = worker_epoch.place.rank, rows.reads_by_fields, rows.settings
     spans = ((step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps())
-    for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // _STRETCH):
+    for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // settings.stretch):
         steps, spans_of_steps = map(list, zip(*stretch, strict=True))
         planned = [worker_epoch.weights(step) for step in steps]
         make_by_fields = None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 from lightning_shards.plan.order import Order
 from lightning_shards.readers.bad_samples import BAD, StandIn, bad_sample, refused
@@ -17,6 +18,9 @@ from lightning_shards.samples.sample_transforms import SampleTransform, batch_fi
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 
+STRETCH: Final = 16_384
+"""Positions of an epoch that are looked up together; as many as a block has by default."""
+
 
 @dataclass(frozen=True)
 class RowSettings:
@@ -29,6 +33,7 @@ class RowSettings:
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples that may be replaced; None: the first one raises.
         collation: The `collate_fn` and the reserved entries of the batches.
+        stretch: Positions of an epoch that are looked up together.
     """
 
     order: Order
@@ -37,6 +42,7 @@ class RowSettings:
     batch_format: BatchFormat
     max_bad: int | None
     collation: Collation
+    stretch: int = STRETCH
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ all components have the same fields and transforms, it is made as of one data se
 each component are made by themselves and put together.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
@@ -18,7 +18,8 @@ from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.making.batches import batches_of_worker
-from lightning_shards.readers.making.rows import RowSettings
+from lightning_shards.readers.making.rows import STRETCH, RowSettings
+from lightning_shards.readers.mixtures.alike import are_decoded_alike
 from lightning_shards.readers.mixtures.first_samples import (
     first_samples,
     largest_of,
@@ -29,7 +30,7 @@ from lightning_shards.readers.mixtures.rows import MixtureRows
 from lightning_shards.readers.source import ServedSample, SourceDescription
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
-from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
@@ -90,17 +91,18 @@ class MixtureSource:
     def describe(self) -> SourceDescription:
         """All components together."""
         named = [
-            (name, replace(component, collation=BUILT_IN_COLLATION).describe())
+            (name, component.describe())
             for name, component in zip(self.order.slots.names, self.components, strict=True)
         ]
-        common = self.components[0].describe()
+        of_split = self.components[0].collation.callables
         callables = [
             (f"{called} of component {name!r}", function)
             for name, told in named
             for called, function in told.callables
+            if (called, function) not in of_split
         ]
         return replace(
-            common,
+            named[0][1],
             sampling="mixture",
             index=self.index,
             run=min(told.run for _, told in named),
@@ -110,8 +112,8 @@ class MixtureSource:
                 for name, told in named
                 for drawing in told.draws_from_globals
             ),
-            callables=(*callables, *self.components[0].collation.callables),
-            loads_torch=any(component.describe().loads_torch for component in self.components),
+            callables=(*callables, *of_split),
+            loads_torch=any(told.loads_torch for _, told in named),
             mixture=self.order.told,
         )
 
@@ -145,35 +147,34 @@ class MixtureSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         makers, clock, unreadable = self._makers, StageClock(), set[tuple[int, int]]()
-        own_arena = arena if self._is_apart or len(makers) == 1 else None
-        settings = replace(self.components[0].row_settings, order=self.order)
+        settings = replace(self.components[0].row_settings, order=self.order, stretch=2 * STRETCH)
 
         def begin(reading: Reading) -> Callable[[int], MixtureRows]:
-            readers = [each.reader(reading, clock, own_arena, len(makers)) for each in makers]
-            joined = self._joined(readers, settings, clock, arena)
+            reader = self._reader(reading, settings, clock, arena)
 
             def rows_of(epoch: int) -> MixtureRows:
                 of_components = tuple(
-                    maker.rows_of(epoch, reading, reader, unreadable, clock, arena)
-                    for maker, reader in zip(makers, readers, strict=True)
+                    maker.rows_of(epoch, reading, None, unreadable, clock, arena)
+                    for maker in makers
                 )
-                return MixtureRows(self.order, settings, of_components, joined)
+                return MixtureRows(self.order, settings, of_components, reader)
 
             return rows_of
 
         worker_epochs = self.epochs.worker_epochs(place, cursor)
         return batches_of_worker(makers[0].reading(place, cursor), worker_epochs, begin)
 
-    def _joined(
-        self,
-        readers: Sequence[BatchReader | None],
-        settings: RowSettings,
-        clock: StageClock,
-        arena: Arena | None,
-    ) -> ComponentReaders | None:
-        """The readers as one; None if there is only one, or if one component cannot be so read."""
+    def _reader(
+        self, reading: Reading, settings: RowSettings, clock: StageClock, arena: Arena | None
+    ) -> BatchReader | ComponentReaders | None:
+        """What makes batches field by field; None if one component cannot be so read."""
+        makers = self._makers
+        if self._are_made_alike:
+            return makers[0].reader(reading, clock, arena, fields_of=self._fields_of)
+        own_arena = arena if self._is_apart else None
+        readers = [maker.reader(reading, clock, own_arena, len(makers)) for maker in makers]
         by_fields = [reader for reader in readers if reader is not None]
-        if len(readers) == 1 or len(by_fields) < len(readers):
+        if len(by_fields) < len(makers):
             return None
         names = [field.name for field in settings.fields]
         made_by = (by_fields, names, settings.batch_format, settings.collation)
@@ -181,7 +182,7 @@ class MixtureSource:
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
-        return digest_share(self.order, epoch, start, stop, place)
+        return self._makers[0].expected_digest(epoch, start, stop, place)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
@@ -200,15 +201,35 @@ class MixtureSource:
         return unit % self.epochs.batch_size == 0
 
     @cached_property
+    def _are_made_alike(self) -> bool:
+        """Whether samples of all components are made in one way, once their members are found."""
+        first, *others = self.components
+        made_by = attrgetter("transforms", "sample_transforms", "joins")
+        return all(
+            made_by(other) == made_by(first) and are_decoded_alike(first.fields, other.fields)
+            for other in others
+        )
+
+    @cached_property
+    def _fields_in_order(self) -> list[list[Field]]:
+        """The fields of each component, in the order of those of the first one."""
+        by_name = [{field.name: field for field in each.fields} for each in self.components]
+        return [[own[field.name] for field in self.components[0].fields] for own in by_name]
+
+    def _fields_of(self, shard: int) -> list[Field]:
+        """The fields of a shard, where components are made alike."""
+        return self._fields_in_order[int(self.order.components_of(shard))]
+
+    @cached_property
     def _makers(self) -> tuple[IndexedSource, ...]:
-        """What makes the samples of each component in the order of the mix, or one for all."""
+        """What makes the samples of each component in the order of the mix."""
         seed = self.order.slots.seed
         makers = tuple(
             replace(component, index=self.index, order=self.order, seed=seed)
             for component in self.components
         )
-        if all(maker == makers[0] for maker in makers):
-            return makers[:1]
+        if self._are_made_alike:
+            return makers
         # Their batches are joined, so all entries are needed.
         collation = replace(makers[0].collation, reserved=RESERVED_KEYS)
         return tuple(replace(maker, batch_format="dict", collation=collation) for maker in makers)

@@ -65,7 +65,7 @@ class ComponentReaders:
         spans: Sequence[tuple[int, int]],
         transforms: Sequence[SampleTransforms],
         weights: Sequence[Sequence[int]],
-        components: Sequence[int],
+        components: Ints,
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
@@ -74,7 +74,7 @@ class ComponentReaders:
             spans: The positions of each batch in the epoch.
             transforms: Of this epoch, of each component.
             weights: Of the samples of each batch, 1 or 0; empty where the split has none.
-            components: Of the samples of all batches.
+            components: Of the samples of all batches, int64 of shape (n,).
 
         Raises:
             ShardError: As of `BatchReader.look_up`.
@@ -88,7 +88,7 @@ class ComponentReaders:
     def _look_up_of(
         self, component: int, spans: Sequence[tuple[int, int]], transforms: SampleTransforms
     ) -> None:
-        own = np.flatnonzero(np.array(self._components, np.int64) == component)
+        own = np.flatnonzero(self._components == component)
         # rows: of this component in each batch, counted from the batch's first one
         cuts: list[int] = np.searchsorted(own, np.array(self._stops)).tolist()
         rows = [
@@ -101,7 +101,7 @@ class ComponentReaders:
             self._parts[batch].append(_Part(component, number, rows[batch]))
         positions = [(rows[batch] + spans[batch][0]).tolist() for batch in batches]
         weights = [_taken(self._weights[batch], rows[batch]) for batch in batches]
-        numbers = [[component] * len(rows[batch]) for batch in batches]
+        numbers = [np.full(len(rows[batch]), component, np.int64) for batch in batches]
         self._readers[component].look_up(self._ids[own], positions, transforms, weights, numbers)
 
     def batch(self, number: int) -> LoadedBatch:

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike, with_one_kind
 from lightning_shards.readers.mixtures.readers import ComponentReaders
@@ -24,14 +25,14 @@ class MixtureRows:
     Attributes:
         order: The order of the mixture.
         settings: What all of its rows follow from.
-        of_components: Make the rows of each component, or one of all if they are made alike.
-        readers: Makes batches field by field where components differ; None if that is not possible.
+        of_components: Make the rows of each component.
+        reader: Makes batches field by field; None if that is not possible.
     """
 
     order: MixtureOrder
     settings: RowSettings
     of_components: tuple[EpochRows, ...]
-    readers: ComponentReaders | None = None
+    reader: BatchReader | ComponentReaders | None
 
     @property
     def epoch(self) -> int:
@@ -51,25 +52,23 @@ class MixtureRows:
     @property
     def reads_by_fields(self) -> bool:
         """Whether batches can be made field by field."""
-        return self.readers is not None or self._alike is not None
+        return self.reader is not None
 
     def look_up(
         self, ids: Ints, spans: Sequence[tuple[int, int]], weights: Sequence[Sequence[int]]
     ) -> Callable[[int], LoadedBatch]:
         """Find where the members of a stretch lie; what comes back gives its batches by number."""
-        components = self.order.components_of(ids[:, 0]).tolist()
-        alike = self._alike
-        if alike is None:
-            assert self.readers is not None
-            transforms = [rows.transforms for rows in self.of_components]
-            self.readers.look_up(ids, spans, transforms, weights, components)
-            return self.readers.batch
-        assert alike.reader is not None
+        components = self.order.components_of(ids[:, 0])
+        transforms = [rows.transforms for rows in self.of_components]
+        assert self.reader is not None
+        if isinstance(self.reader, ComponentReaders):
+            self.reader.look_up(ids, spans, transforms, weights, components)
+            return self.reader.batch
         stops = accumulate((stop - start for start, stop in spans), initial=0)
         of_batches = [components[start:stop] for start, stop in pairwise(stops)]
         positions = [range(*span) for span in spans]
-        alike.reader.look_up(ids, positions, alike.transforms, weights, of_batches)
-        return alike.reader.batch
+        self.reader.look_up(ids, positions, transforms[0], weights, of_batches)
+        return self.reader.batch
 
     @contextmanager
     def keeping_globals(self) -> Generator[None]:
@@ -82,16 +81,16 @@ class MixtureRows:
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by row."""
         ids = self.order.at(self.epoch, start, stop)
-        numbers = self.order.components_of(ids[:, 0]).tolist()
+        numbers: list[int] = self.order.components_of(ids[:, 0]).tolist()
         samples: list[Sample] = []
         bad: dict[int, BadSample] = {}
         for row, ((shard, sample), number) in enumerate(zip(ids.tolist(), numbers, strict=True)):
-            made, replaced = self._rows_of(number).made(start + row, shard, sample)
+            made, replaced = self.of_components[number].made(start + row, shard, sample)
             samples.append(made)
             if replaced is not None:
                 bad[row] = replaced
         for number, own in _by_component(samples, numbers).items():
-            self._rows_of(number).counted(own)
+            self.of_components[number].counted(own)
         return samples, bad
 
     def collated(self, samples: list[Sample]) -> tuple[list[Sample], list[str]]:
@@ -103,7 +102,7 @@ class MixtureRows:
         """
         firsts: list[ComponentRow] = []
         for number, own in _by_component(samples, self.components_of(samples)).items():
-            _, names = self._rows_of(number).collated(own)
+            _, names = self.of_components[number].collated(own)
             firsts.append(ComponentRow(self.order.slots.names[number], names, own[0]))
         configured = [field.name for field in self.settings.fields]
         names = in_order(list(firsts[0].fields), configured)
@@ -115,7 +114,7 @@ class MixtureRows:
     def layouts_of(self, samples: Sequence[Sample]) -> Layouts:
         """Of the fields that crops make alike in all components of these samples."""
         numbers = sorted(set(self.components_of(samples)))
-        first, *others = (self._rows_of(number).transforms.layouts for number in numbers)
+        first, *others = (self.of_components[number].transforms.layouts for number in numbers)
         return {
             name: layout
             for name, layout in first.items()
@@ -126,15 +125,6 @@ class MixtureRows:
         """The component of each of these samples."""
         shards = np.array([sample["__id__"][0] for sample in samples], np.int64)
         return self.order.components_of(shards).tolist()
-
-    @property
-    def _alike(self) -> EpochRows | None:
-        """What makes the rows of all components by fields, if they are made alike."""
-        only = self.of_components[0]
-        return only if len(self.of_components) == 1 and only.reads_by_fields else None
-
-    def _rows_of(self, component: int) -> EpochRows:
-        return self.of_components[component if len(self.of_components) > 1 else 0]
 
 
 def in_order(names: list[str], configured: Sequence[str]) -> list[str]:

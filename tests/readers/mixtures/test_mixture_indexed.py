@@ -15,12 +15,13 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import indexed
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making import batches as making
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.replay import batch_keys
 from tests.mixed_shards import COUNTS, WEIGHTS, mix_of, module_of, pack_component
 
-ALIKE = ("web", "more")
+ALIKE = ("web", "labels")
 DIFFERENT = ("web", "labels", "more")
 
 
@@ -42,6 +43,21 @@ def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
     return module_of(tmp_path, mix, split, **settings)
 
 
+@pytest.mark.parametrize(("names", "readers"), [(ALIKE, 1), (DIFFERENT, 3)])
+def test_components_that_differ_in_suffixes_alone_have_one_reader(
+    tmp_path, monkeypatch, names, readers
+):
+    made = []
+
+    def counted(*arguments, **settings):
+        made.append(BatchReader(*arguments, **settings))
+        return made[-1]
+
+    monkeypatch.setattr(indexed, "BatchReader", counted)
+    next(mixture(tmp_path, names).source("train").batches(Place(), Cursor()))
+    assert len(made) == readers
+
+
 def as_numbers(batch):
     """Number of the component and of the sample in it, by the keys of a batch."""
     names = list(COUNTS)
@@ -49,7 +65,9 @@ def as_numbers(batch):
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT, ("labels", "web")], ids=",".join)
+@pytest.mark.parametrize(
+    "names", [ALIKE, DIFFERENT, ("more", "web"), ("labels", "web")], ids=",".join
+)
 def test_each_row_is_the_sample_that_the_order_names_with_all_of_its_fields(tmp_path, names):
     module = mixture(tmp_path, names)
     source = module.source("train")
@@ -234,12 +252,16 @@ def spoil(url, key, suffix):
         file.write(b"!" * member.size)
 
 
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
-def test_a_substitute_is_of_the_same_component(tmp_path, names):
+@pytest.mark.parametrize(
+    ("names", "suffix", "spoilt"),
+    [(ALIKE, "class.txt", (0, 1, 3)), (DIFFERENT, "cls", (1, 3, 4))],
+    ids=["alike", "different"],
+)
+def test_a_substitute_is_of_the_same_component(tmp_path, names, suffix, spoilt):
     mix = mix_of(tmp_path / "shards", names)
     last = names[-1]
-    for number in (1, 3, 4):
-        spoil(mix[last]["urls"][0], f"{last}{number:03d}", "cls")
+    for number in spoilt:
+        spoil(mix[last]["urls"][0], f"{last}{number:03d}", suffix)
     split = {"on_bad_sample": "substitute", "max_bad": 20}
     module = module_of(tmp_path, mix, split)
     source, replaced = module.source("train"), 0
