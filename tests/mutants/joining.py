@@ -22,6 +22,12 @@ MUTANTS = [
         "shards/joins",
     ),
     Mutant(
+        "shards.joins.parquet_table:_pieces",
+        "min(_DECODED_ROWS, _rows_in_bytes(file.metadata, name))",
+        "_rows_in_bytes(file.metadata, name)",
+        "shards/joins/test_kept_joins.py",
+    ),
+    Mutant(
         "shards.joins.matching:match",
         "is_row[1:] & is_row[:-1] & ~is_first[1:]",
         "is_row[1:] & is_row[:-1] & is_first[1:] & ~is_first[1:]",
