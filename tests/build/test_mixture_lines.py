@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_shards import ExactResume
 from lightning_shards.build.loaders import describe
 from lightning_shards.build.mixture_lines import passes_text
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.workers.pool import PoolDescription
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
@@ -130,7 +131,7 @@ def test_many_components_are_not_all_told(tmp_path, monkeypatch):
 
 
 def test_a_component_whose_samples_are_unknown_has_no_passes(lines_of, monkeypatch):
-    monkeypatch.setattr("lightning_shards.build.mixture_lines.samples_of_component", lambda _: None)
+    monkeypatch.setattr(ShardIndex, "known_samples", None)
     assert lines_of()[2] == "  web: weight 5 of 8, 5 in each step, 20 samples an epoch"
 
 
