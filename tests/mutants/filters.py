@@ -4,6 +4,7 @@ from tests.mutants.planting import Mutant
 
 _KEPT = "readers/test_kept_samples.py"
 _ORDER = "plan/test_kept_order.py"
+_DIGESTS = "shards/filters/test_list_digests.py"
 _APPLYING = "shards/filters/test_applying.py"
 
 MUTANTS = [
@@ -32,6 +33,24 @@ MUTANTS = [
         ' | {"kept": self.kept.identity}',
         "",
         f"{_ORDER} {_KEPT}",
+    ),
+    Mutant(
+        "shards.filters.list_digests:remembered_digest",
+        "before.stamp == stamp and before.is_settled",
+        "before.stamp == stamp",
+        _DIGESTS,
+    ),
+    Mutant(
+        "shards.filters.list_digests:_reading",
+        "(before.stamp, before.digest) == (stamp, digest)",
+        "before.stamp == stamp",
+        _DIGESTS,
+    ),
+    Mutant(
+        "shards.filters.list_digests:_stamp_of",
+        ", status.st_ctime_ns]",
+        "]",
+        _DIGESTS,
     ),
     Mutant(
         "saved_state:require_same",

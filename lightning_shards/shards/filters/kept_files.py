@@ -13,6 +13,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ _VERSION = 2
 _ALIGNED = 8
 _LONGEST_LINE = 4096
 _FILE_MODE = 0o600
+_ABSENT = (-1, -1)
+_READ_BYTES = 1 << 18
+"""Bytes of a file that are read at once: what stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -84,28 +88,29 @@ class MappedNumbers(Numbers):
 
 def kept_path(index: ShardIndex, digest: str, stamps: _Ints, cache: CacheFolder) -> Path:
     """Where the cache has what the filter with this digest left of shards with these stamps."""
-    text = "\n".join([digest, index.fingerprint(), *map(sidecar_name, index.urls)])
+    assert index.counts is not None  # the caller has seen to it
+    text = "\n".join([digest, *map(sidecar_name, index.urls)])
     hashed = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-    hashed.update(stamps.tobytes())
+    hashed.update(index.counts.tobytes() + stamps.tobytes())
     return cache.root / "kept" / f"{hashed.hexdigest()[:32]}.kept"
 
 
 def stamps_of(index: ShardIndex, cache: CacheFolder) -> _Ints:
     """What shows that a shard or the table of a remote one is another: int64, (num_shards, 2)."""
-    stamps = np.full((index.num_shards, 2), -1, np.int64)
-    for number, url in enumerate(index.urls):
+    stamps: list[tuple[int, int]] = []
+    for url in index.urls:
         path = url if is_local(url) else cache.sidecar_of(url)
         try:
-            stamps[number] = stamp_of(path)
+            stamps.append(stamp_of(path))
         except OSError:
-            continue  # a local shard that is missing is an error elsewhere
-    return stamps
+            stamps.append(_ABSENT)  # a local shard that is missing is an error elsewhere
+    return np.array(stamps, np.int64).reshape(-1, 2)
 
 
 def write_kept(path: Path, kept: KeptSamples, cache: CacheFolder) -> KeptSamples:
     """Write what is left, and take the numbers from the file from now on; held if it fails."""
     numbers = kept.numbers.values()
-    parts = [np.ascontiguousarray(part).tobytes() for part in (kept.counts, numbers)]
+    parts = [np.ascontiguousarray(part).view(np.uint8).data for part in (kept.counts, numbers)]
     head = json.dumps(
         {
             "version": _VERSION,
@@ -160,7 +165,7 @@ def read_kept(
 
 
 def _parsed(
-    file: Any,
+    file: BufferedReader,
     begin: int,
     head: dict[str, Any],
     of: tuple[Path, ShardIndex, CacheFolder],
@@ -174,7 +179,7 @@ def _parsed(
     is_whole = os.fstat(file.fileno()).st_size == offset + size * kind.itemsize
     if head["version"] != _VERSION or head["shards"] != shards or not is_whole:
         raise ValueError("it is of another version, or damaged")
-    if not is_checked and crc32(file.read(), crc32(counts.tobytes())) != head["crc32"]:
+    if not is_checked and _crc32_of_rest(file, crc32(counts.data)) != head["crc32"]:
         raise ValueError("it is damaged: its checksum differs")
     assert index.counts is not None  # the caller has seen to it
     numbers: Numbers = HeldNumbers(np.empty(0, kind))
@@ -182,3 +187,11 @@ def _parsed(
         numbers = MappedNumbers(path, cache, offset, kind.str, size)
     are_kept, identity = bool(head["are_kept"]), str(head["identity"])
     return KeptSamples(index.counts, counts, numbers, are_kept, identity)
+
+
+def _crc32_of_rest(file: BufferedReader, checksum: int) -> int:
+    """The crc32 of what was read of a file, continued to its end."""
+    buffer = memoryview(bytearray(_READ_BYTES))
+    while size := file.readinto(buffer):
+        checksum = crc32(buffer[:size], checksum)
+    return checksum

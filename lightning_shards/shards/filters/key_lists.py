@@ -70,7 +70,7 @@ def read_key_list(path: str) -> KeyList:
     digests: list[_Words] = []
     keys: list[bytes] = []
     numbers: dict[bytes, array[int]] = {}
-    with os.fdopen(_opened(path), "rb") as file:
+    with os.fdopen(open_list(path), "rb") as file:
         if file.read(len(BOM_UTF8)) != BOM_UTF8:
             file.seek(0)
         for line in file:
@@ -99,7 +99,7 @@ def digest_of_list(path: str) -> str:
     Raises:
         ConfigError: The file cannot be read.
     """
-    with os.fdopen(_opened(path), "rb") as file:
+    with os.fdopen(open_list(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -125,7 +125,12 @@ def _parse_id(entry: bytes, path: str) -> tuple[bytes, int]:
     return name, int(number)
 
 
-def _opened(path: str) -> int:
+def open_list(path: str) -> int:
+    """A list, open for reading, which the caller closes.
+
+    Raises:
+        ConfigError: It cannot be opened.
+    """
     try:
         return open_regular(Path(path).expanduser())
     except (FileAccessError, ShardNotFoundError) as error:

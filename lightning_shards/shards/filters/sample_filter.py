@@ -8,7 +8,9 @@ from typing import Any, cast
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.key_hashes import HashParts, parse_parts
 from lightning_shards.shards.filters.key_lists import digest_of_list
+from lightning_shards.shards.filters.list_digests import remembered_digest
 from lightning_shards.shards.filters.predicates import Predicate, digest_of_predicate
+from lightning_shards.shards.private_files import CacheFolder
 
 _VERSION = 1
 """Of what a filter does; what was kept by another one is not used."""
@@ -42,17 +44,25 @@ class SampleFilter:
         given = {"keep": self.keep, "exclude": self.exclude}
         return " and ".join(name for name, value in given.items() if value is not None)
 
-    def digest(self) -> str:
+    def digest(self, cache: CacheFolder | None = None) -> str:
         """A hash of its content: of the lists, the parts and the predicate, in hex digits.
+
+        Where a cache is given, digests of lists that have not changed are taken from it.
 
         Raises:
             ConfigError: A list cannot be read, or a predicate cannot be recognised again.
+            FileAccessError: What is in the cache could be another user's work.
         """
         keep, exclude = self.keep, self.exclude
         kept = digest_of_predicate(self.predicate) if self.predicate is not None else repr(keep)
         left_out = repr(exclude)
         if isinstance(exclude, tuple):
-            left_out = repr([digest_of_list(path) for path in exclude])
+            left_out = repr(
+                [
+                    digest_of_list(path) if cache is None else remembered_digest(path, cache)
+                    for path in exclude
+                ]
+            )
         return hashlib.sha256(f"{_VERSION}\n{kept}\n{left_out}".encode()).hexdigest()
 
 

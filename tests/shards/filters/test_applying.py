@@ -244,6 +244,13 @@ def test_a_damaged_file_is_made_again(urls, cache, spoil, caplog):
     assert "is found out again" in caplog.text
 
 
+def test_a_file_that_was_cut_is_made_again_though_another_process_has_checked_it(urls, cache):
+    expected = numbers_left(applied(urls, cache, exclude=THIRD))
+    (path,) = cache.glob("kept/*")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert numbers_left(applied(urls, cache, exclude=THIRD, is_prepared=True)) == expected
+
+
 def test_a_file_that_others_may_write_is_refused(urls, cache):
     applied(urls, cache, exclude=THIRD)
     (path,) = cache.glob("kept/*")
