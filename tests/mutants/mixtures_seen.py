@@ -4,8 +4,15 @@ from tests.mutants.planting import Mutant
 
 TRACE = "tools/trace/test_trace_mixtures.py"
 MONITOR = "callbacks/test_throughput_mixtures.py"
+ROWS = "readers/mixtures/test_mixture_indexed.py"
 
 MUTANTS = [
+    Mutant(
+        "readers.making.rows:EpochRows._stand_in",
+        "len(tried) - 1",
+        "self.settings.max_bad + 1",
+        ROWS,
+    ),
     Mutant(
         "readers.source:SourceDescription.component_of",
         "bisect_right(ends, shard)",
