@@ -116,3 +116,9 @@ def count_of(number: int, noun: str) -> str:
     """
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def name_set(error: BaseException, name: str) -> None:
+    """Let a message say which of several evaluation sets, as in ``val/web``, it is about."""
+    if "/" in name and isinstance(error, ShardError) and name not in str(error):
+        error.args = (f"{name}: {error}", *error.args[1:])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import torch.distributed
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError
+from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
@@ -362,8 +362,9 @@ class ShardLoader:
     def _check_budget(self, served: Served) -> None:
         try:
             require_budget(served.bad, self._source.describe().max_bad, served.begin.epoch)
-        except SampleError:
+        except SampleError as error:
             self.close()
+            name_set(error, self.name)
             raise
 
     def _next_batch(self, following: Cursor, samples: int) -> LoadedBatch:
@@ -376,8 +377,9 @@ class ShardLoader:
         try:
             with self.progress.waiting() if self.progress else nullcontext():
                 loaded = next(self._open.stream)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            name_set(error, self.name)
             raise
         seconds = time.perf_counter() - begin
         times = self.times

@@ -28,13 +28,13 @@ class FilterNeeds(NamedTuple):
     Attributes:
         split: Its name, for messages.
         sampling: Name of its sampling.
-        dataset_size: Nominal samples of an epoch, if they are given.
+        has_size: Whether the samples of an epoch are known without what is left.
         patterns: Its shards as the user names them, for messages.
     """
 
     split: str
     sampling: str
-    dataset_size: int | None
+    has_size: bool
     patterns: str
 
 
@@ -117,7 +117,7 @@ def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNe
             f"{chosen.names} leaves of each shard, and {lacking}; {remedy}, or take "
             "sampling='resampled'"
         )
-    if needs.dataset_size is None:
+    if not needs.has_size:
         raise ConfigError(
             f"how many samples {chosen.names} of {needs.split!r} leaves is unknown, as {lacking}; "
             f"set dataset_size, or {remedy}"

@@ -87,7 +87,8 @@ def _find(
     chosen = sample_filter(config.keep, config.exclude)
     if chosen is None:
         return index
-    needs = FilterNeeds(name, str(config.sampling), config.dataset_size, patterns)
+    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
+    needs = FilterNeeds(name, str(config.sampling), has_size, patterns)
     return index_of_kept(index, chosen, needs, folder, settings, is_prepared=is_prepared)
 
 

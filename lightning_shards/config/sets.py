@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from lightning_shards.config.splits import Split, SplitConfig, split_configs, with_urls
-from lightning_shards.errors import ConfigError, ShardError
+from lightning_shards.errors import ConfigError, ShardError, name_set
 
 SplitName: TypeAlias = str
 """A split, as in ``val``, or one of several evaluation sets, as in ``val/web``."""
@@ -149,6 +149,5 @@ def errors_of(name: SplitName) -> Generator[None]:
     try:
         yield
     except ShardError as error:
-        if set_of(name) and name not in str(error):
-            error.args = (f"{name}: {error}", *error.args[1:])
+        name_set(error, name)
         raise

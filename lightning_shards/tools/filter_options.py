@@ -41,7 +41,9 @@ def samples_left(urls: Sequence[str], options: Namespace) -> int | None:
         index = load_index(urls, cache=options.cache, storages=storages)
     finally:
         storages.close()
-    needs = FilterNeeds("the shards", "sequential", None, "::".join(options.urls))
+    needs = FilterNeeds(
+        "the shards", "sequential", has_size=False, patterns="::".join(options.urls)
+    )
     kept = index_of_kept(index, chosen, needs, options.cache, settings).kept_samples
     assert kept is not None  # otherwise exact sampling is refused
     return kept

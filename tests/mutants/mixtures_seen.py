@@ -4,8 +4,25 @@ from tests.mutants.planting import Mutant
 
 TRACE = "tools/trace/test_trace_mixtures.py"
 MONITOR = "callbacks/test_throughput_mixtures.py"
+ROWS = "readers/mixtures/test_mixture_indexed.py"
+REMOTE = "shards/remote/test_remote_mixtures.py"
 
 MUTANTS = [
+    Mutant(
+        "build.sources:_find", "in_mixture or config.dataset_size", "config.dataset_size", REMOTE
+    ),
+    Mutant(
+        "shards.index:ShardIndex.known_samples",
+        " or self.key_tests is not None",
+        "",
+        REMOTE,
+    ),
+    Mutant(
+        "readers.making.rows:EpochRows._stand_in",
+        "len(tried) - 1",
+        "self.settings.max_bad + 1",
+        ROWS,
+    ),
     Mutant(
         "readers.source:SourceDescription.component_of",
         "bisect_right(ends, shard)",

@@ -25,8 +25,14 @@ MUTANTS = [
     ),
     Mutant(
         "config.sets:errors_of",
-        "if set_of(name) and name not in str(error):",
-        "if False:",
+        "name_set(error, name)",
+        "pass",
+        _FITS,
+    ),
+    Mutant(
+        "loader:ShardLoader._next_batch",
+        "name_set(error, self.name)",
+        "pass",
         _FITS,
     ),
     Mutant(

@@ -136,7 +136,9 @@ class EpochRows:
         try:
             return self._row(position, shard, sample), None
         except BAD as error:
-            return self._stand_in(position, error), bad_sample(shard, sample, error)
+            return self._stand_in(position, (shard, sample), error), bad_sample(
+                shard, sample, error
+            )
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         self.transforms.seed_decoders(position)
@@ -147,23 +149,36 @@ class EpochRows:
             raise
         return self.transforms.apply(row, position)
 
-    def _stand_in(self, position: int, error: Exception) -> Sample:
+    def _stand_in(self, position: int, bad: tuple[int, int], error: Exception) -> Sample:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
         if self.settings.max_bad is None:
             raise refused(error)
-        tries = min(self.settings.max_bad + 1, self.settings.order.samples)
-        for shard, sample in self._following(position, tries):
-            self.shards.reader(shard)
+        tried = {bad}  # what follows in a small component begins again with the same ones
+        for sample_id in self._following(position):
+            if sample_id in tried:
+                continue
+            tried.add(sample_id)
+            if sample_id in self.unreadable:
+                continue
+            self.shards.reader(sample_id[0])
             with suppress(*BAD):
-                return StandIn(self._row(position, shard, sample))
-        error.add_note(f"the {tries} samples that follow it in the order are bad, too")
+                return StandIn(self._row(position, *sample_id))
+        error.add_note(_none_is_good(len(tried) - 1))
         raise error
 
-    def _following(self, position: int, tries: int) -> Iterator[tuple[int, int]]:
+    def _following(self, position: int) -> Iterator[tuple[int, int]]:
         """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
+        tries = min((self.settings.max_bad or 0) + 1, self.settings.order.samples)
         tried, size = 0, 1
         while tried < tries:
             following = self.settings.order.following(self.epoch, position, size).tolist()
-            ids = ((shard, sample) for shard, sample in following[tried:])
-            yield from (sample_id for sample_id in ids if sample_id not in self.unreadable)
+            yield from ((shard, sample) for shard, sample in following[tried:])
             tried, size = size, min(2 * size, tries)
+
+
+def _none_is_good(tried: int) -> str:
+    """What to say of a bad sample after so many others, none of which is good."""
+    if not tried:
+        return "there is no other sample that could stand for it"
+    follow = "sample that follows" if tried == 1 else f"{tried} samples that follow"
+    return f"the {follow} it in the order {'is' if tried == 1 else 'are'} bad, too"

@@ -276,6 +276,30 @@ def test_a_substitute_is_of_the_same_component(tmp_path, names, suffix, spoilt):
     assert replaced > 0
 
 
+@pytest.mark.parametrize(
+    ("counts", "note"),
+    [
+        ([2, 1], "the 2 samples that follow it in the order are bad, too"),
+        ([0, 2], "the sample that follows it in the order is bad, too"),
+        ([1], "there is no other sample that could stand for it"),
+    ],
+)
+def test_the_samples_that_were_tried_are_those_of_the_component(tmp_path, counts, note):
+    """Each of them once, though what follows in a small component begins again and again."""
+    mix = mix_of(tmp_path / "shards", ("web",))
+    urls, number = pack_component(tmp_path / "shards", "few", counts), 0
+    for url, count in zip(urls, counts, strict=True):
+        for _ in range(count):
+            spoil(url, f"few{number:03d}", "cls")
+            number += 1
+    mix["few"] = {"urls": urls, "weight": 3}
+    split = {"on_bad_sample": "substitute", "max_bad": 20}
+    loader = module_of(tmp_path, mix, split).loader("train")
+    with pytest.raises(SampleError, match=r"few00\d' of .*cannot be decoded") as raised:
+        next(iter(loader))
+    assert raised.value.__notes__ == [note]
+
+
 def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
     wrong = {"labels": {"fields": {"image": "img.png", "label": "class.json"}, "decode": {}}}
     source = mixture(tmp_path, components=wrong).source("train")

@@ -1,0 +1,182 @@
+"""Mixtures of local and remote components: by their tables, or streamed where there are none."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule
+from lightning_shards.build import sources
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import Place
+from lightning_shards.profiling.mixture_progress import MixtureProgress
+from lightning_shards.readers import reader_choice
+from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from lightning_shards.readers.replay import batch_keys
+from lightning_shards.shards.filters.key_tests import read_key_tests
+from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.index import ShardIndex
+from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
+from tests.shards.remote.conftest import QUICK
+from tests.shards.remote.published import batches, publish, server_put
+
+pytestmark = pytest.mark.network
+
+NAMES = ("web", "labels", "more")
+REMOTE = "labels"
+HALF = {"hash_of": "key", "of": 2, "parts": [0]}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return {name: pack_component(tmp_path / "shards", name, COUNTS[name]) for name in NAMES}
+
+
+@pytest.fixture
+def with_remote(shards, server, tmp_path):
+    """The same shards, those of one component on our server, with counts and tables."""
+    publish(shards[REMOTE], server_put(server), tmp_path, counts=COUNTS[REMOTE])
+    return shards | {REMOTE: f"{server.url}/data/{REMOTE}-{{0..1}}.tar"}
+
+
+@pytest.fixture
+def tableless(with_remote, server):
+    for name in [name for name in server.objects if name.endswith(".members")]:
+        del server.objects[name]
+    return with_remote
+
+
+@pytest.fixture
+def countless(tableless, server):
+    del server.objects["data/sizes.json"]
+    return tableless
+
+
+def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **split):
+    """A mix whose components have other members for the same fields, or the same ones."""
+    mix = {
+        name: {"urls": urls[name], "weight": WEIGHTS[name], **(components or {}).get(name, {})}
+        for name in NAMES
+    }
+    mix[REMOTE] |= {
+        "fields": {"image": "img.png", "label": "class.txt"},
+        "decode": {"label": "int"},
+    }
+    own = {"sampling": "shuffled", "shuffle_run": 2, "round": 8, "dataset_size": 32}
+    return ShardDataModule(
+        {"mix": mix, **own, **split},
+        fields={"image": "png", "label": "cls"},
+        decode={"image": "gray"},
+        batch_size=8,
+        num_workers=num_workers,
+        loader=LoaderConfig(cache_dir=str(tmp_path / cache)),
+    )
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "resampled"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
+    with_remote, shards, tmp_path, sampling, num_workers
+):
+    given = {"sampling": sampling, "num_workers": num_workers}
+    afar, here = module(with_remote, tmp_path, "other", **given), module(shards, tmp_path, **given)
+    assert isinstance(afar.source("train"), MixtureSource)
+    assert afar.source("train").identity() == here.source("train").identity()
+    assert batches(afar, epochs=2) == batches(here, epochs=2)
+
+
+def test_a_filter_of_a_remote_component_with_tables_leaves_what_it_leaves_of_local_ones(
+    with_remote, shards, tmp_path
+):
+    own = {REMOTE: {"keep": HALF}}
+    afar, here = module(with_remote, tmp_path, "other", own), module(shards, tmp_path, "cache", own)
+    assert isinstance(afar.source("train"), MixtureSource)
+    assert batches(afar, epochs=2) == batches(here, epochs=2)
+
+
+@pytest.mark.parametrize("components", [{}, {REMOTE: {"keep": HALF}}], ids=["all", "kept"])
+@pytest.mark.parametrize("lacking", ["tableless", "countless"])
+def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
+    lacking, components, shards, tmp_path, request
+):
+    urls = request.getfixturevalue(lacking)
+    data = module(urls, tmp_path, "other", components, sampling="resampled")
+    source = data.source("train")
+    assert isinstance(source, MixtureStreamSource)
+    kept = module(shards, tmp_path, components=components).source("train").order.mix[1].order
+    left = {tuple(each) for each in kept.at(0, 0, kept.samples).tolist()}
+    seen = set()
+    for batch in data.loader("train"):
+        assert Counter(batch["__component__"].tolist()) == dict(enumerate(WEIGHTS.values()))
+        of_remote = batch["__id__"].numpy()[batch["__component__"] == 1]
+        seen |= {tuple(each) for each in (of_remote - [len(COUNTS["web"]), 0]).tolist()}
+    assert seen
+    assert seen <= left
+    rows = batch_keys(source, Place(), 0, range(4), num_workers=1)
+    assert {row.shard for batch in rows for row in batch} <= set(range(8))
+
+
+def test_the_indexed_reader_names_the_component_that_lacks_tables(tableless, tmp_path):
+    data = module(tableless, tmp_path, "other", reader="indexed")
+    with pytest.raises(
+        ConfigError, match=r"^train\.mix\.labels: .*members.*lightning-shards index"
+    ):
+        data.source("train")
+
+
+def test_the_indexed_reader_names_the_component_that_lacks_counts(countless, tmp_path):
+    data = module(countless, tmp_path, "other", reader="indexed")
+    message = r"^reader='indexed' of 'train\.mix\.labels' needs the number of samples of each shard"
+    with pytest.raises(ConfigError, match=message):
+        data.source("train")
+
+
+def test_each_sample_once_of_a_mix_with_a_component_without_tables_names_it(tableless, tmp_path):
+    message = r"train\.mix\.web has sampling='shuffled'.*train\.mix\.labels is remote, without mem"
+    with pytest.raises(ConfigError, match=message):
+        module(tableless, tmp_path, "other").source("train")
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"epoch_of": "labels", "dataset_size": None}, {"components": "passes"}]
+)
+@pytest.mark.parametrize(
+    ("lacking", "keep", "why"),
+    [
+        ("countless", None, "has no counts beside it"),
+        ("tableless", HALF, "has keep or exclude, and no member tables beside it"),
+    ],
+)
+def test_what_weighs_by_unknown_samples_names_the_component(
+    lengths, lacking, keep, why, tmp_path, request
+):
+    own = {"keep": keep} if keep else {}
+    if "components" in lengths:
+        own |= {"weight": None, "passes": 2}
+    split = {"sampling": "resampled"} | {k: v for k, v in lengths.items() if k != "components"}
+    urls = request.getfixturevalue(lacking)
+    data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, **split)
+    with pytest.raises(ConfigError, match=f"samples of component 'labels' is unknown, .* {why}; g"):
+        data.source("train")
+
+
+def test_passes_of_a_component_are_told_where_its_samples_are_known(tableless, tmp_path):
+    for components, known in (({}, (17, 6, 7)), ({REMOTE: {"keep": HALF}}, (17, None, 7))):
+        data = module(tableless, tmp_path, "other", components, sampling="resampled")
+        told = MixtureProgress.of(data.source("train"))
+        assert told is not None
+        assert told.pass_samples == known
+
+
+def test_a_total_of_a_folder_says_nothing_of_what_a_filter_leaves():
+    index = ShardIndex(("https://host/a.tar",), None, 9)
+    assert index.known_samples == 9
+    tests = read_key_tests(sample_filter(HALF, None), index)
+    assert replace(index, key_tests=tests).known_samples is None
