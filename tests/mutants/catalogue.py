@@ -25,8 +25,6 @@ MUTANTS = [
     *shards.MUTANTS,
     *remote.MUTANTS,
     *streams.MUTANTS,
-    *mixtures.MUTANTS,
-    *mixture_streams.MUTANTS,
     *seen.MUTANTS,
     *reading.MUTANTS,
     *values.MUTANTS,
