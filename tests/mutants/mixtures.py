@@ -30,10 +30,24 @@ MUTANTS = [
     Mutant("readers.mixtures.rows:MixtureRows.collated", "require_alike(firsts)", "pass", ROWS),
     Mutant(
         "readers.mixtures.rows:MixtureRows.look_up",
-        "self.order.components_of(ids[:, 0]).tolist()",
-        "[0] * len(ids)",
+        "self.order.components_of(ids[:, 0])",
+        "np.zeros(len(ids), np.int64)",
         ROWS,
     ),
+    Mutant("readers.mixtures.indexed:MixtureSource.batches", "=stretch)", "=STRETCH)", ROWS),
+    Mutant(
+        "readers.mixtures.indexed:MixtureSource._fields_of",
+        "int(self.order.components_of(shard))",
+        "0",
+        ROWS,
+    ),
+    Mutant(
+        "readers.mixtures.indexed:MixtureSource._are_made_alike",
+        '"transforms", "sample_transforms", "joins"',
+        '"sample_transforms", "joins"',
+        ROWS,
+    ),
+    Mutant("readers.mixtures.alike:_decoding_of", "field.decodings, ", "", ROWS),
     Mutant(
         "readers.mixtures.indexed:MixtureSource.first_sample",
         "if not self._is_apart and",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
+from typing import Final
 
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
@@ -36,6 +37,11 @@ from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage
+
+_MOST_STRETCHES: Final = 4
+"""At most so many stretches of a single data set are looked up together, one for each component.
+A stretch that needs only a part of each component's block reads nearly all of the block, and the
+next stretch reads it again."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,8 @@ class MixtureSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         makers, clock, unreadable = self._makers, StageClock(), set[tuple[int, int]]()
-        settings = replace(self.components[0].row_settings, order=self.order, stretch=2 * STRETCH)
+        stretch = STRETCH * min(len(makers), _MOST_STRETCHES)
+        settings = replace(self.components[0].row_settings, order=self.order, stretch=stretch)
 
         def begin(reading: Reading) -> Callable[[int], MixtureRows]:
             reader = self._reader(reading, settings, clock, arena)

@@ -17,7 +17,9 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making import batches as making
+from lightning_shards.readers.mixtures import indexed as mixtures_indexed
 from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.replay import batch_keys
 from tests.mixed_shards import COUNTS, WEIGHTS, mix_of, module_of, pack_component
 
@@ -56,6 +58,24 @@ def test_components_that_differ_in_suffixes_alone_have_one_reader(
     monkeypatch.setattr(indexed, "BatchReader", counted)
     next(mixture(tmp_path, names).source("train").batches(Place(), Cursor()))
     assert len(made) == readers
+
+
+def test_what_a_stretch_needs_of_a_block_is_not_read_again_for_the_next_one(tmp_path, monkeypatch):
+    mix = mix_of(tmp_path / "shards", ALIKE)
+    for name in ALIKE:
+        mix[name] |= {"urls": pack_component(tmp_path / "large", name, [256]), "weight": 1}
+    size_bytes = sum(Path(component["urls"][0]).stat().st_size for component in mix.values())
+    read_bytes, read_ranges = [], OpenShards.read_ranges
+
+    def counted(shards, requests):
+        read_bytes.extend(sum(reads.stops) - sum(reads.starts) for _, reads in requests)
+        return read_ranges(shards, requests)
+
+    monkeypatch.setattr(OpenShards, "read_ranges", counted)
+    monkeypatch.setattr(mixtures_indexed, "STRETCH", 64)
+    split = {"dataset_size": 512, "shuffle_run": 8, "shuffle_block": 64}
+    assert len(list(module_of(tmp_path, mix, split).loader("train"))) == 64
+    assert sum(read_bytes) < 1.2 * size_bytes
 
 
 def as_numbers(batch):
@@ -180,15 +200,26 @@ def halved(label):
 
 
 @pytest.mark.usefixtures("way")
-def test_whole_and_other_numbers_of_components_are_joined_as_those_of_one(tmp_path):
-    batch = next(
-        iter(
-            mixture(tmp_path, components={"web": {"transforms": {"label": halved}}}).loader("train")
-        )
-    )
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_whole_and_other_numbers_of_components_are_joined_as_those_of_one(tmp_path, names):
+    components = {"web": {"transforms": {"label": halved}}}
+    batch = next(iter(mixture(tmp_path, names, components=components).loader("train")))
     assert batch["label"].dtype == torch.float64
     wanted = [number / 2 if component == 0 else number for component, number in as_numbers(batch)]
     assert batch["label"].tolist() == wanted
+
+
+def hundredfold(data):
+    return 100 * int(data)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_each_component_has_decoders_of_its_own(tmp_path, names):
+    components = {"labels": {"decode": {"image": "gray", "label": hundredfold}}}
+    for batch in mixture(tmp_path, names, components=components).loader("train"):
+        wanted = [100 * number if own == 1 else number for own, number in as_numbers(batch)]
+        assert batch["label"].tolist() == wanted
 
 
 def as_text(label):
