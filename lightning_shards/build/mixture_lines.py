@@ -44,8 +44,8 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[
     until = " until weights change" if stage.end != (epoch + 1) * slots.epoch_samples else ""
     lines = [f"{_head(slots, epoch, in_step, in_batch)}{until}:"]
     for number, (name, weight, in_epoch, known) in enumerate(rows):
-        held = [held_text(in_step, number, "step")]
-        held += [held_text(in_batch, number, "rank's batch")] if is_shared else []
+        held = [_held_text(in_step, number, "step")]
+        held += [_held_text(in_batch, number, "rank's batch")] if is_shared else []
         passes = f" ({passes_text(int(in_epoch), known)} passes)" if known else ""
         lines.append(
             f"  {name}: weight {weight:,} of {sum(stage.weights):,}, {', '.join(held)}, "
@@ -55,27 +55,6 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[
         more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
         lines[_MOST_COMPONENTS + 1 :] = [f"  and {more}, which `lightning-shards plan` shows"]
     return lines + _drop_lines(slots, plan, epoch) + _change_lines(slots, epoch)
-
-
-def drop_text(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> str:
-    """What an epoch drops of each component, and the sizes that drop nothing; "" for nothing."""
-    if not plan.dropped:
-        return ""
-    dropped = zip(slots.names, dropped_of_epoch(slots, plan, epoch), strict=True)
-    each = ", ".join(f"{name} {count:,}" for name, count in dropped if count)
-    sizes = " or ".join(map(str, sizes_without_drop(slots, plan)))
-    return (
-        f"drops {count_of(plan.dropped, 'sample')} ({each}), which the passes of components skip; "
-        f"in a new run dataset_size={sizes} drops none"
-    )
-
-
-def held_text(counts: BatchCounts, number: int, what: str) -> str:
-    """How many samples of a component batches hold, where `what` is the name of such a batch."""
-    least, most = counts.least[number], counts.most[number]
-    if least < most:
-        return f"{least:,} to {most:,} in a {what}"
-    return f"{least:,} in {'each' if counts.is_complete else 'a'} {what}"
 
 
 def passes_text(samples: int, of_component: int) -> str:
@@ -107,9 +86,26 @@ def _head(slots: MixtureSlots, epoch: int, in_step: BatchCounts, in_batch: Batch
     )
 
 
+def _held_text(counts: BatchCounts, number: int, what: str) -> str:
+    """How many samples of a component batches hold, where `what` is the name of such a batch."""
+    least, most = counts.least[number], counts.most[number]
+    if least < most:
+        return f"{least:,} to {most:,} in a {what}"
+    return f"{least:,} in {'each' if counts.is_complete else 'a'} {what}"
+
+
 def _drop_lines(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> list[str]:
-    text = drop_text(slots, plan, epoch)
-    return [f"  epoch {epoch} {text}"] if text else []
+    """What an epoch drops of each component, and the sizes that drop nothing."""
+    if not plan.dropped:
+        return []
+    dropped = zip(slots.names, dropped_of_epoch(slots, plan, epoch), strict=True)
+    each = ", ".join(f"{name} {count:,}" for name, count in dropped if count)
+    sizes = " or ".join(map(str, sizes_without_drop(slots, plan)))
+    line = (
+        f"  epoch {epoch} drops {count_of(plan.dropped, 'sample')} ({each}), which the passes of "
+        f"components skip; in a new run dataset_size={sizes} drops none"
+    )
+    return [line]
 
 
 def _change_lines(slots: MixtureSlots, epoch: int) -> list[str]:

@@ -103,6 +103,7 @@ def footprint(
     *,
     message_bytes: int | None = None,
     run: int = 64,
+    part: float = 1.0,
 ) -> Footprint:
     """What an epoch asks of one node.
 
@@ -113,8 +114,9 @@ def footprint(
         sampling: The order's own word; `resampled` is with replacement.
         message_bytes: bytes of the batches that a worker sends in one message.
         run: Consecutive samples that the indexed reader keeps together.
+        part: The part of the epoch's samples that are of this data set, a component of a mixture.
     """
-    served, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
+    served, ranks = (plan.served + plan.padded) * part, min(workers.ranks, plan.world_size)
     per_node = served * ranks / plan.world_size
     touched = _shards_touched(served, per_node / max(served, 1), data, workers, sampling, run)
     num_workers = ranks * max(workers.per_rank, 1)
@@ -140,7 +142,7 @@ def _times(size: float | None, number: float) -> int | None:
 
 
 def _shards_touched(
-    served: int, share: float, data: DataShape, workers: Workers, sampling: str, run: int
+    served: float, share: float, data: DataShape, workers: Workers, sampling: str, run: int
 ) -> float:
     """Different shards that a node reads on average; `share` is its fraction of all samples."""
     shards, per_shard = data.shards, data.samples / max(data.shards, 1)

@@ -75,6 +75,15 @@ def trainer_size(config: Path) -> tuple[int | None, int]:
     return _positive(devices), _positive(nodes) or 1
 
 
+def trainer_epochs(config: Path) -> int | None:
+    """Epochs of a run by the section `trainer`; None where it says no number.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    return _positive(read_setting(config, "trainer.max_epochs"))
+
+
 def _positive(count: object) -> int | None:
     return count if type(count) is int and count > 0 else None
 

@@ -4,16 +4,20 @@ import json
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.plan.footprint import DataShape, Workers, footprint
+from lightning_shards.plan.footprint import DataShape, Footprint, Workers, footprint
 from lightning_shards.tools.console import human, run_tool, table
+from lightning_shards.tools.plan_mixture import footprint_of_mixture, mixture_document
+from lightning_shards.tools.plan_mixture_text import mixture_text
 from lightning_shards.tools.plan_network import RATE, RemotePlan, remote_notes, remote_plan
 
 if TYPE_CHECKING:
+    from lightning_shards.config.splits import SplitConfig
+    from lightning_shards.plan.epoch import EpochPlan
     from lightning_shards.readers.source import Source
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.tools.configured_data import ConfiguredData
@@ -24,6 +28,10 @@ rest, and the working set is what the cache must hold: the block that is read an
 "cache" would hold all shards that it reads. Memory for batches is counted from the first samples
 as the transforms leave them: (prefetch_factor + 2) messages a worker, of several batches if they
 are small; what is below half a MiB travels without it.
+Of a mixture there are tables of its components: how often the run passes each one, and for each
+stage of the schedule the least and the most samples that steps and the batches of ranks hold. The
+last step of a stage may reach into the next one. Long stages are counted in part, and a note says
+how far. Bytes and shards are those of epoch 0.
 With --index, counts and sizes come from that file and no shard is looked at."""
 
 _SAMPLES_TRIED = 4
@@ -33,6 +41,7 @@ _SMALL_VALUE = 8  # bytes of a number, or of an object of unknown size
 class Found(NamedTuple):
     """The source of the split, and the sizes of shards and batches, before any arithmetic."""
 
+    config: "SplitConfig"
     source: "Source"
     shards: "ShardIndex"
     size_bytes: int | None
@@ -73,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.configured_data import open_data, trainer_epochs, trainer_size
 
     if not 0 < options.rate < float("inf"):
         raise ConfigError(f"--rate must be a number of samples/s above 0, got {options.rate:g}")
@@ -85,6 +94,7 @@ def _plan(options: Namespace) -> int:
     rows = [_epoch(configured, found, size, ranks_per_node) for size in sizes]
     source, told = found.source, found.source.describe()
     network = None if found.remote is None else found.remote.document()
+    plans, epochs = list(map(source.epochs.plan, sizes)), trainer_epochs(options.config)
     document = {
         "split": options.split,
         "sampling": told.sampling,
@@ -100,6 +110,7 @@ def _plan(options: Namespace) -> int:
         "remainder": source.epochs.remainder,
         "note": found.note,
         "network": network,
+        "mixture": mixture_document(told, plans, epochs),
         "epochs": rows,
     }
     print(json.dumps(document) if options.json else _as_text(document, rows))
@@ -144,7 +155,7 @@ def _find(configured: "ConfiguredData", options: Namespace) -> Found:
     if is_remote:
         remote = remote_plan(told, size_bytes, config, workers=workers, rate=options.rate)
         size_bytes = size_bytes if remote is None else remote.data.size_bytes
-    return Found(source, index, size_bytes, is_remote, batch_bytes, note, remote)
+    return Found(config, source, index, size_bytes, is_remote, batch_bytes, note, remote)
 
 
 def _remote_folder(urls: str | list[str]) -> str:
@@ -184,22 +195,8 @@ def _epoch(
     told = found.source.describe()
     plan = found.source.epochs.plan(world_size)
     ranks = min(ranks_per_node, world_size)
-    workers = _workers(configured, ranks, told.shuffle_buffer)
-    samples = found.shards.samples
-    data = DataShape(
-        found.shards.num_shards,
-        plan.samples if samples is None else samples,
-        found.size_bytes,
-        told.is_streamed,
-    )
-    needs = footprint(
-        plan,
-        data,
-        workers,
-        told.sampling,
-        message_bytes=_message_bytes(found.batch_bytes),
-        run=told.run,
-    )
+    workers = _workers(configured, ranks)
+    needs = _needs(found, plan, workers)
     unknown = {"bytes_to_fetch": needs.bytes_read if found.is_remote else 0}
     fetched = unknown if found.remote is None else found.remote.row(plan, ranks)
     in_shm = needs.shm_bytes if configured.loader_config.pool == "processes" else 0
@@ -219,6 +216,23 @@ def _epoch(
     }
 
 
+def _needs(found: Found, plan: "EpochPlan", workers: Workers) -> Footprint:
+    """What an epoch asks of one node."""
+    told, samples = found.source.describe(), found.shards.samples
+    message_bytes = _message_bytes(found.batch_bytes)
+    if told.mixture is not None:
+        parts = found.config.component_splits().values()
+        return footprint_of_mixture(told, parts, plan, workers, message_bytes, found.size_bytes)
+    data = DataShape(
+        found.shards.num_shards,
+        plan.samples if samples is None else samples,
+        found.size_bytes,
+        told.is_streamed,
+    )
+    workers = replace(workers, shuffle_buffer=told.shuffle_buffer)
+    return footprint(plan, data, workers, told.sampling, message_bytes=message_bytes, run=told.run)
+
+
 def _message_bytes(batch_bytes: int | None) -> int | None:
     """Bytes in shared memory of the batches that a worker process sends in one message."""
     from lightning_shards.workers.messages import BatchBytes, shared_bytes
@@ -226,11 +240,11 @@ def _message_bytes(batch_bytes: int | None) -> int | None:
     return None if batch_bytes is None else shared_bytes(BatchBytes(shared=batch_bytes))
 
 
-def _workers(configured: "ConfiguredData", ranks: int, shuffle_buffer: int) -> "Workers":
-    """The workers of one node with this many ranks."""
+def _workers(configured: "ConfiguredData", ranks: int) -> Workers:
+    """The workers of one node with this many ranks, without shuffle buffers."""
     config = configured.loader_config
     per_rank = 0 if config.pool == "inline" else configured.num_workers
-    return Workers(ranks, per_rank, config.prefetch_factor, shuffle_buffer)
+    return Workers(ranks, per_rank, config.prefetch_factor)
 
 
 def _sizes(plan: Any, step: int) -> list[int]:
@@ -243,8 +257,9 @@ def _sizes(plan: Any, step: int) -> list[int]:
 
 def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     size, batch = document["bytes"], document["batch_bytes"]
+    held = "in" if document["mixture"] is None else "an epoch from"
     head = (
-        f"{document['split']}: {count_of(document['samples'], 'sample')} in "
+        f"{document['split']}: {count_of(document['samples'], 'sample')} {held} "
         f"{count_of(document['shards'], 'shard')}, {_size(size)}, {document['sampling']} by the "
         f"{document['reader']} reader, {document['remainder']}; a batch of "
         f"{document['batch_size']:,} is {_size(batch)}"
@@ -265,19 +280,21 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             f"note: with {count_of(empty[0], 'rank')} no step is full; lower the batch size, or "
             "take remainder='pad'"
         )
-    lines += _drop_notes(document["samples"], rows)
+    lines += _drop_notes(document, rows)
     lines += _shm_notes(rows)
     if document["network"] is not None:
         lines += remote_notes(document["network"], rows)
-    return "\n".join(lines)
+    return "\n".join([*lines, *mixture_text(document)])
 
 
-def _drop_notes(samples: int, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A note for each world size at which many samples are dropped."""
+def _drop_notes(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A note for each world size at which many samples are dropped; a mixture has notes anyway."""
     from lightning_shards.build.loaders import drop_remark
 
     remarks = {
-        row["world_size"]: drop_remark(row["dropped"], samples) for row in rows if row["steps"]
+        row["world_size"]: drop_remark(row["dropped"], document["samples"])
+        for row in rows
+        if row["steps"] and document["mixture"] is None
     }
     return [
         f"note: with {count_of(size, 'rank')} it {remark}"

@@ -6,6 +6,7 @@ BUILD = "build/test_mixtures.py"
 ROWS = "readers/mixtures/test_mixture_indexed.py"
 COUNTS = "plan/test_mixture_composition.py"
 LINES = "build/test_mixture_lines.py"
+PLAN = "tools/test_plan_mixture.py"
 
 MUTANTS = [
     Mutant("build.mixtures:make_slots", "round_units * config.unit)", "round_units)", ROWS),
@@ -89,5 +90,11 @@ MUTANTS = [
         "world_size, told, loader.epoch",
         "world_size, told, 0",
         LINES,
+    ),
+    Mutant("tools.plan_mixture:_stages", "min(stage.end or run_end, run_end)", "stage.end", PLAN),
+    Mutant("tools.plan_mixture:_stages", "-(-stage.begin // size)", "stage.begin // size", PLAN),
+    Mutant("tools.plan_mixture:_world", "plan, 0)", "plan, 1)", PLAN),
+    Mutant(
+        "tools.plan_mixture:footprint_of_mixture", "part=samples / plan.samples", "part=1.0", PLAN
     ),
 ]
