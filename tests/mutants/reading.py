@@ -293,6 +293,12 @@ MUTANTS = [
         "samples/decoding/test_jpeg.py",
     ),
     Mutant(
+        "samples.decoding.crops:DecodeRandomResizedCrop._box",
+        "narrow + (broad - narrow) * rng.random()",
+        "broad - (broad - narrow) * rng.random()",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
         "samples.decoding.images:put_channels_first",
         'backend == "turbo" and is_dense(out)',
         'backend == "turbo"',

@@ -5,7 +5,7 @@ in gray, so that images of any size fit one tensor. Put them in `transforms`; th
 decoded before. Operations on floats, such as a normalisation, belong in `device_transforms`.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, ClassVar
@@ -34,7 +34,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Crop:
+class _Crop(ABC):
     """The settings that all crops share.
 
     Attributes:
@@ -69,36 +69,25 @@ class _Crop:
         """The shape of every result: (3, size, size), or (1, size, size) in gray."""
         return (1 if self.gray else 3, self.size, self.size)
 
-    def _pixels(
-        self,
-        data: bytes,
-        out: Pixels | None,
-        choose: Callable[[int, int], Box],
-        flips: Callable[[], bool] = lambda: False,
+    def pixels(
+        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
-        """The part that is chosen, given width and height of the image.
-
-        Args:
-            data: The bytes of an image file.
-            out: Where to write it; None for new memory.
-            choose: Gives the part; asked again if only Pillow can decode the image.
-            flips: Tells whether to flip it; asked once, when the image is decoded.
-        """
+        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
         out = self._new_pixels() if out is None else out
         rows = out[0] if self.gray else out.transpose(1, 2, 0)
         part = rows if is_dense(rows) else np.empty(rows.shape, np.uint8)
         try:
-            self._cut(self.backend, data, choose, part)
+            self._cut(self.backend, data, rng, part)
         except NotForTurboError:
-            self._cut("pillow", data, choose, part)
-        if flips():
+            self._cut("pillow", data, rng, part)
+        if self._is_flipped(rng):
             flip_left_right(part, self.backend)
         if part is not rows:
             put_channels_first(part, out, self.backend)
         return out
 
     def _cut(
-        self, backend: Backend, data: bytes, choose: Callable[[int, int], Box], out: Pixels
+        self, backend: Backend, data: bytes, rng: np.random.Generator | None, out: Pixels
     ) -> None:
         image = open_image(
             data,
@@ -107,7 +96,15 @@ class _Crop:
             is_oriented=self.orient,
             is_fast=self.fast,
         )
-        image.cut(choose(image.width, image.height), out)
+        image.cut(self._box(image.width, image.height, rng), out)
+
+    @abstractmethod
+    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
+        """The part of an image that is shown; asked again if only Pillow can decode the image."""
+
+    def _is_flipped(self, rng: np.random.Generator | None) -> bool:
+        """Whether it is flipped left to right; asked once, when the image is decoded."""
+        return False
 
     def _new_pixels(self) -> Pixels:
         channels, height, width = self.shape
@@ -152,17 +149,14 @@ class DecodeRandomResizedCrop(_Crop):
         """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
         if rng is None:
             raise TypeError("a random part needs rng, a numpy.random.Generator; got None")
-        return self._pixels(
-            data,
-            out,
-            choose=lambda width, height: self._box(width, height, rng),
-            flips=lambda: rng.random() < self.flip,
-        )
+        return super().pixels(data, rng, out)
 
-    def _box(self, width: int, height: int, rng: np.random.Generator) -> Box:
-        for _ in range(_TRIES):
-            area = width * height * rng.uniform(*self.scale)
-            ratio = exp(rng.uniform(log(self.ratio[0]), log(self.ratio[1])))
+    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
+        assert rng is not None
+        (least, most), (narrow, broad) = self.scale, map(log, self.ratio)
+        for _ in range(_TRIES):  # to the bit what rng.uniform draws, in a third of its time
+            area = width * height * (least + (most - least) * rng.random())
+            ratio = exp(narrow + (broad - narrow) * rng.random())
             wide, high = round(sqrt(area * ratio)), round(sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
                 left = int(rng.integers(width - wide + 1))
@@ -170,6 +164,10 @@ class DecodeRandomResizedCrop(_Crop):
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         wide, high = min(width, round(height * ratio)), min(height, round(width / ratio))
         return Box((width - wide) // 2, (height - high) // 2, max(wide, 1), max(high, 1))
+
+    def _is_flipped(self, rng: np.random.Generator | None) -> bool:
+        assert rng is not None
+        return rng.random() < self.flip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +191,7 @@ class DecodeCenterCrop(_Crop):
         """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data))
 
-    def pixels(
-        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
-    ) -> Pixels:
-        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        return self._pixels(data, out, self._box)
-
-    def _box(self, width: int, height: int) -> Box:
+    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
         side = max(round(min(width, height) * self.size / self.resize), 1)
         return Box((width - side) // 2, (height - side) // 2, side, side)
 
@@ -214,8 +206,5 @@ class DecodeResize(_Crop):
         """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data))
 
-    def pixels(
-        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
-    ) -> Pixels:
-        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        return self._pixels(data, out, lambda width, height: Box(0, 0, width, height))
+    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
+        return Box(0, 0, width, height)

@@ -172,8 +172,10 @@ def open_image(
     """
     mode = "L" if is_gray else "RGB"
     if backend == "turbo" and not (is_oriented and _is_turned(data)):
-        with suppress(NotForTurboError):
+        try:
             return _TurboImage(data, mode, is_fast)
+        except NotForTurboError:
+            pass
     return _PillowImage(data, mode, is_oriented)
 
 
@@ -314,14 +316,16 @@ class _TurboImage:
 
     def cut(self, box: Box, out: Pixels) -> None:
         cv2, size = _cv2(), len(out)
+        left, top, width, height = box
+        right, bottom = left + width, top + height
         factor = _factor(box, size)
-        left, top, right, bottom = (
-            round(edge / factor)
-            for edge in (box.left, box.top, box.left + box.width, box.top + box.height)
-        )
-        top, left = min(top, bottom - 1), min(left, right - 1)  # rounding may leave nothing
+        if factor > 1:
+            left, right = round(left / factor), round(right / factor)
+            top, bottom = round(top / factor), round(bottom / factor)
+            left, top = min(left, right - 1), min(top, bottom - 1)  # rounding may leave nothing
         part = self._rows((bottom + _CONTEXT_ROW) * factor, factor)[top:bottom, left:right]
-        method = cv2.INTER_AREA if min(part.shape[:2]) >= 2 * size else cv2.INTER_LINEAR
+        is_halved = min(part.shape[:2]) >= 2 * size
+        method = cv2.INTER_AREA if is_halved else cv2.INTER_LINEAR
         cv2.resize(part, (size, size), dst=out, interpolation=method)
 
     def _rows(self, rows: int, factor: int) -> Pixels:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 
 import numpy as np
 import pytest
@@ -86,6 +87,22 @@ def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
     space = np.stack([1000 - boxes[:, 2], 1000 - boxes[:, 3]])
     starts = boxes[:, :2].T / space
     assert (np.abs(starts.mean(axis=1) - 0.5) < 0.03).all()
+
+
+@given(sides, sides, st.integers(0, 2**32), st.floats(0.01, 1), st.floats(0.1, 1))
+def test_random_parts_are_those_that_uniform_draws_give(width, height, seed, least, narrow):
+    crop = DecodeRandomResizedCrop(size=8, scale=(least, 1), ratio=(narrow, 1 / narrow))
+    rng, again = generator(seed), generator(seed)
+    box = crop._box(width, height, rng)
+    for _ in range(10):
+        area = width * height * again.uniform(least, 1)
+        ratio = math.exp(again.uniform(math.log(narrow), math.log(1 / narrow)))
+        sizes = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < sizes[0] <= width and 0 < sizes[1] <= height:
+            left = again.integers(width - sizes[0] + 1)
+            assert box == (left, again.integers(height - sizes[1] + 1), *sizes)
+            break
+    assert rng.random() == again.random()
 
 
 @pytest.mark.parametrize(
