@@ -36,7 +36,6 @@ def mixture_document(
         plans: An epoch for each number of ranks.
         epochs: Epochs of the run; None: it is unknown where it ends.
     """
-    from lightning_shards.build.mixtures import samples_of_component
 
     if told.mixture is None or told.index is None:
         return None
@@ -46,7 +45,7 @@ def mixture_document(
     in_run = None if epochs is None else slots.before(epochs * slots.epoch_samples).tolist()
     components = {
         name: {
-            "samples": samples_of_component(index),
+            "samples": index.known_samples,
             "shards": index.num_shards,
             "in_run": None if in_run is None else in_run[number],
         }
