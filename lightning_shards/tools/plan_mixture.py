@@ -36,7 +36,6 @@ def mixture_document(
         plans: An epoch for each number of ranks.
         epochs: Epochs of the run; None: it is unknown where it ends.
     """
-
     if told.mixture is None or told.index is None:
         return None
     slots = told.mixture.slots
