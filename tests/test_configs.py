@@ -50,6 +50,13 @@ def tokenised(rng: np.random.Generator) -> dict[str, Any]:
     return {"npy": rng.integers(0, 500, 33).astype(np.uint16)}
 
 
+def labelled(rng: np.random.Generator) -> dict[str, Any]:
+    """The members of all components of the mixture."""
+    label = str(rng.integers(10))
+    image = {"jpg": image_bytes(rng, "JPEG"), "png": image_bytes(rng, "PNG")}
+    return {**image, "cls": label, "class.txt": label}
+
+
 def pack(folder: Path, sample: Callable[[np.random.Generator], dict[str, Any]]) -> None:
     """`train-*.tar` and `val-*.tar` of the kind of sample that a config reads."""
     folder.mkdir(parents=True)
@@ -82,6 +89,12 @@ STAND_INS: dict[str, tuple[Any, list[str], list[str]]] = {
     "imagenet.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
     "image_text.yaml": (captioned, ["train"], ["--data.train.dataset_size=20"]),
     "tokens.yaml": (tokenised, ["train", "val"], ["--model.vocabulary=500", "--model.width=32"]),
+    "mixture.yaml": (
+        labelled,
+        ["val"],
+        [f"--data.train.mix.{name}.urls=shards/train-*.tar" for name in ("web", "labels", "synth")]
+        + ["--data.train.dataset_size=128", "--model.num_classes=10"],
+    ),
     "ddp_multinode.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
 }
 

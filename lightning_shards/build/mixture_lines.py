@@ -46,7 +46,7 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[
     for number, (name, weight, in_epoch, known) in enumerate(rows):
         held = [_held_text(in_step, number, "step")]
         held += [_held_text(in_batch, number, "rank's batch")] if is_shared else []
-        passes = f" ({passes_text(int(in_epoch), known)} passes)" if known else ""
+        passes = f" ({_passes_text(int(in_epoch), known)})" if known else ""
         lines.append(
             f"  {name}: weight {weight:,} of {sum(stage.weights):,}, {', '.join(held)}, "
             f"{in_epoch:,} samples an epoch{passes}"
@@ -65,6 +65,11 @@ def passes_text(samples: int, of_component: int) -> str:
     """
     passes = samples / of_component
     return f"{passes:.4g}" if passes < 1000 else f"{passes:,.0f}"  # noqa: PLR2004
+
+
+def _passes_text(samples: int, of_component: int) -> str:
+    passes = passes_text(samples, of_component)
+    return f"{passes} pass{'' if samples == of_component else 'es'}"
 
 
 def _stage_in(slots: MixtureSlots, epoch: int) -> WeightStage:

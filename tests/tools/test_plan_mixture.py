@@ -1,6 +1,8 @@
 """`lightning-shards plan` says of a mixture what its loaders will serve."""
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,13 @@ import pytest
 import yaml
 
 from lightning_shards import ShardDataModule
+from lightning_shards.build.loaders import describe
 from lightning_shards.tools import plan
 from lightning_shards.tools.plan_mixture_text import mixture_text
+from lightning_shards.workers.pool import PoolDescription
 from tests.mixed_shards import COUNTS, mix_of
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("web", "labels", "more")
 SAMPLES = {name: sum(counts) for name, counts in COUNTS.items()}
 CHANGES = [
@@ -128,8 +133,8 @@ def test_the_run_and_each_whole_epoch_of_a_stage_are_counted_by_component(config
 
 def test_what_is_dropped_is_told_by_component(config, run, text):
     path = config()
-    found = run("--config", path, "--world-size", "1,2,8")
-    assert [world["dropped"] for world in found["worlds"]] == [1, 4, 16]
+    found = run("--config", path, "--world-size", "1,2,5,8")
+    assert [world["dropped"] for world in found["worlds"]] == [1, 4, 10, 16]
     slots = ShardDataModule.from_config(path).source("train").order.slots
     for world in found["worlds"]:
         last = slots.components(0, 40 - world["dropped"], 40)
@@ -140,8 +145,8 @@ def test_what_is_dropped_is_told_by_component(config, run, text):
                 "--config", config({"dataset_size": size}), "--world-size", world["world_size"]
             )
             assert even["worlds"][0]["dropped"] == 0
-    out = text("--config", config(), "--world-size", "1,2,8")
-    assert out.count("which the passes skip") == 3
+    out = text("--config", config(), "--world-size", "1,2,5,8")
+    assert out.count("which the passes skip") == 4
     assert (
         "note: with 8 ranks an epoch drops 16 samples (epoch 0: labels 4, more 2, web 10), 48 in"
         in out
@@ -245,3 +250,23 @@ def test_a_plan_of_one_data_set_has_no_mixture(config, run):
         is None
     )
     assert mixture_text({"mixture": None}) == []
+
+
+def test_the_page_shows_what_the_plan_and_the_log_say_of_the_example(tmp_path, monkeypatch, text):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    import_module("examples.mixture").pack(tmp_path / "data/mixture")
+    page = (ROOT / "docs/mixtures.md").read_text()
+    settings = re.findall(r"^```yaml\n# part of data\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    data = yaml.safe_load(settings[0]) | {
+        "fields": {"image": "png", "label": "cls"},
+        "decode": {"image": "gray"},
+        "num_workers": 0,
+        "loader": {"cache_dir": "cache"},
+    }
+    config = {"trainer": {"max_epochs": 3}, "data": data}
+    Path("config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    of_plan, of_log = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert text("--config", "config.yaml", "--world-size", "1,4").endswith(f"\n\n{of_plan}")
+    source = ShardDataModule.from_config("config.yaml").source("train")
+    assert describe("train", source, 4, PoolDescription("inline")) + "\n" == of_log

@@ -12,13 +12,14 @@ NAMES = ("web", "labels", "more")
 
 @pytest.fixture
 def mixed(tmp_path):
-    """The settings of a train split; no component has fields of its own."""
+    """The settings of a train split, whose components have the field `label` alone."""
 
     def make(sampling, reader):
         mix = mix_of(tmp_path / "shards", NAMES)
         for component in mix.values():
             component.pop("decode", None)
         mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
+        mix["more"] |= {"fields": {"label": "cls"}}
         return {
             "train": {
                 "urls": None,
