@@ -47,4 +47,10 @@ MUTANTS = [
         '{"epoch": 0, "samples": loader.times.samples}',
         MONITOR,
     ),
+    Mutant(
+        "config.splits:SplitConfig.batch_fields",
+        " if all(name in fields for fields in parts)",
+        "",
+        "trainer/test_mixtures.py",
+    ),
 ]
