@@ -4,11 +4,11 @@ from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 
-from lightning_shards.config.checks import require_at_least
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName, as_settings
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import require_at_least
 from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 
 

@@ -4,16 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
-from lightning_shards.config.checks import (
-    path_as_text,
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mappings,
-    require_text,
-    urls_as_texts,
-)
 from lightning_shards.config.mixtures import (
     MERGED,
     ComponentConfig,
@@ -33,6 +23,16 @@ from lightning_shards.config.parsing import (
     load_decoders,
 )
 from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import (
+    path_as_text,
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mappings,
+    require_text,
+    urls_as_texts,
+)
 from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter
 from lightning_shards.shards.joins.settings import join_settings
 
