@@ -53,4 +53,10 @@ MUTANTS = [
         "",
         "trainer/test_mixtures.py",
     ),
+    Mutant(
+        "build.mixtures:_samples_of",
+        "require_samples(name, samples)",
+        "pass",
+        "build/test_mixtures.py",
+    ),
 ]
