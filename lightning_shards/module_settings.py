@@ -4,11 +4,11 @@ from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 
-from lightning_shards.config.checks import require_at_least
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName, as_settings
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import require_at_least
 from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 
 
@@ -52,10 +52,8 @@ class ModuleSettings(pl.LightningDataModule):
 
     def _transformed(self, batch: Any, config: SplitConfig | None) -> Any:
         """A batch of a split on the device, after `device_transforms`."""
-        fields = [
-            *((config and config.batch_fields) or self.fields),
-            *((config and config.join) or ()),
-        ]
+        fields = config.batch_fields(self.fields) if config else list(self.fields)
+        fields += (config and config.join) or ()
         is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
         for name, transform in self.device_transforms.items():
             if isinstance(batch, dict) and name in batch:

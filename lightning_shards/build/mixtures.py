@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder
+from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, require_samples
 from lightning_shards.plan.mixtures.schedule import schedule_mixture
 from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.mixtures.weights import (
@@ -49,7 +49,7 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
     Raises:
         ConfigError: Weights, round, epoch or stages that give no mixture, or batches that would
             cut a unit.
-        PlanError: A component without samples is weighed by them.
+        PlanError: A component has no sample.
     """
     _require_whole_units(config)
     mix = config.mix or {}
@@ -76,7 +76,12 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
 
 
 def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> dict[str, int]:
-    """The samples of each component; 0 for one of which they are neither known nor needed."""
+    """The samples of each component; 0 for one of which they are neither known nor needed.
+
+    Raises:
+        ConfigError: They are needed and unknown.
+        PlanError: A component has none.
+    """
     known = {name: index.known_samples for name, index in components.items()}
     unknown = sorted(name for name, samples in known.items() if samples is None)
     is_weighed = all(component.weight is not None for component in (config.mix or {}).values())
@@ -88,6 +93,9 @@ def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> di
             f"has {without} beside it; give all components a weight, and the split a dataset_size, "
             "or make what is lacking by `lightning-shards index`"
         )
+    for name, samples in known.items():
+        if samples is not None:
+            require_samples(name, samples)
     return {name: samples or 0 for name, samples in known.items()}
 
 

@@ -9,7 +9,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
-from lightning_shards.config.checks import require_choice
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.predictions.formats import PREDICTION_FORMATS, PredictionFormat
@@ -23,6 +22,7 @@ from lightning_shards.predictions.parquet_format import require_pyarrow
 from lightning_shards.predictions.rank_file import RankFile, WrittenFile
 from lightning_shards.predictions.rows import BatchSamples, rows_of, samples_of
 from lightning_shards.progress import evaluation_loaders, place_of
+from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.atomic import make_folder
 
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from lightning_shards.config.checks import (
+from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import (
     path_as_text,
     require_at_least,
     require_choice,
     require_mapping,
     require_text,
 )
-from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES
 

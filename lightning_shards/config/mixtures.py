@@ -5,15 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, cast
 
-from lightning_shards.config.checks import (
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mapping,
-    require_mappings,
-    urls_as_texts,
-)
 from lightning_shards.config.parsing import (
     build,
     load_callable_list,
@@ -27,6 +18,15 @@ from lightning_shards.plan.mixtures.weights import (
     require_one_length,
     weigh_components,
     weigh_stage,
+)
+from lightning_shards.setting_checks import (
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mapping,
+    require_mappings,
+    urls_as_texts,
 )
 from lightning_shards.shards.urls import redact_pattern
 

@@ -3,13 +3,6 @@
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, cast
 
-from lightning_shards.config.checks import (
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mappings,
-)
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.mixtures import errors_of_component, require_same_fields_of
 from lightning_shards.config.parsing import (
@@ -33,6 +26,13 @@ from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field
+from lightning_shards.setting_checks import (
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mappings,
+)
 from lightning_shards.shards.joins.settings import join_settings
 
 _MOST_SEED = 2**64 - 1

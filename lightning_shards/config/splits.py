@@ -4,16 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
-from lightning_shards.config.checks import (
-    path_as_text,
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mappings,
-    require_text,
-    urls_as_texts,
-)
 from lightning_shards.config.mixtures import (
     MERGED,
     ComponentConfig,
@@ -33,6 +23,16 @@ from lightning_shards.config.parsing import (
     load_decoders,
 )
 from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import (
+    path_as_text,
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mappings,
+    require_text,
+    urls_as_texts,
+)
 from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter
 from lightning_shards.shards.joins.settings import join_settings
 
@@ -211,11 +211,15 @@ class SplitConfig:
             mixed[name] = replace(made, **merged)
         return mixed
 
-    @property
-    def batch_fields(self) -> dict[str, str] | None:
-        """The fields of its batches if it says so; of a mix those of the first component."""
-        first = next(iter((self.mix or {}).values()), None)
-        return self.fields if first is None or first.fields is None else first.fields
+    def batch_fields(self, of_module: Mapping[str, str]) -> list[str]:
+        """The fields that each of its batches has; of a mix those that all components have.
+
+        Args:
+            of_module: The fields of splits and components that say nothing of them.
+        """
+        own = self.fields or of_module
+        parts = [component.fields or own for component in (self.mix or {}).values()] or [own]
+        return [name for name in parts[0] if all(name in fields for fields in parts)]
 
     def _require_one_origin(self) -> None:
         """Refuse a split that reads nothing or two things, and check its mix."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index as as_index
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,6 +36,12 @@ from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
+from lightning_shards.setting_checks import (
+    require_fields,
+    require_list,
+    require_mapping,
+    urls_as_texts,
+)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.kept_joins import Join, find_join
 from lightning_shards.shards.joins.settings import join_settings
@@ -43,6 +49,9 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import remote_storages
 from lightning_shards.shards.urls import expand_urls, is_local
+
+_MAPPINGS: Final = ("decode", "classes", "transforms", "defaults", "join", "storage_options")
+_LISTS: Final = ("sample_transforms", "allow_unsafe")
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
@@ -93,8 +102,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         cache_dir: str | None = None,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        _require_types(locals())
         self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
-        self._urls, self._cache = urls, CacheFolder(cache_dir)
+        self._urls, self._cache = urls_as_texts(urls), CacheFolder(cache_dir)
         self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
         unsafe = frozenset(allow_unsafe or ())
         self._join, self._decode = join_settings(join or {}), dict(decode or {})
@@ -106,8 +116,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
         for name, transform in named_callables(self._transforms, self._sample_transforms):
             if not callable(transform):
                 raise ConfigError(f"{name} must be callable, got {transform!r}")
-        if seed < 0:
-            raise ConfigError(f"seed must be a whole number of at least 0, got {seed}")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that keys the transforms; workers that are running keep the old one."""
@@ -195,3 +203,21 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open shards, because another process opens its own."""
         return {name: value for name, value in self.__dict__.items() if name != "_shards"}
+
+
+def _require_types(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of other types than those that they have; `given` has them by name.
+
+    Raises:
+        ConfigError: One is of another type.
+    """
+    require_fields(given["fields"])
+    for name in _MAPPINGS:
+        if given[name] is not None:
+            require_mapping(name, given[name])
+    for name in _LISTS:
+        if given[name] is not None and not isinstance(given[name], set | frozenset):
+            require_list(name, given[name])
+    seed = given["seed"]
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}")

@@ -129,11 +129,17 @@ def test_a_mixture_that_does_not_go_with_its_shards_is_refused(tmp_path, split, 
         source_of(tmp_path, split)
 
 
-def test_a_component_without_samples_is_refused_by_its_name(tmp_path):
+@pytest.mark.parametrize("own", [{"weight": 1}, {"weight": 0}, {"passes": 2}])
+@pytest.mark.parametrize(
+    "split", [{}, {"sampling": "resampled"}, {"sampling": "resampled", "reader": "stream"}]
+)
+def test_a_component_without_samples_is_refused_by_its_name(tmp_path, own, split):
     mix = mix_of(tmp_path / "shards", ("web",))
-    mix["empty"] = {"urls": pack_component(tmp_path / "shards", "empty", [0, 0]), "weight": 1}
-    with pytest.raises(PlanError, match=r"^component 'empty' has 0 samples; check .*"):
-        module_of(tmp_path, mix).source("train")
+    mix["empty"] = {"urls": pack_component(tmp_path / "shards", "empty", [0, 0]), **own}
+    with pytest.raises(
+        PlanError, match=r"^component 'empty' has 0 samples; check .*remove it from"
+    ):
+        module_of(tmp_path, mix, split).source("train")
 
 
 def test_a_global_batch_of_no_whole_rounds_is_no_error(tmp_path):

@@ -13,7 +13,6 @@ def fetch(fit: Any, *totals: float) -> None:
     """The batches that come now were fetched so."""
     times = fit.loader.times
     times.fetched = times.fetched.plus(FetchTotals(*totals))
-    fit.loader.source.describe = lambda: SimpleNamespace(storages=None)
 
 
 def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> None:

@@ -47,4 +47,16 @@ MUTANTS = [
         '{"epoch": 0, "samples": loader.times.samples}',
         MONITOR,
     ),
+    Mutant(
+        "config.splits:SplitConfig.batch_fields",
+        " if all(name in fields for fields in parts)",
+        "",
+        "trainer/test_mixtures.py",
+    ),
+    Mutant(
+        "build.mixtures:_samples_of",
+        "require_samples(name, samples)",
+        "pass",
+        "build/test_mixtures.py",
+    ),
 ]

@@ -130,19 +130,19 @@ MUTANTS = [
         "samples/test_sample_transforms.py",
     ),
     Mutant(
-        "config.checks:require_at_least",
+        "setting_checks:require_at_least",
         "if value > most:",
         "if False:",
         "config/test_containers.py",
     ),
     Mutant(
-        "config.checks:require_list",
+        "setting_checks:require_list",
         "or isinstance(value, str | bytes | bytearray)",
         "",
         "config/test_containers.py",
     ),
     Mutant(
-        "config.checks:urls_as_texts",
+        "setting_checks:urls_as_texts",
         "list(map(path_as_text,",
         "list(map(str,",
         "config/test_containers.py",

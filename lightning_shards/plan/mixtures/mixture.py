@@ -49,11 +49,7 @@ class MixtureComponent:
         Raises:
             PlanError: It has none.
         """
-        if self.order.samples < 1:
-            raise PlanError(
-                f"component {self.name!r} has {self.order.samples} samples; check its shards and "
-                "the counts in their index, or remove it from the mix"
-            )
+        require_samples(self.name, self.order.samples)
 
     @property
     def pass_samples(self) -> int:
@@ -238,6 +234,19 @@ class MixtureOrder(Order):
             blocks = component.order.footing(pass_number, start, stop)
             blocks[:, 0] += self._first_shards[number]
             yield blocks
+
+
+def require_samples(name: str, samples: int) -> None:
+    """Refuse a component without samples.
+
+    Raises:
+        PlanError: It has none.
+    """
+    if samples < 1:
+        raise PlanError(
+            f"component {name!r} has {samples} samples; check its shards and the counts in their "
+            "index, or remove it from the mix"
+        )
 
 
 def component_seed(seed: int, name: str) -> int:
