@@ -42,6 +42,12 @@ MUTANTS = [
     Mutant("shards.members:ShardReader.require_same", "now != self.table.stamp", "False", CACHE),
     Mutant("readers.ahead.fetch_ahead:FetchAhead.close", "self._end()", "", CACHE),
     Mutant(
+        "readers.ahead.source_cache:_read_of_block",
+        "order.with_gaps(samples) if isinstance(order, KeptOrder) else samples",
+        "samples",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
         "readers.ahead.source_cache:size_of_run",
         'order.identity()["sampling"] == "sequential" or ',
         "",
