@@ -19,7 +19,7 @@ from lightning_shards.config.sets import SplitName
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.kept_order import KeptOrder
-from lightning_shards.plan.mixtures.mixture import MixtureOrder, component_seed
+from lightning_shards.plan.mixtures.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
@@ -121,8 +121,8 @@ def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: in
     reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
     if reader == "stream":
         return _streamed(data, split, config, index, epochs, data.seed)
-    inner, order = _orders(config, index, data.seed)
-    storages = _storages(data, split, index, inner, ranks * epochs.batch_size)
+    order = _order(config, index, data.seed)
+    storages = _storages(data, split, index, order, ranks * epochs.batch_size)
     return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
 
 
@@ -150,9 +150,7 @@ def _make_mixture(
         require_same_classes({name: stream.fields for name, stream in streams.items()})
         return MixtureStreamSource(tuple(streams.values()), slots)
     alone = {
-        name: _indexed(
-            data, split, part, of_part, epochs, _orders(part, of_part, seed)[1], seed=seed
-        )
+        name: _indexed(data, split, part, of_part, epochs, _order(part, of_part, seed), seed=seed)
         for name, part, of_part, seed in parts
     }
     require_same_classes({name: source.fields for name, source in alone.items()})
@@ -213,13 +211,13 @@ def _indexed(
     )
 
 
-def _orders(config: SplitConfig, index: ShardIndex, seed: int) -> tuple[SampleOrder, Order]:
-    """The order of as many samples as are left, and that order with the samples' own numbers."""
+def _order(config: SplitConfig, index: ShardIndex, seed: int) -> Order:
+    """The order of the samples that are left, under the numbers that they have in the shards."""
     counts, sampling = index.kept_counts, config.sampling
     assert counts is not None  # the choice of the reader sees to it
     assert sampling is not None  # the settings are complete
-    inner = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
-    return inner, inner if index.kept is None else KeptOrder(inner, index.kept)
+    order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
+    return order if index.kept is None else KeptOrder(order, index.kept)
 
 
 def _fields_and_joins(
@@ -247,7 +245,7 @@ def _storages(
     data: DataConfig,
     split: SplitName,
     index: ShardIndex,
-    order: SampleOrder | MixtureOrder,
+    order: Order,
     at_once: int,
 ) -> dict[str, MakeStorage] | None:
     """What reads the shards of a split if some are remote, with the cache of the run.

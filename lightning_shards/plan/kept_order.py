@@ -169,6 +169,10 @@ class KeptOrder(Order):
         inner = self.inner.footing(epoch, start, stop)
         return _without_small_gaps(inner, self.kept.own_ids(inner))
 
+    def with_gaps(self, samples: int) -> int:
+        """How many samples `footing` gives, on average at most, for blocks of this many."""
+        return min((1 + _GAP) * samples, samples * int(self.kept.totals.sum()) // self.samples)
+
     def identity(self) -> dict[str, int | str]:
         """That of the inner order, and which samples are left."""
         return self.inner.identity() | {"kept": self.kept.identity}

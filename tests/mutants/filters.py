@@ -35,6 +35,12 @@ MUTANTS = [
         f"{_ORDER} {_KEPT}",
     ),
     Mutant(
+        "shards.filters.key_tests:KeyTests.kept_of_table",
+        "len(self.prefixes) <= 1",
+        "not self.prefixes",
+        "shards/filters/test_one_prefix.py",
+    ),
+    Mutant(
         "shards.filters.list_digests:remembered_digest",
         "before.stamp == stamp and before.is_settled",
         "before.stamp == stamp",

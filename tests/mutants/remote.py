@@ -38,6 +38,12 @@ MUTANTS = [
     ),
     Mutant("shards.members:ShardReader.require_same", "now != self.table.stamp", "False", CACHE),
     Mutant(
+        "readers.ahead.source_cache:_read_of_block",
+        "order.with_gaps(samples) if isinstance(order, KeptOrder) else samples",
+        "samples",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
         "shards.remote.partial_body:PartialBody._accept",
         "answer.version != self.version",
         "False",

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from torch import nn
-from toy import Snapshots, StopHereError, make_trainer
+from toy import SeenSamples, Snapshots, StopHereError, make_trainer
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
 
@@ -21,27 +19,13 @@ pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.
 COUNTS = [5, 9, 6]
 
 
-class Seen(pl.LightningModule):
+class Seen(SeenSamples):
     """Keeps the numbers that it was trained on with its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.numbers: list[Any] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         assert batch["number"].tolist() == list(map(int, batch["__key__"]))
-        self.numbers += batch["number"].tolist()
+        self.seen += batch["number"].tolist()
         return self.layer(batch["number"][:, None].float()).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["numbers"] = list(self.numbers)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.numbers = list(checkpoint["numbers"])
 
 
 def fit(
@@ -59,7 +43,7 @@ def fit(
     model = Seen()
     trainer = make_trainer(folder, more.pop("callbacks", ()), max_epochs=2)
     trainer.fit(model, data, **more)
-    return model.numbers
+    return model.seen
 
 
 def write(path: Path, offset: int = 0) -> Path:

@@ -7,12 +7,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from toy import Snapshots, StopHereError, make_trainer
+from toy import SeenSamples, Snapshots, StopHereError, make_trainer
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
 
@@ -21,26 +19,12 @@ pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.
 )
 
 
-class Seen(pl.LightningModule):
+class Seen(SeenSamples):
     """Keeps the ids that it was trained on with its weights."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.ids: list[Any] = []
-
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.ids += [[self.current_epoch, *each] for each in batch["__id__"].tolist()]
+        self.seen += [[self.current_epoch, *each] for each in batch["__id__"].tolist()]
         return self.layer(batch["label"][:, None].float()).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["ids"] = list(self.ids)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.ids = list(checkpoint["ids"])
 
 
 class SeenRows(Seen):
@@ -49,7 +33,7 @@ class SeenRows(Seen):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         for row, sample_id in enumerate(batch["__id__"].tolist()):
             drawn = [batch[name][row].tolist() for name in ("image", "mask", "label", "drawn")]
-            self.ids.append([self.current_epoch, sample_id, drawn])
+            self.seen.append([self.current_epoch, sample_id, drawn])
         return self.layer(batch["drawn"][:, None].float()).mean()
 
 
@@ -96,7 +80,7 @@ def fit(folder: Path, urls: list[str], batch_size: int, num_workers: int, **more
     model = SeenRows() if settings is JOINT else Seen()
     trainer = make_trainer(folder, more.pop("callbacks", ()), max_epochs=2)
     trainer.fit(model, data, **more)
-    return model.ids
+    return model.seen
 
 
 def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(

@@ -261,3 +261,21 @@ def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
     trainer: Any = make_trainer(folder, **options)
     trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
     return trainer
+
+
+class SeenSamples(pl.LightningModule):
+    """Keeps what it was trained on with its weights; `training_step` is what differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen: list[Any] = []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = list(self.seen)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = list(checkpoint["seen"])

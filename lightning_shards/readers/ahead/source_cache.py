@@ -6,8 +6,9 @@ from contextlib import closing, suppress
 from typing import Final
 
 from lightning_shards.errors import FileAccessError
+from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
-from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 def cache_of_source(
     split: str,
     size: RunSize | None,
-    order: SampleOrder | MixtureOrder,
+    order: Order,
     folder: CacheFolder,
     cache_gib: float | None = None,
 ) -> PieceCache | None:
@@ -67,7 +68,7 @@ def cache_of_source(
 
 def size_of_run(
     index: ShardIndex,
-    order: SampleOrder | MixtureOrder,
+    order: Order,
     folder: CacheFolder,
     settings: TransportSettings,
     *,
@@ -101,15 +102,16 @@ def size_of_run(
     else:
         of_shard, of_table = _bytes_of(url, count, folder, settings)
         size, tables = of_shard * index.samples // count, of_table * index.num_shards
-    block = sum(each.block if each.block > 1 else WINDOW for each in _orders(order))
+    components = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+    block = sum(map(_read_of_block, components))
     return RunSize(index.fingerprint(), size, index.samples, tables, block, prepared)
 
 
-def _orders(order: SampleOrder | MixtureOrder) -> list[SampleOrder]:
-    """The order of each component; of a single data set its own one."""
-    if isinstance(order, SampleOrder):
-        return [order]
-    return [each.order for each in order.mix if isinstance(each.order, SampleOrder)]
+def _read_of_block(order: Order) -> int:
+    """Samples that are read for one block of an order without components, on average at most."""
+    block = int(order.identity().get("shuffle_block", 1))
+    samples = block if block > 1 else WINDOW
+    return order.with_gaps(samples) if isinstance(order, KeptOrder) else samples
 
 
 def _bytes_of(

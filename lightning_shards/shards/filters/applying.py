@@ -102,6 +102,7 @@ def _applied(
             digest.update(len(mask).to_bytes(8, "big") + masks[-1].tobytes())
             step()
     tests.require_matches()
+    tests.warn_of_one_prefix(int(totals.sum()))
     left, samples = int(counts.sum()), count_of(int(totals.sum()), "sample")
     if not left:
         raise ConfigError(

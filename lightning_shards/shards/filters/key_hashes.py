@@ -36,6 +36,11 @@ def keys_of_table(table: MemberTable) -> list[bytes]:
     return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
 
 
+def prefix_of(key: bytes) -> bytes:
+    """The part of a key before its first dot, without a leading ``./``."""
+    return key.removeprefix(b"./").partition(b".")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class HashParts:
     """Some of the equal parts that samples are divided into by the hash of their keys.
@@ -54,7 +59,7 @@ class HashParts:
     def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
         """Whether each of these keys is in one of the parts."""
         if self.hash_of == "prefix":
-            keys = (key.removeprefix(b"./").partition(b".")[0] for key in keys)
+            keys = map(prefix_of, keys)
         numbers = digests_of(keys)[:, 0] % np.uint64(self.of)
         return np.isin(numbers, np.array(self.parts, np.uint64))
 

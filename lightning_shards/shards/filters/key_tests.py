@@ -1,6 +1,7 @@
 """What a filter asks of keys and ids: of all samples of a table, or of one sample of a stream."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.filters.key_hashes import HashParts, digests_of, keys_of_table
+from lightning_shards.shards.filters.key_hashes import (
+    HashParts,
+    digests_of,
+    keys_of_table,
+    prefix_of,
+)
 from lightning_shards.shards.filters.key_lists import KeyList, read_key_list
 from lightning_shards.shards.filters.sample_filter import SampleFilter
 from lightning_shards.shards.index import ShardIndex
@@ -29,6 +35,7 @@ class KeyTests:
         lists: Lists of what is left out, by their paths.
         identity: Hash of what the filter consists of.
         matched: For each list, which of its keys were found in a table, bool.
+        prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
     """
 
     names: Sequence[str]
@@ -37,6 +44,7 @@ class KeyTests:
     lists: dict[str, KeyList]
     identity: str
     matched: dict[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
+    prefixes: set[bytes] = field(default_factory=set[bytes])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyTests) and self.identity == other.identity
@@ -49,7 +57,10 @@ class KeyTests:
         mask = np.ones(table.num_samples, np.bool_)
         has_keys = any(len(listed.first) for listed in self.lists.values())
         if self.keep is not None or self.exclude is not None or has_keys:
-            mask &= self._kept_keys(keys_of_table(table))
+            keys = keys_of_table(table)
+            mask &= self._kept_keys(keys)
+            if self._of_prefixes and len(self.prefixes) <= 1:
+                self.prefixes.update(map(prefix_of, keys))
         for listed in self.lists.values():
             mask[listed.numbers.get(self.names[shard], np.empty(0, np.int64))] = False
         return mask
@@ -85,6 +96,23 @@ class KeyTests:
                 )
                 missing = len(listed.first) - num_found
                 _log.warning(what, f"{missing:,}", f"{len(listed.first):,}", path)
+
+    def warn_of_one_prefix(self, samples: int) -> None:
+        """Say so where parts are made of prefixes, and the samples of all tables have the same."""
+        if samples > 1 and len(self.prefixes) == 1:
+            what = (
+                "%s: hash_of 'prefix' takes all samples of this split or none, as all %s have the "
+                "prefix %r, which is what is before the first dot of a key; take hash_of 'key', or "
+                "give the folders in the shards other names"
+            )
+            prefix = os.fsdecode(next(iter(self.prefixes)))
+            _log.warning(what, " and ".join(self._of_prefixes), f"{samples:,}", prefix)
+
+    @property
+    def _of_prefixes(self) -> list[str]:
+        """The settings that make parts of prefixes."""
+        parts = {"keep": self.keep, "exclude": self.exclude}
+        return [name for name, given in parts.items() if given and given.hash_of == "prefix"]
 
     def _kept_keys(self, keys: list[bytes]) -> NDArray[np.bool_]:
         mask = np.ones(len(keys), np.bool_)

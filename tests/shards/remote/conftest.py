@@ -10,6 +10,8 @@ import pytest
 from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
+from lightning_shards.build import sources
+from lightning_shards.readers import reader_choice
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA, Store
@@ -17,6 +19,13 @@ from tests.shards.remote.published import COUNTS, publish, server_put
 
 SIGNED = "?X-Amz-Signature=s3cr3t-query"
 QUICK = RetryPolicy().scaled(0.01)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of this process try again at once, and give up soon."""
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 @pytest.fixture(scope="session")

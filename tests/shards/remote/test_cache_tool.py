@@ -11,28 +11,19 @@ import yaml
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards.build import sources
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.remote.cache.piece_folder import lock_of
 from lightning_shards.shards.remote.cache.piece_names import number_of
 from lightning_shards.tools import cache, plan
-from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import batches, module
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 WITHIN_S = 60
 DIGITS = 64  # of the name of a folder of pieces
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from lightning_shards.build import sources
 from lightning_shards.errors import ShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
@@ -21,18 +20,11 @@ from lightning_shards.system import stage_byte
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.messages import MessageMaker
 from lightning_shards.workers.shared_buffers import ReceivedBuffers
-from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import module
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 ROOMY = {"cache_gib": 1}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 def times_of(data, epochs=1):

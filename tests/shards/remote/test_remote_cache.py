@@ -17,26 +17,18 @@ from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.readers.ahead import remote_batches
 from lightning_shards.readers.ahead.remote_batches import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import run_cache
-from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import COUNTS, batches, module
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 WITHIN_S = 10
 PIECES = 3  # whole shards: short runs that come side by side are one piece
 ROOMY = {"cache_gib": 1}
 SHARDS = range(len(COUNTS))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 @pytest.fixture

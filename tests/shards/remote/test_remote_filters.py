@@ -4,25 +4,16 @@ import os
 
 import pytest
 
-from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.readers.replay import batch_keys
 from lightning_shards.shards.filters import applying
-from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.published import COUNTS, batches, module
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 ONCE = {"sampling": "sequential", "remainder": "balanced"}
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 @pytest.fixture

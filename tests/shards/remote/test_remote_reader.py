@@ -26,16 +26,10 @@ from lightning_shards.readers.replay import batch_keys
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.schemes import shared_out
 from lightning_shards.tools import index as index_tool
-from tests.shards.remote.conftest import QUICK, SIGNED
+from tests.shards.remote.conftest import SIGNED
 from tests.shards.remote.published import COUNTS, batches, module, publish, server_put
 
-pytestmark = pytest.mark.network
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 
 def test_two_ranks_get_what_local_shards_give(published_shards, local, server, tmp_path, caplog):

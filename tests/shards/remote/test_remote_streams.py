@@ -9,7 +9,6 @@ import pytest
 from fault_server import Fault
 from fault_table import FACES
 
-from lightning_shards.build import sources
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
@@ -20,10 +19,9 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.shards.storage import range_streams
 from lightning_shards.shards.storage.range_streams import StreamAhead
-from tests.shards.remote.conftest import QUICK, options_of, url_of
+from tests.shards.remote.conftest import options_of, url_of
 from tests.shards.remote.published import batches, module
 from tests.shards.remote.test_remote_storage import fetchers, wait_until_gone
 
@@ -33,10 +31,8 @@ SMALL = StreamAhead(ranges=2, range_bytes=2_000, first_bytes=700)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Short times, and several ranges of a small shard."""
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+def small_ranges(quick, monkeypatch):
+    """Several ranges of a small shard."""
     monkeypatch.setattr(range_streams, "StreamAhead", lambda: SMALL)
 
 

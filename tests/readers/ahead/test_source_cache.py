@@ -1,0 +1,58 @@
+"""What a run reads of remote shards at a time, by which its cache is sized."""
+
+import numpy as np
+import pytest
+from small_kept import kept_order
+from small_mixtures import component, mixture
+
+from lightning_shards.plan.mixtures.mixture import MixtureComponent
+from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.readers.ahead.source_cache import size_of_run
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
+
+ALL = [True] * 100
+MOST = [True, True, True, True, False] * 20
+FEW = [True] + [False] * 19
+
+
+@pytest.fixture
+def block_of(tmp_path):
+    """The samples of a block as the cache is told of them; no shard is asked for."""
+
+    def find(order):
+        index = ShardIndex(("https://host/0.tar",), np.array([100]), size_bytes=100_000)
+        cache = CacheFolder(tmp_path)
+        size = size_of_run(index, order, cache, TransportSettings(), prepared=1)
+        return size.block
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("mask", "block", "expected"),
+    [(ALL, 40, 40), (ALL, 0, WINDOW), (MOST, 40, 50), (MOST, 1, WINDOW * 5 // 4), (FEW, 40, 200)],
+)
+def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(block_of, mask, block, expected):
+    """Of 5 samples 4 are left: 40 of them are read with 10 others. More than 4 are no small gap."""
+    assert block_of(kept_order([mask], block=block)) == expected
+
+
+def test_the_blocks_of_a_mixture_are_those_of_its_components_filtered_or_not(block_of):
+    filtered = [
+        MixtureComponent(name, kept_order([MOST], block=block), 1)
+        for name, block in (("web", 40), ("labels", 8))
+    ]
+    components = [*filtered, component("synth", [100], block=16)]
+    order = mixture(components, {"web": 1, "labels": 1, "synth": 1})
+    assert block_of(order) == 50 + 10 + 16
+
+
+def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
+    draws = np.random.default_rng(0)
+    for share in (0.95, 0.8, 0.4, 0.1, 0.02):
+        order = kept_order([draws.random(3000) < share], run=16, block=64)
+        starts = range(0, order.samples, 64)
+        read = np.mean([len(order.footing(0, at, min(at + 64, order.samples))) for at in starts])
+        assert read <= block_of(order)
