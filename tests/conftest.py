@@ -6,6 +6,7 @@ What needs torch is imported by the fixtures that need it, because CI also runs 
 versions of Python that have none (`.ci/test_under`).
 """
 
+import compileall
 import io
 import os
 import signal
@@ -15,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import numpy as np
 import pytest
-from forked_programs import ForkedPrograms
+from forked_programs import ForkedPrograms, ForkingServers
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
@@ -79,6 +80,32 @@ assert all(path.is_file() for path in LONGEST_FIRST)
 PackShards = Callable[..., list[str]]
 MakeSource = Callable[..., "StreamSource"]
 StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
+
+
+FORKING: list[ForkingServers] = []
+"""Those that all workers of pytest-xdist share; the process that started these workers has them."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package once: it costs half a second, and 0.15 to 0.4 s in each interpreter.
+
+    Programs of tests write no bytecode where `PYTHONDONTWRITEBYTECODE` is set.
+    """
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(TESTS.parent / "lightning_shards", quiet=2)
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where programs are forked."""
+    if not FORKING:
+        FORKING.append(ForkingServers())
+    node.workerinput["forking_servers"] = str(FORKING[0].folder)
+
+
+def pytest_unconfigure() -> None:
+    """End what all workers shared."""
+    while FORKING:
+        assert FORKING.pop().close() == ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -188,13 +215,26 @@ def start_program() -> StartProgram:
 
 
 @pytest.fixture(scope="session")
-def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPrograms]:
+def forked_programs(request: pytest.FixtureRequest) -> Iterator[ForkedPrograms]:
     """Runs programs that need not import Lightning: `forked_programs.run([SCRIPT], folder)`."""
     import lightning  # noqa: F401 it fails here, and not in a program, where there is none
 
-    programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
+    shared = getattr(request.config, "workerinput", {}).get("forking_servers")
+    own = None if shared else ForkingServers()
+    programs = ForkedPrograms(own.folder if own else Path(shared))
     yield programs
     assert programs.close() == ""
+    assert own is None or own.close() == ""
+
+
+@pytest.fixture
+def held_fork_server():
+    """One fork server for all tests with this; each fit that starts its own costs half a second."""
+    from lightning_shards.workers.fork_server import fork_server
+
+    fork_server.hold()
+    yield
+    fork_server.release()
 
 
 def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):

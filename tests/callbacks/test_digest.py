@@ -26,9 +26,12 @@ from lightning_shards.plan.digest import digest_ids
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.collate import BadSample, make_batch
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
+    ),
+    pytest.mark.usefixtures("held_fork_server"),
+]
 
 COUNTS = [5, 0, 9, 7]
 SAMPLES = sum(COUNTS)

@@ -22,9 +22,12 @@ from torch.utils.data import DataLoader
 
 from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
 
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.usefixtures("held_fork_server"),
+]
 
 FIGURES = ("samples_per_s", "loader_samples_per_s", "trainer_samples_per_s", "wait_fraction")
 METRICS = {f"data/{figure}" for figure in FIGURES}

@@ -25,6 +25,7 @@ from lightning_shards import (
     SplitConfig,
 )
 from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.workers.fork_server import fork_server
 
 HARMLESS = [
     "You defined a `validation_step` but have no `val_dataloader`",  # true of cases without val
@@ -242,6 +243,7 @@ def fit_all(folder: Path) -> None:
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message=message)
     (folder / f"pid-{number_of_this_rank()}").write_text(str(os.getpid()))
+    fork_server.hold()  # one for all fits, since each takes half a second of a core to start
     for case in json.loads((folder / "cases.json").read_text()):
         record = Record(folder, case["name"])
         begin = time.perf_counter()

@@ -14,6 +14,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 from recorder import Recorder, children, fail_on_warnings, make_data, trainer_options, write
 
+from lightning_shards.workers.fork_server import fork_server
+
 fail_on_warnings()  # here, as workers and spawned ranks import this script too
 
 
@@ -50,6 +52,7 @@ def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     rank = int(os.environ.get("LOCAL_RANK", "0"))
+    fork_server.hold()  # one for all fits, since each takes half a second of a core to start
     for case in json.loads((folder / "cases.json").read_text()):
         try:
             write(folder, case["name"], rank, run(folder, case))

@@ -13,9 +13,12 @@ from lightning.pytorch.tuner import Tuner
 
 from lightning_shards.errors import ConfigError, PlanError
 
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.usefixtures("held_fork_server"),
+]
 
 STEPS = 13  # of 2 samples
 VAL_SAMPLES = 7

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from forked_programs import ForkedPrograms
 
 TELLS = """
 import json, os, random, signal, sys
@@ -123,6 +124,19 @@ def test_one_that_does_not_end_is_ended_and_the_next_one_runs(run, tmp_path):
     with pytest.raises(TimeoutError, match=r"no end after 1 s; said 1\n"):
         run(f"{code}; time.sleep(60)", timeout_s=1)
     assert is_gone(int((tmp_path / "pid").read_text()))
+    assert run("print(2)") == ("2\n", [0])
+
+
+def test_all_that_ask_share_one_process_and_wait_for_none_but_their_own(
+    run, forked_programs, tmp_path
+):
+    (tmp_path / "sleeping.py").write_text("import time; time.sleep(60)")
+    other = ForkedPrograms(forked_programs._folder)  # as another worker of pytest-xdist has
+    with other.started(["sleeping.py"], tmp_path) as running:
+        parent = psutil.Process(running.pids[0]).ppid()
+        assert run("import os; print(os.getppid())").output == f"{parent}\n"
+    assert running.statuses == [-signal.SIGKILL]
+    assert other.close() == ""
     assert run("print(2)") == ("2\n", [0])
 
 

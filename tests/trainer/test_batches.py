@@ -11,6 +11,8 @@ from fit_recorder import STEPS, VAL, VAL_STEPS, Recorder, TrainsOnly
 
 from lightning_shards import ShardDataModule, SplitConfig
 
+pytestmark = pytest.mark.usefixtures("held_fork_server")
+
 
 def negative(images: torch.Tensor) -> torch.Tensor:
     return 255 - images

@@ -19,6 +19,8 @@ from lightning_shards import (
 )
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
 
+pytestmark = pytest.mark.usefixtures("held_fork_server")
+
 WEB, HAND, THIRD = [3, 4], [2, 1, 2], [1]
 NAMES: Final = ["val/web", "val/hand", "val/third"]
 ONCE: Final = {0: all_ids(WEB), 1: all_ids(HAND), 2: all_ids(THIRD)}

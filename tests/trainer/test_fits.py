@@ -10,6 +10,8 @@ from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, Run, all
 
 from lightning_shards import Cursor
 
+pytestmark = pytest.mark.usefixtures("held_fork_server")
+
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_fit_takes_the_steps_and_validations_that_its_switches_say(

@@ -12,6 +12,8 @@ from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_id
 from lightning_shards import Cursor, SplitConfig
 from lightning_shards.errors import StateError
 
+pytestmark = pytest.mark.usefixtures("held_fork_server")
+
 
 @pytest.fixture(scope="module")
 def checkpoints(

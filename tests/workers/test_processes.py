@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from itertools import islice
@@ -172,36 +171,30 @@ print([len(batch["label"]) for batch in module.loader("train")])
 
 
 @pytest.fixture
-def run_guardless(tmp_path, pack_shards):
+def run_guardless(tmp_path, pack_shards, forked_programs):
     """Runs a script that has no main guard, and fails if it takes a minute."""
 
     def run(start_method):
         script = tmp_path / "guardless.py"
         script.write_text(GUARDLESS)
-        return subprocess.run(
-            [sys.executable, script, pack_shards([6])[0], start_method, tmp_path / "cache"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = [script, pack_shards([6])[0], start_method, tmp_path / "cache"]
+        return forked_programs.run(command, tmp_path, timeout_s=60)
 
     return run
 
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_what_to_do(run_guardless):
-    done = run_guardless("forkserver")
-    assert done.returncode == 1
-    assert "WorkerError:" in done.stderr
-    assert 'guardless.py has no `if __name__ == "__main__":`' in done.stderr
-    assert "num_workers=0" in done.stderr.splitlines()[-1]
+    output, statuses = run_guardless("forkserver")
+    assert statuses == [1]
+    assert "WorkerError:" in output
+    assert 'guardless.py has no `if __name__ == "__main__":`' in output
+    assert "num_workers=0" in output.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_may_fork(run_guardless):
-    done = run_guardless("fork")
-    assert done.stdout == "[2, 2, 2]\n"
+    assert run_guardless("fork") == ("[2, 2, 2]\n", [0])
 
 
 @pytest.fixture
