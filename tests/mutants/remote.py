@@ -415,6 +415,24 @@ MUTANTS = [
     ),
     Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
     Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "self._there.update(kept)",
+        "pass",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:is_sealed",
+        "return has_size and status.st_mtime_ns == _seal_of_this_start()",
+        "return has_size",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.reach",
+        "if self._reached >= self._due or self._batches == _SECOND:",
+        "if self._batches == _SECOND:",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._look_again",
         "self._closed.wait(_LOOK_AGAIN_S)",
         "pass",

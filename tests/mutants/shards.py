@@ -293,7 +293,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_files:_is_whole",
-        "if _is_sealed(file):",
+        "if status.st_mtime_ns == _seal_of_this_start():",
         "if True:",
         "shards/remote/cache/test_piece_files.py",
     ),
