@@ -3,7 +3,7 @@
 import errno
 import os
 import resource
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -161,9 +161,10 @@ class OpenShards:
 
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
         """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
-        of_schemes: dict[str, list[ShardReads]] = {}
+        schemes = {url: scheme_of(url) for url in {each.url for each in reads}}
+        of_schemes: defaultdict[str, list[ShardReads]] = defaultdict(list)
         for each in reads:
-            of_schemes.setdefault(scheme_of(each.url), []).append(each)
+            of_schemes[schemes[each.url]].append(each)
         for of_scheme in of_schemes.values():
             self._storages.of(of_scheme[0].url).fetch_ahead(of_scheme)
 

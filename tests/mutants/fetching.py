@@ -202,6 +202,24 @@ MUTANTS = [
         THREADS,
     ),
     Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "self._there.update(kept)",
+        "pass",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:is_sealed",
+        "return has_size and status.st_mtime_ns == _seal_of_this_start()",
+        "return has_size",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.reach",
+        "if self._reached >= self._due or self._batches == _SECOND:",
+        "if self._batches == _SECOND:",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._look_again",
         "self._closed.wait(_LOOK_AGAIN_S)",
         "pass",
@@ -221,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_files:_is_whole",
-        "if _is_sealed(file):",
+        "if status.st_mtime_ns == _seal_of_this_start():",
         "if True:",
         "shards/remote/cache/test_piece_files.py",
     ),

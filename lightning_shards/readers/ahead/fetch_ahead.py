@@ -22,6 +22,9 @@ _FIRST_S: Final = 5.0
 that is filled it then finds what it wants, and a shard that was replaced is known before its old
 bytes are read from the cache."""
 
+_SECOND: Final = 2
+"""When this batch is asked for, the first one has been made."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +56,7 @@ class FetchAhead:
     ) -> None:
         self._announcements, self._announce, self._end = announcements, announce, end
         self._changed = threading.Condition()
-        self._reached = (0, -1)
+        self._reached = self._due = (0, -1)  # turns and positions
         self._batches, self._is_closed = 0, False
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
@@ -80,8 +83,10 @@ class FetchAhead:
         with self._changed:
             self._reached = max(self._reached, (turn, position))
             self._batches += 1
-            self._changed.notify_all()
             is_first = self._batches == 1
+            # to wake the thread costs more than all else of this, so it is not done for each batch
+            if self._reached >= self._due or self._batches == _SECOND:
+                self._changed.notify_all()
         if is_first:
             self._start()
             began = perf_counter()
@@ -111,15 +116,15 @@ class FetchAhead:
         try:
             for turn, position, reads in self._announcements:
                 with self._changed:
-                    due = (turn, position)
-                    self._changed.wait_for(lambda due=due: self._is_closed or self._reached >= due)
+                    self._due = (turn, position)
+                    self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
                     if self._is_closed:
                         return
                     self._announce(reads)  # with the lock: nothing is announced after `close`
                     is_first = not self._has_announced.is_set()
                     self._has_announced.set()
                     if is_first:  # the first batch has the network for itself
-                        self._changed.wait_for(lambda: self._is_closed or self._batches > 1)
+                        self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
         except IndexMismatchError as error:
             with self._changed:
                 self._error = error

@@ -33,6 +33,10 @@ _OTHERS_S: Final = 0.2
 
 _LOOK_S: Final = 0.01
 
+_MOST_HELD: Final = 64
+"""So few tables stay open for the next blocks. To open one takes longer than to look up its pieces,
+but more of them would take too much memory, and too many file descriptors."""
+
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
@@ -105,6 +109,7 @@ class ShardTables:
         self._tables = TableStore(cache, storages=self._storages)
         self._closed, self._total, self._is_patient = Event(), FetchTotals(), is_patient
         self._just_fetched, self._are_others_there = set[str](), True
+        self._held: dict[int, MemberTable] = {}
 
     def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
         """The tables of these shards, fetched at once where they are not kept.
@@ -112,18 +117,12 @@ class ShardTables:
         Raises:
             ShardError: As of `TableStore.table_of`.
         """
-        counts = self._index.counts
-        assert counts is not None  # the indexed reader has them
-        number, processes = self._share
-        urls = [self._index.urls[shard] for shard in shards]
-        of_others = [self._index.urls[shard] for shard in shards if shard % processes != number]
-        self._fetch([self._index.urls[shard] for shard in shards if shard % processes == number])
-        self._wait_for_others(of_others)
-        self._fetch(of_others)
-        return [
-            self._tables.table_of(url, expected_samples=int(counts[shard]))
-            for url, shard in zip(urls, shards, strict=True)
-        ]
+        held = self._held
+        held |= self._opened([shard for shard in shards if shard not in held])
+        tables = [held[shard] for shard in shards]
+        if len(held) > _MOST_HELD:
+            held.clear()
+        return tables
 
     def require_same(self, shards: Sequence[int]) -> None:
         """Ask the stores whether remote ones of these shards are what their tables say.
@@ -152,17 +151,28 @@ class ShardTables:
                 ShardReader(url, table, storage, on_change=refresh).require_same(stat)
 
     def fetch_totals(self) -> FetchTotals:
-        """What was fetched for the tables; nobody waits for it, but for a first batch."""
-        if not self._closed.is_set():
-            totals = self._storages.fetch_totals()
-            self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)
+        """What was fetched for the tables up to the last answer; nobody waits for it."""
         return self._total
 
     def close(self) -> None:
         """End the threads and connections of the storages."""
-        self.fetch_totals()  # closed storages would count from zero
+        self._count()
         self._closed.set()
         self._storages.close()
+
+    def _opened(self, shards: Sequence[int]) -> dict[int, MemberTable]:
+        counts = self._index.counts
+        assert counts is not None  # the indexed reader has them
+        number, processes = self._share
+        urls = {shard: self._index.urls[shard] for shard in shards}
+        of_others = [url for shard, url in urls.items() if shard % processes != number]
+        self._fetch([url for shard, url in urls.items() if shard % processes == number])
+        self._wait_for_others(of_others)
+        self._fetch(of_others)
+        return {
+            shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
+            for shard, url in urls.items()
+        }
 
     def _fetch(self, urls: Sequence[str]) -> None:
         self._just_fetched.update(self._until_answered(lambda: self._tables.fetch(urls)))
@@ -186,10 +196,21 @@ class ShardTables:
         """
         while True:
             try:
-                return ask()
+                return self._counted(ask)
             except StorageError as error:
                 if self._closed.is_set() or not self._is_patient:
                     raise
                 _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)
                 if self._closed.wait(_PAUSE_S):
                     raise
+
+    def _counted(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        if not self._closed.is_set():  # closed storages count from zero
+            totals = self._storages.fetch_totals()
+            self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)

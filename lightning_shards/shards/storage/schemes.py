@@ -54,8 +54,8 @@ class Storages:
 
     def fetch_totals(self) -> FetchTotals:
         """What all storages together have fetched from afar in this process."""
-        totals = (storage.fetch_totals() for storage in tuple(self._made.values()))
-        return reduce(FetchTotals.plus, totals, NO_FETCHES)
+        totals = [storage.fetch_totals() for storage in tuple(self._made.values())]
+        return reduce(FetchTotals.plus, totals) if totals else NO_FETCHES
 
     def close(self) -> None:
         """Let all storages go of their connections and threads."""

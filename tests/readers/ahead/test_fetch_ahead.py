@@ -51,6 +51,20 @@ def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     assert wait_for(lambda: told[2:] == ["(1, 0)", "(1, 50)"], WITHIN_S)
 
 
+def test_the_thread_is_woken_only_for_what_is_due(make_ahead, told, monkeypatch):
+    due = [(0, 0), (0, 50), (0, 80)]
+    ahead, woken = make_ahead(iter([Announcement(*each, reads_named("x")) for each in due])), []
+    for position in (10, 60):
+        ahead.reach(0, position)
+    assert wait_for(lambda: len(told) == 2 and ahead._due == due[2], WITHIN_S)
+    monkeypatch.setattr(ahead._changed, "notify_all", lambda: woken.append(ahead._reached))
+    for position in (61, 70, 79):
+        ahead.reach(0, position)
+    assert not woken
+    ahead.reach(0, 80)
+    assert woken == [(0, 80)]
+
+
 def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeypatch):
     monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
     gate = threading.Event()

@@ -249,6 +249,17 @@ def test_a_process_fetches_the_tables_that_no_other_one_brings(published_shards,
     assert other._are_others_there
 
 
+def test_a_few_tables_stay_open_for_the_next_blocks(published_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_batches, "_MOST_HELD", 2)
+    tables, _ = tables_by_two(published_shards, tmp_path)
+    first, second = tables.tables_of([0, 1])
+    assert tables.tables_of([1])[0] is second
+    again, _, third = tables.tables_of([0, 1, 2])  # which are too many
+    assert again is first
+    assert tables.tables_of([2])[0] is not third
+    assert tables.tables_of([2])[0].num_samples == third.num_samples
+
+
 def test_a_shard_is_not_asked_about_whose_table_was_just_fetched(
     published_shards, server, tmp_path
 ):

@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, sleep
@@ -22,7 +22,12 @@ from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
-from lightning_shards.shards.remote.cache.piece_files import OpenPiece, open_piece, write_piece
+from lightning_shards.shards.remote.cache.piece_files import (
+    OpenPiece,
+    is_sealed,
+    open_piece,
+    write_piece,
+)
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, lock_of
 from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
 from lightning_shards.shards.remote.cache.piece_room import CacheCounts, NewPiece, PieceRoom
@@ -66,6 +71,17 @@ class PieceCache:
             FileAccessError: The cache folder is another user's, or others may write to it.
         """
         return self._here().open(piece)
+
+    def kept(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of these pieces that need not be loaded, found without opening their files.
+
+        Of a piece that was written before the machine started this is not known.
+
+        Raises:
+            FileAccessError: As of `open`.
+        """
+        here = self._here()
+        return [piece for piece in pieces if here.has(piece)]
 
     def load(self, piece: Piece, fetch: Fetch, *, wait_s: float = 0.0) -> OpenPiece | None:
         """A piece from the cache, or fetched and kept; None if another process fetches it.
@@ -142,6 +158,10 @@ class _Entered:
                 self._counts.opened += 1
                 self._counts.opened_bytes += piece.size
         return opened
+
+    def has(self, piece: Piece) -> bool:
+        """Whether the piece need not be loaded."""
+        return self._held is not None and is_sealed(self._path_of(piece), piece.size)
 
     def load(self, piece: Piece, fetch: Fetch) -> OpenPiece | None:
         """The piece, fetched; None if another process fetches it."""

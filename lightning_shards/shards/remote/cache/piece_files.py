@@ -123,6 +123,19 @@ def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
     return None
 
 
+def is_sealed(path: str, size: int) -> bool:
+    """Whether this is as good as surely a whole piece of so many bytes; no file is opened.
+
+    It was written or checked since the machine started. Whoever opens it looks at its trailer, too.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    has_size = stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
+    return has_size and status.st_mtime_ns == _seal_of_this_start()
+
+
 def is_damaged(path: str, size: int) -> bool:
     """Whether a piece of so many bytes differs from what was written, whether it is sealed or not.
 
@@ -131,17 +144,18 @@ def is_damaged(path: str, size: int) -> bool:
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        checksum = _expected_crc32(file, size)
+        checksum = _expected_crc32(file, size, os.fstat(file))
         return checksum is None or _crc32_of(file, size) != checksum
     finally:
         os.close(file)
 
 
 def _is_whole(file: int, size: int) -> bool:
-    checksum = _expected_crc32(file, size)
+    status = os.fstat(file)
+    checksum = _expected_crc32(file, size, status)
     if checksum is None:
         return False
-    if _is_sealed(file):
+    if status.st_mtime_ns == _seal_of_this_start():
         return True
     if _crc32_of(file, size) != checksum:
         return False
@@ -149,9 +163,8 @@ def _is_whole(file: int, size: int) -> bool:
     return True
 
 
-def _expected_crc32(file: int, size: int) -> int | None:
+def _expected_crc32(file: int, size: int, status: os.stat_result) -> int | None:
     """The crc32 in the trailer; None if this is no file of a piece of so many bytes."""
-    status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
         return None
     trailer = os.pread(file, TRAILER_BYTES, size)
@@ -180,11 +193,6 @@ def _remove(path: str, file: int) -> None:
             os.unlink(path)  # noqa: PTH108 a hot path of strings
     except FileNotFoundError:
         return
-
-
-def _is_sealed(file: int) -> bool:
-    seal = _seal_of_this_start()
-    return seal is not None and os.fstat(file).st_mtime_ns == seal
 
 
 def _seal(file: int) -> None:

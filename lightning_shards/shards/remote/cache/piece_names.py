@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lightning_shards.shards.urls import without_user
@@ -39,13 +40,18 @@ class Piece(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of the folder of all pieces of this version: a hash, without any credential."""
-        named = f"{without_credentials(self.url)}\n{self.version}"
-        return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
+        return _folder_of(self.url, self.version)
 
     @property
     def name(self) -> str:
         """The name of the file in that folder."""
         return f"{self.begin}-{self.end}"
+
+
+@lru_cache(maxsize=1024)  # a block has pieces of a few hundred shards, and is announced three times
+def _folder_of(url: str, version: str) -> str:
+    named = f"{without_credentials(url)}\n{version}"
+    return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
 
 
 def without_credentials(url: str) -> str:

@@ -3,9 +3,9 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
-from lightning_shards.shards.remote.byte_ranges import parts_of
+from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.segments import Segment
 
@@ -27,18 +27,17 @@ class AnnouncedPieces:
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.pieces = [
-            Piece(url, version, part_begin, part_end)
-            for url, version, begin, end in pieces
-            for part_begin, part_end in parts_of(begin, end)
-        ]
-        by_object: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
-        for piece in sorted(self.pieces):
-            by_object[piece.url, piece.version].append(piece)
-        self._by_object: dict[tuple[str, str], PiecesOfObject] = {
-            name: ([piece.begin for piece in in_object], in_object)
-            for name, in_object in by_object.items()
-        }
+        self.pieces: list[Piece] = []
+        by_object: defaultdict[tuple[str, str], dict[int, Piece]] = defaultdict(dict)
+        for piece in chain.from_iterable(map(_parts_of_piece, pieces)):
+            self.pieces.append(piece)
+            in_object = by_object[piece.url, piece.version]
+            if in_object.get(piece.begin, piece).end <= piece.end:  # drawn runs may overlap
+                in_object[piece.begin] = piece
+        self._by_object: dict[tuple[str, str], PiecesOfObject] = {}
+        for name, by_begin in by_object.items():
+            begins = sorted(by_begin)
+            self._by_object[name] = begins, [by_begin[begin] for begin in begins]
 
     def of_object(self, url: str, version: str | None) -> PiecesOfObject | None:
         """The pieces of one version of an object; None if there are none."""
@@ -60,3 +59,10 @@ class AnnouncedPieces:
                 begin = min(end, piece.end)
         if begin < end:
             yield segment.part(begin, end, None)
+
+
+def _parts_of_piece(piece: Piece) -> list[Piece]:
+    url, version, begin, end = piece
+    if 0 < end - begin <= MOST_IN_ONE_REQUEST:
+        return [piece]
+    return [Piece(url, version, *part) for part in parts_of(begin, end)]

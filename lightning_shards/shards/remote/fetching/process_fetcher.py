@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+from lightning_shards.errors import ShardError
 from lightning_shards.shards.remote.byte_ranges import parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
@@ -106,12 +107,23 @@ class ProcessFetcher:
     def announce(self, pieces: Sequence[Piece]) -> None:
         """See `Fetcher.announce`."""
         announced = AnnouncedPieces(pieces)
+        named = set(announced.pieces)
+        kept = self._kept(named.difference(self._there))
         with self._lock:
             self._announced.append(announced)
-            self._there.intersection_update(announced.pieces)
-            self._coming = set(announced.pieces) - self._there
+            self._there &= named
+            self._there.update(kept)
+            self._coming = named - self._there
         if self._has_read.is_set():
             self._begin(announced)
+
+    def _kept(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of these pieces that an earlier epoch or run, or another process, has left."""
+        assert self._cache is not None
+        try:
+            return self._cache.kept(pieces)
+        except ShardError:  # whoever reads a batch gets it
+            return []
 
     def has_all(self) -> bool:
         """See `Fetcher.has_all`."""

@@ -5,6 +5,7 @@ their names before anything was asked of its store.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.remote.connections import TransportCounts
@@ -12,6 +13,7 @@ from lightning_shards.shards.remote.transport import Body, Transport
 from lightning_shards.shards.urls import redact
 
 
+@lru_cache(maxsize=1024)
 def version_of_stamp(stamp: tuple[int, int]) -> str:
     """How a `StampedTransport` names the version of a shard with this stamp."""
     size, number = stamp

@@ -109,6 +109,20 @@ def test_a_torn_piece_is_fetched_again(cache, folder):
     assert cache.counts.fetched == 2
 
 
+def test_what_is_kept_is_known_without_opening_it(cache, folder, monkeypatch):
+    others = [piece_number(number) for number in (4, 5, 6)]
+    for piece in (PIECE, *others):
+        load(cache, piece)
+    cut, written, dropped = (folder / "pieces" / piece.folder / piece.name for piece in others)
+    seal = cut.stat().st_mtime_ns
+    os.truncate(cut, SIZE)
+    os.utime(cut, ns=(seal, seal))
+    written.write_bytes(bytes(FILE))
+    dropped.unlink()
+    monkeypatch.setattr(piece_cache, "open_piece", None)
+    assert cache.kept([*others, PIECE, piece_number(7)]) == [PIECE]
+
+
 def test_the_limit_is_kept_and_open_pieces_stay_readable(cache, folder):
     opened = []
     for number in range(60):

@@ -100,6 +100,16 @@ def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport,
     fetcher.close()
 
 
+def test_what_an_earlier_run_left_is_known_with_the_announcement(make_fetcher, tmp_path):
+    earlier = make_fetcher()
+    earlier.announce(PIECES)
+    assert is_fetched(earlier, 8)
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES)
+    assert fetcher.has_all()
+    assert not fetcher._here()._threads._threads  # none of them has been asked
+
+
 def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     make_fetcher, transport
 ):
