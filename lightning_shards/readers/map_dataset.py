@@ -37,7 +37,7 @@ from lightning_shards.samples.sample_transforms import SampleTransform, batch_fi
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import Join, find_join
+from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -178,7 +178,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _joins(self) -> tuple[Join, ...]:
-        return tuple(find_join(join, self._cache) for join in self._join)
+        storages = remote_storages(self._settings)
+        return tuple(find_join(join, self._cache, storages) for join in self._join)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -188,7 +189,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        shards = OpenShards(self._index, self._cache, storages=self._storages, joins=self._joins)
+        joined = JoinedShards(self._joins, self._index)
+        shards = OpenShards(self._index, self._cache, storages=self._storages, joined=[joined])
         weakref.finalize(self, shards.__exit__)
         return shards
 

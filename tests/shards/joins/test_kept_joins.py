@@ -192,16 +192,17 @@ def test_threads_that_need_a_join_at_once_make_it_once(make, count_builds):
 PROGRAM = """
 import sys
 from lightning_shards.shards.index import load_index
-from lightning_shards.shards.joins.kept_joins import find_join, prepare_joins
+from lightning_shards.shards.joins.finding import JoinedShards, find_join
+from lightning_shards.shards.joins.kept_joins import prepare_joins
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import expand_urls
 cache = CacheFolder(sys.argv[3])
 index = load_index(expand_urls(sys.argv[1]), cache=cache)
-joins = [find_join(settings, cache) for settings in join_settings({"t": sys.argv[2]})]
+joins = tuple(find_join(each, cache) for each in join_settings({"t": sys.argv[2]}))
 def prepare():
-    prepare_joins(joins, index, cache, TableStore(cache, takes_dali=True))
+    prepare_joins([JoinedShards(joins, index)], cache, TableStore(cache, takes_dali=True))
 """
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from lightning_shards import ShardDataset, SplitConfig
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError, ShardNotFoundError
-from lightning_shards.shards.joins.parquet_table import ParquetTable
+from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import join_settings
 
 URLS = "data/{0..3}.tar"
@@ -20,7 +20,7 @@ BAD_SETTINGS = {
     "no pattern": ({"t": {"table": ["a.parquet", 3]}}, "must be a path, a pattern or a list"),
     "another format": ({"t": "a.csv"}, "name either Parquet files, which end in .parquet"),
     "two formats": ({"t": ["a.parquet", "b.tar"]}, "name either Parquet files"),
-    "remote": ({"t": "s3://bucket/a.parquet"}, "is remote, and tables of joins are files of this"),
+    "a command": ({"t": "pipe:cat a.parquet"}, r"\['pipe:cat ...'\]; name either Parquet files"),
     "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "is 'skip'; take 'none'"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, "key of join 't' must be the name of a col"),
     "tars without a suffix": ({"t": "a.tar"}, "set one suffix, as in column: txt"),
@@ -238,7 +238,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     parquet.write_table(table, tmp_path / "t.parquet")
     settings = join_settings({"t": tmp_path / "t.parquet"})[0]
     with pytest.raises(ConfigError, match=r"has 2 columns 't', of which `column` can mean any"):
-        ParquetTable(settings, [str(tmp_path / "t.parquet")])
+        ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
 
 
 def test_a_column_is_taken_by_its_very_name(tmp_path):
@@ -246,7 +246,7 @@ def test_a_column_is_taken_by_its_very_name(tmp_path):
     table = pa.table({"a": nested, "__key__": ["0"], "a.b": ["right"]})
     parquet.write_table(table, tmp_path / "t.parquet")
     settings = join_settings({"t": {"table": tmp_path / "t.parquet", "column": "a.b"}})[0]
-    read = ParquetTable(settings, [str(tmp_path / "t.parquet")])
+    read = ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
     assert [chunk.values(np.arange(1)) for chunk in read.chunks()] == [[b"right"]]
 
 
