@@ -54,7 +54,7 @@ class ModuleSettings(pl.LightningDataModule):
         """A batch of a split on the device, after `device_transforms`."""
         fields = [
             *((config and config.batch_fields) or self.fields),
-            *((config and config.join) or ()),
+            *(config.batch_joins if config else ()),
         ]
         is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
         for name, transform in self.device_transforms.items():
