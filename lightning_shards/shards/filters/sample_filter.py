@@ -52,7 +52,7 @@ class SampleFilter:
         kept = digest_of_predicate(self.predicate) if self.predicate is not None else repr(keep)
         left_out = repr(exclude)
         if isinstance(exclude, tuple):
-            left_out = repr([digest_of_list(path) for path in exclude])
+            left_out = repr(sorted(digest_of_list(path) for path in exclude))
         return hashlib.sha256(f"{_VERSION}\n{kept}\n{left_out}".encode()).hexdigest()
 
 
