@@ -7,6 +7,7 @@ when their keys were matched.
 
 import logging
 import shutil
+import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -45,6 +46,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, release_pages
+from lightning_shards.shards.urls import split_url
 
 _FETCHED_TOGETHER: Final = 256
 _FILE_MODE: Final = 0o600
@@ -121,7 +123,7 @@ class KeptJoins:
             raise ConfigError(
                 f"join {join.settings.name!r}: {lacking:,} of "
                 f"{count_of(facts.num_samples, 'sample')} have no value in {join.where}, first "
-                f"{facts.lacking!r}; add rows for them, or set missing: none, which gives them "
+                f"{facts.lacking}; add rows for them, or set missing: none, which gives them "
                 "None or their default"
             )
         return facts
@@ -142,13 +144,13 @@ class KeptJoins:
             if len(numbers) and first < 0:
                 first = start + int(numbers[0])
             num_lacking, start = num_lacking + len(numbers), start + total
-        key = _SplitKeys(self._index, self._store).key(first) if num_lacking else ""
+        name = _SplitKeys(self._index, self._store).name(first) if num_lacking else ""
         return replace(
             facts,
             num_samples=left.samples,
             without_row=num_lacking,
             without_value=0,
-            lacking=key,
+            lacking=name,
         )
 
     def _opened(
@@ -169,8 +171,9 @@ class KeptJoins:
         return kept if np.array_equal(kept.stamps, np.array(stamps).reshape(-1, 2)) else None
 
     def _made(self, join: Join) -> KeptJoin:
-        path = self._path(join)
+        path, began = self._path(join), time.monotonic()
         self._require_same_table(join)
+        _log.info("join %r: %s is read twice", join.settings.name, join.where)
         keys = _SplitKeys(self._index, self._store)
         scratch = Path(mkdtemp(prefix=f"{path.stem}.", dir=path.parent))
         try:
@@ -189,6 +192,11 @@ class KeptJoins:
         kept = self._opened(join)
         if kept is None:
             raise FileAccessError(f"{path} was written a moment ago and is gone; start again")
+        facts = kept.facts
+        what = "join %r: %s and %s matched in %.1f s; values of %s bytes are kept in %s"
+        rows, samples = count_of(facts.rows, "row"), count_of(facts.num_samples, "sample")
+        seconds = time.monotonic() - began
+        _log.info(what, join.settings.name, rows, samples, seconds, f"{facts.data_bytes:,}", path)
         return kept
 
     def _require_same_table(self, join: Join) -> None:
@@ -262,13 +270,14 @@ class _SplitKeys:
             yield ShardKeys(key_chunks(table), table.stamp)
             release_pages(table)
 
-    def key(self, sample: int) -> str:
-        """The key of one sample, by its number among all."""
+    def name(self, sample: int) -> str:
+        """The key and the id of one sample, by its number among all."""
         stops = np.cumsum(self._counts)
         shard = int(np.searchsorted(stops, sample, side="right"))
-        first = int(stops[shard] - self._counts[shard])
-        table = self._store.table_of(self._urls[shard])
-        return table.key(sample - first).encode(*ENCODING).decode(errors="replace")
+        number = sample - int(stops[shard] - self._counts[shard])
+        key = self._store.table_of(self._urls[shard]).key(number)
+        shown = key.encode(*ENCODING).decode(errors="replace")
+        return f"{shown!r} (#{split_url(self._urls[shard])[1]}:{number})"
 
 
 def _log_lacking(join: Join, facts: JoinFacts) -> None:
@@ -277,7 +286,7 @@ def _log_lacking(join: Join, facts: JoinFacts) -> None:
     if facts.without_row or facts.without_value:
         told.append(
             f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
-            f"{facts.without_value:,} a row without a value, first {facts.lacking!r}: they get "
+            f"{facts.without_value:,} a row without a value, first {facts.lacking}: they get "
             "None or the default of the field"
         )
     if facts.unmatched:

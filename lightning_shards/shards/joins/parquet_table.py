@@ -60,11 +60,12 @@ class ParquetTable:
                 f"join {settings.name!r} reads Parquet, which needs pyarrow, and that is not "
                 "installed: pip install 'lightning-shards[table]'"
             ) from error
-        self.column, self.kind, self.num_rows = "", "", 0
+        self.column, self.kind = "", ""
+        self._rows_of: list[int] = []
         for each in files:
             with self._opened(each) as file:
                 column, kind = self._checked(each.name, file.schema_arrow)
-                self.num_rows += file.metadata.num_rows
+                self._rows_of.append(file.metadata.num_rows)
             if self.kind and (column, kind) != (self.column, self.kind):
                 raise ConfigError(
                     f"join {settings.name!r}: column {column!r} of {each.name} holds other values "
@@ -72,6 +73,15 @@ class ParquetTable:
                     "schema"
                 )
             self.column, self.kind = column, kind
+        self.num_rows = sum(self._rows_of)
+
+    def row_name(self, row: int) -> str:
+        """The number of a row in its file, counted from 1, and the file."""
+        for file, rows in zip(self._files, self._rows_of, strict=True):
+            if row < rows:
+                return f"row {row + 1:,} of {file.name}"
+            row -= rows
+        raise AssertionError(row)
 
     def keys(self) -> Iterator[RowValues]:
         """The keys of all rows, some at a time; None for a row without one."""

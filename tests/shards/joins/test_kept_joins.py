@@ -1,9 +1,11 @@
 """What is kept of a join: made once, in parts, whole or not at all, and again when it must be."""
 
+import logging
 import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +105,23 @@ def test_random_keys_find_their_rows(part, monkeypatch, tmp_path, write_tar, mak
     module = make_module(split, batch_size=1)
     expected = [bytes([key]) * key if key in rows else None for keys in shards for key in keys]
     assert values(module) == expected
+
+
+def test_what_a_build_costs_is_said_and_drawn(make, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    drawn, whole = [], building.rows_bar
+
+    @contextmanager
+    def watched(verb, total):
+        drawn.append([verb, total, 0])
+        with whole(verb, total):
+            yield lambda rows: drawn[-1].__setitem__(2, drawn[-1][2] + rows)
+
+    monkeypatch.setattr(building, "rows_bar", watched)
+    make().source("train").prepare()
+    assert drawn == [["join 't'", 3 * NUM, 3 * NUM]]  # keys of samples and rows, and values
+    (line,) = [text for text in caplog.messages if "matched in" in text]
+    assert line.startswith(f"join 't': {NUM} rows and {NUM} samples matched in ")
 
 
 DAMAGES = {

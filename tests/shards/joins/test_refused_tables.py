@@ -93,7 +93,7 @@ BAD_TABLES = {
     "doubled keys": (
         {"__key__": ["000001", "a", "b", "000001"], "t": [1, 2, 3, 4]},
         {},
-        "rows 1 and 4 of its table have the same key '000001'; leave one of them out",
+        r"row 1 of .*t\.parquet and row 4 of .* have the same key '000001'; leave one of them",
     ),
     "no key column": (
         {"id": ["000000"], "t": [1]},
@@ -131,7 +131,7 @@ BAD_TABLES = {
         {},
         (
             "no row of its table has the key of a sample: the first of 2 rows has 'a', the first "
-            "sample '000000'; name the column"
+            r"sample '000000' \(#shard-000000\.tar:0\); name the column"
         ),
     ),
     "no rows": (
@@ -217,7 +217,10 @@ def test_keys_of_two_tars_are_doubled_as_those_of_one_table(
     for name in ("a", "b"):
         write_tar(tmp_path / f"{name}.tar", [("000001.txt", name.encode())])
     join = {"t": {"table": f"{tmp_path}/{{a,b}}.tar", "column": "txt"}}
-    with pytest.raises(ConfigError, match="rows 1 and 2 of its table have the same key '000001'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sample 0 of .*a\.tar and sample 0 of .*b\.tar have the same key '000001'",
+    ):
         prepare(make_module, pack_shards([2, 1]), join)
 
 
