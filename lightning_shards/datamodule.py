@@ -257,7 +257,7 @@ class ShardDataModule(ModuleSettings):
             ShardError: The batch cannot be made.
         """
         config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
-        names = [*config.batch_fields(self.fields), *(config.join or ())]
+        names = [*config.batch_fields(self.fields), *config.batch_joins]
         fields = names if config.collate_fn is None else ()
         return peek_at(split, self.source(split), fields, timeout_s)
 

@@ -53,7 +53,7 @@ class ModuleSettings(pl.LightningDataModule):
     def _transformed(self, batch: Any, config: SplitConfig | None) -> Any:
         """A batch of a split on the device, after `device_transforms`."""
         fields = config.batch_fields(self.fields) if config else list(self.fields)
-        fields += (config and config.join) or ()
+        fields += config.batch_joins if config else ()
         is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
         for name, transform in self.device_transforms.items():
             if isinstance(batch, dict) and name in batch:

@@ -10,7 +10,7 @@ from lightning_shards.errors import StateError
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import JOIN_PREFIX
+from lightning_shards.shards.joins.finding import JOIN_PREFIX
 from lightning_shards.shards.urls import split_url
 
 State = dict[str, int | str]

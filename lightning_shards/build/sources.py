@@ -33,7 +33,7 @@ from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
-from lightning_shards.shards.joins.kept_joins import Join, find_join
+from lightning_shards.shards.joins.finding import Join, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -112,7 +112,7 @@ def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: in
         PlanError: The shards hold no sample.
     """
     config = data.split(split)
-    _require_forkable(data, index)
+    _require_forkable(data, config, index)
     if config.mix is not None:
         return _make_mixture(data, split, config, index, ranks)
     require_applied(split, sample_filter(config.keep, config.exclude), index)
@@ -225,14 +225,20 @@ def _fields_and_joins(
 ) -> tuple[tuple[Field, ...], tuple[Join, ...]]:
     cache = CacheFolder(data.loader.cache_dir)
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    joins = tuple(find_join(settings, cache) for settings in join_settings(config.join or {}))
+    storages = remote_storages(_transport_settings(data))
+    joins = tuple(
+        find_join(settings, cache, storages) for settings in join_settings(config.join or {})
+    )
     return with_kinds(fields, joins, config.decode or {}, config.transforms or {}), joins
 
 
-def _require_forkable(data: DataConfig, index: ShardIndex) -> None:
+def _require_forkable(data: DataConfig, config: SplitConfig, index: ShardIndex) -> None:
+    """Refuse to fork workers after shards or tables of joins were read by what survives no fork."""
     loader = data.loader
     if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
-        require_forkable(index.urls)
+        parts = list(config.component_splits().values()) or [config]
+        joins = (join for part in parts for join in join_settings(part.join or {}))
+        require_forkable([*index.urls, *(url for join in joins for url in join.table)])
 
 
 def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:

@@ -28,6 +28,7 @@ from lightning_shards.setting_checks import (
     require_mappings,
     urls_as_texts,
 )
+from lightning_shards.shards.joins.settings import join_settings, shown_joins
 from lightning_shards.shards.urls import redact_pattern
 
 _T = TypeVar("_T")
@@ -73,6 +74,8 @@ class ComponentConfig:
         exclude: Samples to leave out, as those of a split; overrides the split's for this
             component.
         keep: Samples to keep, as those of a split; overrides the split's for this component.
+        join: Batch key to a table whose column becomes a field, as those of a split; overrides the
+            split's for this component.
     """
 
     urls: str | list[str]
@@ -91,6 +94,7 @@ class ComponentConfig:
     shuffle_block: int | None = None
     exclude: str | list[str] | dict[str, Any] | None = None
     keep: Any = None
+    join: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
@@ -105,18 +109,22 @@ class ComponentConfig:
             if value is not None and name not in _OF_THE_MIX and name not in MERGED
         }
 
-    def merged(self, name: str, inherited: Mapping[str, Any], *, is_whole: bool) -> dict[str, Any]:
+    def merged(
+        self, name: str, inherited: Mapping[str, Any], joined: Mapping[str, Any], *, is_whole: bool
+    ) -> dict[str, Any]:
         """One of the mappings that are merged, with those that its split has.
 
         Args:
             name: Of the mapping.
             inherited: That of the split.
+            joined: Its joins, or those of the split, by the names of their fields.
             is_whole: Whether to take all of it, also for names that are no field of its own.
         """
         kept = {
             key: value
             for key, value in inherited.items()
             if self.fields is None
+            or key in joined
             or _is_of(key, self.fields)
             or (is_whole and not key.startswith("."))
         }
@@ -132,7 +140,8 @@ class ComponentConfig:
         require_urls(self.urls)
         if self.fields is not None:
             require_fields(self.fields)
-        require_mappings(self, MERGED)
+        require_mappings(self, (*MERGED, "join"))
+        join_settings(self.join or {})
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         for name, least in (("shuffle_buffer", 0), ("shuffle_run", 0), ("shuffle_block", 1)):
             if getattr(self, name) is not None:
@@ -277,12 +286,14 @@ def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bo
 
 
 def safe_repr(config: Any) -> str:
-    """Like that of any dataclass, without what is secret in its first field, which is `urls`."""
+    """Like that of any dataclass, without what is secret in `urls`, its first field, and `join`."""
     urls = cast("str | list[str] | None", config.urls)
     shown = urls
     if urls is not None:
         shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
-    others = [f"{setting.name}={getattr(config, setting.name)!r}" for setting in fields(config)[1:]]
+    values = {setting.name: getattr(config, setting.name) for setting in fields(config)[1:]}
+    values["join"] = shown_joins(values["join"])
+    others = [f"{name}={value!r}" for name, value in values.items()]
     return f"{type(config).__name__}({', '.join([f'urls={shown!r}', *others])})"
 
 

@@ -138,7 +138,7 @@ class DataConfig:
         is_train = name == "train"
         return replace(
             config,
-            reader="indexed" if config.join and config.reader == "auto" else config.reader,
+            reader="indexed" if config.has_joins and config.reader == "auto" else config.reader,
             sampling=config.sampling or ("resampled" if is_train else "sequential"),
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from lightning_shards.config.mixtures import (
@@ -169,12 +170,20 @@ class SplitConfig:
         self._require_joins()
         self._load_callables()
 
+    @property
+    def has_joins(self) -> bool:
+        """Whether it has joins, or a component of its mix."""
+        return bool(self.join) or any(part.join for part in (self.mix or {}).values())
+
     def _require_joins(self) -> None:
-        joins = join_settings(self.join or {})
-        if joins and (self.reader == "stream" or self.stages):
-            reason = "reader='stream' was asked for" if not self.stages else "stages need a stream"
+        join_settings(self.join or {})
+        has_stages = self.stages or any(part.stages for part in (self.mix or {}).values())
+        if self.has_joins and (self.reader == "stream" or has_stages):
+            parts = [self, *(self.mix or {}).values()]
+            name = next(name for part in parts for name in part.join or {})
+            reason = "reader='stream' was asked for" if not has_stages else "stages need a stream"
             raise ConfigError(
-                f"join {joins[0].name!r} needs the indexed reader, which knows samples by their "
+                f"join {name!r} needs the indexed reader, which knows samples by their "
                 f"numbers, and {reason}; leave that out, or leave `join` out"
             )
 
@@ -204,9 +213,9 @@ class SplitConfig:
             with errors_of_component(name):
                 made = replace(self, **alone, **component.overrides())
             is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
+            joined, merge = made.join or {}, partial(component.merged, is_whole=is_whole)
             merged = {
-                setting: component.merged(setting, getattr(self, setting) or {}, is_whole=is_whole)
-                for setting in MERGED
+                setting: merge(setting, getattr(self, setting) or {}, joined) for setting in MERGED
             }
             mixed[name] = replace(made, **merged)
         return mixed
@@ -220,6 +229,12 @@ class SplitConfig:
         own = self.fields or of_module
         parts = [component.fields or own for component in (self.mix or {}).values()] or [own]
         return [name for name in parts[0] if all(name in fields for fields in parts)]
+
+    @property
+    def batch_joins(self) -> tuple[str, ...]:
+        """The names of the joined fields of its batches; of a mix those of the first component."""
+        first = next(iter((self.mix or {}).values()), None)
+        return tuple((self.join if first is None or first.join is None else first.join) or ())
 
     def _require_one_origin(self) -> None:
         """Refuse a split that reads nothing or two things, and check its mix."""
@@ -237,11 +252,6 @@ class SplitConfig:
                         "urls; leave it out, or name the shards below mix"
                     )
             return
-        if self.join:
-            raise ConfigError(
-                f"join {next(iter(self.join))!r} is of a split that has urls; components of a mix "
-                "take no join yet: pack the column into their shards, or leave it out"
-            )
         object.__setattr__(self, "mix", made_components(self.mix))
         object.__setattr__(self, "schedule", made_stages(self.schedule))
         if self.round is not None:

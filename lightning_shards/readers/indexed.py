@@ -43,7 +43,8 @@ from lightning_shards.samples.transforms import (
     repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import Join, joins_identity, prepare_joins
+from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
+from lightning_shards.shards.joins.kept_joins import prepare_joins
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
@@ -124,8 +125,8 @@ class IndexedSource:
             storages=self.storages,
         )
 
-    def prepare(self) -> None:
-        """List the members of all shards that are scanned, and make the joins.
+    def prepare(self, joined: Sequence[JoinedShards] | None = None) -> None:
+        """List the members of all shards that are scanned, and make the joins, or these ones.
 
         Raises:
             ShardError: A shard or a joined table cannot be read.
@@ -133,7 +134,7 @@ class IndexedSource:
         with closing(Storages(self.storages)) as storages:
             store = TableStore(self.cache, storages=storages, takes_dali=True)
             build_tables(self.index.urls, store)
-            prepare_joins(self.joins, self.index, self.cache, store)
+            prepare_joins(self._joined if joined is None else joined, self.cache, store)
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -192,10 +193,17 @@ class IndexedSource:
         worker_epochs = self.epochs.worker_epochs(place, cursor)
         return batches_of_worker(self.reading(place, cursor), worker_epochs, begin)
 
-    def reading(self, place: Place, cursor: Cursor) -> AbstractContextManager[Reading]:
-        """What one worker reads its shards by from the cursor on."""
+    def reading(
+        self, place: Place, cursor: Cursor, joined: Sequence[JoinedShards] | None = None
+    ) -> AbstractContextManager[Reading]:
+        """What one worker reads its shards by from the cursor on, with its joins or these ones."""
         known = (self.index, self.cache, self.storages, self.order, self.epochs)
-        return reading_shards(*known, joins=self.joins, place=place, cursor=cursor)
+        joined = self._joined if joined is None else joined
+        return reading_shards(*known, joined=joined, place=place, cursor=cursor)
+
+    @property
+    def _joined(self) -> list[JoinedShards]:
+        return [JoinedShards(self.joins, self.index)]
 
     def rows_of(
         self,

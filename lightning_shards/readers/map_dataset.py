@@ -43,7 +43,7 @@ from lightning_shards.setting_checks import (
     urls_as_texts,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import Join, find_join
+from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -186,7 +186,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _joins(self) -> tuple[Join, ...]:
-        return tuple(find_join(join, self._cache) for join in self._join)
+        storages = remote_storages(self._settings)
+        return tuple(find_join(join, self._cache, storages) for join in self._join)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -196,7 +197,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        shards = OpenShards(self._index, self._cache, storages=self._storages, joins=self._joins)
+        joined = JoinedShards(self._joins, self._index)
+        shards = OpenShards(self._index, self._cache, storages=self._storages, joined=[joined])
         weakref.finalize(self, shards.__exit__)
         return shards
 

@@ -19,7 +19,7 @@ from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import Join
+from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
@@ -108,14 +108,14 @@ class OpenShards:
         cache: CacheFolder,
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
-        joins: Sequence[Join] = (),
+        joined: Sequence[JoinedShards] = (),
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
         self._storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(cache, storages=self._storages, takes_dali=True)
-        self.joined = JoinedMembers(joins, index, cache, self._store)
+        self.joined = JoinedMembers(joined, cache, self._store)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
 

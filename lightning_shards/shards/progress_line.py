@@ -83,6 +83,21 @@ def bytes_bar(
 
 
 @contextmanager
+def rows_bar(
+    verb: str, total: int, *, show: bool | None = None
+) -> Generator[Callable[[int], object], None, None]:
+    """A function to call with the rows of each part: `join 'text':  48%|####     | 1.13M/2.4M`.
+
+    `show=None` draws only on a terminal.
+    """
+    if not _is_shown(show):
+        yield lambda _: None
+        return
+    with _Bar(total=total, desc=verb, unit=" rows", unit_scale=True, ascii=True) as bar:
+        yield bar.update
+
+
+@contextmanager
 def watched_bytes_bar(
     look: Callable[[], tuple[str, int, int]], *, show: bool | None = None
 ) -> Generator[None, None, None]:

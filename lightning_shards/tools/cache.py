@@ -1,4 +1,4 @@
-"""`lightning-shards cache`: lists, fills, checks and clears what a node keeps of remote shards."""
+"""`lightning-shards cache`: lists, fills, checks and clears what a node keeps of shards."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.shards.joins.made_files import MadeFile, clear_made, list_made
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import bytes_bar
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory
@@ -22,11 +23,13 @@ from lightning_shards.shards.remote.cache.upkeep import (
 from lightning_shards.system.cpus import num_cpus
 from lightning_shards.tools.console import FAILED, human, run_tool, table
 
-_EPILOG: Final = """list: what is there, and which runs have it open. fill: fetch what the first
+_EPILOG: Final = """list: what is there, and which runs have it open; joins and what filters
+have left, too. fill: fetch what the first
 epoch of a split needs, up to the limit, so that a run does not begin with an empty cache; run again
 after an interruption, it goes on. verify: hold length and CRC-32 of each piece against what was
 written, and remove what is damaged. clear: remove all pieces, never while a run has them open,
-unless --force is given. Member tables and counts stay. Exit status: 0 done, 1 verify has found
+unless --force is given, and all joins and filters that no process uses; a run that needs one makes
+it again. Member tables and counts stay. Exit status: 0 done, 1 verify has found
 damaged pieces, 2 not done."""
 
 _MAX_LISTED: Final = 20
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = ArgumentParser(
         prog="lightning-shards cache",
-        description="Look after what this machine keeps of remote shards.",
+        description="Look after what this machine keeps of shards.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--cache-dir", metavar="DIR", help="default: the config's, else ~/.cache/lightning_shards")
     add("--split", help="fill: train, val, test or predict, or a set: val/NAME; default: train")
     add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
-    add("--force", action="store_true", help="clear: also where a run has the pieces open")
+    add("--force", action="store_true", help="clear: also what a run has open")
     add("--json", action="store_true", help="print one JSON document")
     run_tool("cache", _run, parser.parse_args(arguments))
 
@@ -70,15 +73,35 @@ def _cache_of(options: Namespace) -> CacheFolder:
 
 def _list(options: Namespace) -> int:
     cache = _cache_of(options)
-    listings = list(map(list_pieces, piece_folders(cache)))
+    listings, made = list(map(list_pieces, piece_folders(cache))), list_made(cache)
     if options.json:
-        print(json.dumps({"cache_dir": str(cache.root), "folders": list(map(_document, listings))}))
+        folders, of_runs = list(map(_document, listings)), {of: _files(made[of]) for of in made}
+        print(json.dumps({"cache_dir": str(cache.root), "folders": folders, "made": of_runs}))
         return 0
-    if not listings:
-        print(f"{cache.root} keeps nothing of remote shards")
+    if not listings and not made:
+        print(f"{cache.root} keeps nothing of remote shards, joins and filters")
     for listing in listings:
         print(_as_text(listing))
+    for of, files in made.items():
+        print(_made_text(of, files))
     return 0
+
+
+def _files(files: Sequence[MadeFile]) -> list[dict[str, Any]]:
+    return [
+        {"path": str(file.path), "bytes": file.size_bytes, "is_used": file.is_used}
+        for file in files
+    ]
+
+
+def _made_text(of: str, files: Sequence[MadeFile]) -> str:
+    size, used = sum(file.size_bytes for file in files), sum(file.is_used for file in files)
+    line = f"{of}: {human(size)} in {count_of(len(files), 'file')}, {used:,} in use"
+    rows = [[file.path.name, human(file.size_bytes)] for file in files]
+    lines = [line, table([["file", "size"], *rows[:_MAX_LISTED]])]
+    if len(files) > _MAX_LISTED:
+        lines.append(f"and {len(files) - _MAX_LISTED:,} more, see --json")
+    return "\n".join(lines)
 
 
 def _document(listing: FolderListing) -> dict[str, Any]:
@@ -176,10 +199,14 @@ def _verify(options: Namespace) -> int:
 def _clear(options: Namespace) -> int:
     folder = _own_folder(options)
     pieces, size_bytes = (0, 0) if folder is None else clear_pieces(folder, force=options.force)
+    files, made_bytes = clear_made(_cache_of(options), force=options.force)
     if options.json:
-        print(json.dumps({"pieces": pieces, "bytes": size_bytes}))
+        freed = {"pieces": pieces, "bytes": size_bytes, "made_files": files}
+        print(json.dumps(freed | {"made_bytes": made_bytes}))
     else:
         print(f"freed {human(size_bytes)} in {count_of(pieces, 'piece')}")
+        if files:
+            print(f"freed {human(made_bytes)} in {count_of(files, 'file')} of joins and filters")
     return 0
 
 

@@ -58,8 +58,8 @@ MUTANTS = [
         "shards/joins/test_kept_joins.py",
     ),
     Mutant(
-        "readers.joined.joined_members:JoinedMembers.require_same",
-        "if tuple(self._kept[name].stamps[shard].tolist()) != table.stamp:",
+        "readers.joined.joined_members:_Part.require_same",
+        "if tuple(self.kept[name].stamps[shard - self.shards.start].tolist()) != table.stamp:",
         "if False:",
         "shards/joins/test_kept_joins.py",
     ),
@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "config.module:DataConfig.split",
-        'reader="indexed" if config.join and config.reader == "auto" else config.reader',
+        'reader="indexed" if config.has_joins and config.reader == "auto" else config.reader',
         "reader=config.reader",
         "readers/joined",
     ),

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from lightning_shards.shards.progress_line import progress_bar, progress_line
+from lightning_shards.shards.progress_line import progress_bar, progress_line, rows_bar
 
 
 def test_a_line_counts_shards_and_stays(capsys):
@@ -34,9 +34,20 @@ def test_a_bar_counts_tasks_as_they_begin_and_leaves_nothing_behind(capsys):
     assert (wiped.strip(), last) == ("", "")
 
 
+def test_a_bar_counts_rows(capsys):
+    with rows_bar("join 'text'", 3_000_000, show=True) as step:
+        step(1_000_000)
+        step(2_000_000)
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert last.startswith("join 'text': 100%")
+    assert " 3.00M/3.00M " in last
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
     with progress_line("counted", 1, "/data") as step:
         step()
+    with rows_bar("join 't'", 1) as step_rows:
+        step_rows(1)
     with progress_bar(1) as begin:
         begin("both")
     assert capsys.readouterr().err == ""

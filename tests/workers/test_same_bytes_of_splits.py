@@ -12,6 +12,7 @@ from pyarrow import parquet
 from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from tests.mixed_shards import COUNTS as MIX_COUNTS
 from tests.mixed_shards import mix_of, module_of
 from tests.workers.same_bytes import (
     CONTEXTS,
@@ -99,13 +100,28 @@ def jitter_twice(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 OWN = {"labels": {"transforms": {"label": jitter_label, "image": jitter_twice}}}
-MIXES = {"alike": (("web", "labels"), {}), "different": (("web", "labels", "more"), OWN)}
+MIXES = {
+    "alike": (("web", "labels"), {}),
+    "different": (("web", "labels", "more"), OWN),
+    "joined": (("web", "more", "labels"), OWN),
+}
 MIX_STEPS = 2 * 6
 
 
-@pytest.mark.parametrize(("names", "own"), MIXES.values(), ids=MIXES)
-def test_mixtures_give_the_same_bytes_from_any_workers_and_after_any_resume(tmp_path, names, own):
-    """Components with fields and transforms of their own, in batches that cut rounds."""
+def join_of(folder, name):
+    """Rows of about half of the samples of a component of a mix."""
+    keys = [f"{name}{number:03d}" for number in range(0, sum(MIX_COUNTS[name]), 2)]
+    table = pa.table({"__key__": keys, "text": [key.upper() for key in keys]})
+    parquet.write_table(table, folder / f"{name}.parquet")
+    return {"text": str(folder / f"{name}.parquet")}
+
+
+@pytest.mark.parametrize("mixed", MIXES)
+def test_mixtures_give_the_same_bytes_from_any_workers_and_after_any_resume(tmp_path, mixed):
+    """Components with fields, transforms and joins of their own, in batches that cut rounds."""
+    names, own = MIXES[mixed]
+    if mixed == "joined":
+        own = {name: {**own.get(name, {}), "join": join_of(tmp_path, name)} for name in names}
     mix = mix_of(tmp_path / "shards", names, **own)
 
     def make(num_workers=0, context="fork", batch_size=5, rank=1, **pool):

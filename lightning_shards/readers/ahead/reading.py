@@ -20,7 +20,7 @@ from lightning_shards.readers.ahead.remote_batches import (
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept_joins import Join
+from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, shared_out
 
@@ -60,7 +60,7 @@ def reading_shards(
     order: Order,
     epochs: EpochSchedule,
     *,
-    joins: Sequence[Join] = (),
+    joined: Sequence[JoinedShards] = (),
     place: Place,
     cursor: Cursor,
 ) -> Generator[Reading]:
@@ -77,7 +77,7 @@ def reading_shards(
         *(tables.tables_of, tables.require_same),
     )
     with (
-        OpenShards(index, cache, storages=shared, joins=joins) as shards,
+        OpenShards(index, cache, storages=shared, joined=joined) as shards,
         fetched_ahead(shards, plan, tables) as ahead,
     ):
         meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)

@@ -7,9 +7,9 @@ import numpy as np
 
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.joins.kept_file import KeptJoin
-from lightning_shards.shards.joins.kept_joins import Join, KeptJoins
+from lightning_shards.shards.joins.kept_joins import KeptJoins, without_copies
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
@@ -19,21 +19,15 @@ class JoinedMembers:
     """The values of joins, by sample ids; each join is opened when a shard is.
 
     Args:
-        joins: Of the split.
-        index: Its shards.
+        joined: The shards that have joins; no shard is in two of them.
         cache: Where joins are kept.
         store: The member tables of the shards.
     """
 
     def __init__(
-        self, joins: Sequence[Join], index: ShardIndex, cache: CacheFolder, store: TableStore
+        self, joined: Sequence[JoinedShards], cache: CacheFolder, store: TableStore
     ) -> None:
-        self._joins = {join.settings.name: join for join in joins}
-        self._kept_joins = KeptJoins(index, cache, store)
-        self._kept: dict[str, KeptJoin] = {}
-        # firsts: the number of the first sample of each shard among all, shape (num_shards,).
-        if joins and index.counts is not None:
-            self._firsts = np.cumsum(index.counts) - index.counts
+        self._parts = [_Part(each, cache, store) for each in joined if each.joins]
 
     def require_same(self, shard: int, table: MemberTable) -> None:
         """Make each join anew if this shard has changed since its keys were matched.
@@ -41,37 +35,80 @@ class JoinedMembers:
         Raises:
             ShardError: A join cannot be made.
         """
-        for name, join in self._joins.items():
-            if name not in self._kept:
-                self._kept[name] = self._kept_joins.open(join)
-            if tuple(self._kept[name].stamps[shard].tolist()) != table.stamp:
-                self._kept[name] = self._kept_joins.renewed(join)
+        part = self._part_of(shard)
+        if part is not None:
+            part.require_same(shard, table)
 
     def members(self, ids: Ints) -> dict[str, MemberBytes]:
         """The values of these samples by the names of the fields; their shards have been opened.
 
         Args:
-            ids: int64 of shape (n, 2).
+            ids: int64 of shape (n, 2), all of one component if the split is a mix.
         """
-        columns: dict[str, MemberBytes] = {}
-        for name, kept in self._kept.items():
-            starts, sizes = kept.extents(self._firsts[ids[:, 0]] + ids[:, 1])
-            columns[name] = MemberBytes(kept.data, starts, sizes, np.full(len(ids), ABSENT))
-        return columns
+        part = self._part_of(int(ids[0, 0])) if len(ids) else next(iter(self._parts), None)
+        return {} if part is None else part.members(ids)
 
     def of_sample(
         self, field: Field, shard: int, sample: int, members: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The value of a joined field in one sample, by its suffix, as `Field.decode` takes it."""
         given = {name: members[name] for name in ("__key__", "__url__")}
-        kept = self._kept[field.name]
-        starts, sizes = kept.extents(self._firsts[[shard]] + sample)
-        start, size = int(starts[0]), int(sizes[0])
-        if size < 0:
-            return given
-        return given | {field.suffixes[0]: kept.data[start : start + size].tobytes()}
+        part = self._part_of(shard)
+        assert part is not None  # fields of other shards are not joined
+        value = part.value(field.name, shard, sample)
+        return given if value is None else given | {field.suffixes[0]: value}
 
     def release(self) -> None:
         """Count the pages that were read no longer as memory of this process."""
-        for kept in self._kept.values():
-            kept.release()
+        for part in self._parts:
+            for kept in part.kept.values():
+                kept.release()
+
+    def _part_of(self, shard: int) -> "_Part | None":
+        return next((part for part in self._parts if shard in part.shards), None)
+
+
+class _Part:
+    """The joins of some shards, whose numbers are those in the split.
+
+    Attributes:
+        shards: The numbers of the shards.
+        kept: The joins that are open, by name.
+    """
+
+    def __init__(self, joined: JoinedShards, cache: CacheFolder, store: TableStore) -> None:
+        index, first = joined.index, joined.first_shard
+        self._joins, self._cache = joined.joins, cache
+        self._kept_joins = KeptJoins(index, cache, store)
+        self.shards = range(first, first + index.num_shards)
+        self.kept: dict[str, KeptJoin] = {}
+        assert index.counts is not None  # the reader's choice sees to it
+        # firsts: the number of the first sample of each shard among those of all these shards.
+        self._firsts = np.cumsum(index.counts) - index.counts
+
+    def require_same(self, shard: int, table: MemberTable) -> None:
+        """As of `JoinedMembers`."""
+        if not self.kept:
+            with without_copies(self._joins, self._cache):
+                opened = {each.settings.name: self._kept_joins.open(each) for each in self._joins}
+            self.kept = opened
+        for join in self._joins:
+            name = join.settings.name
+            if tuple(self.kept[name].stamps[shard - self.shards.start].tolist()) != table.stamp:
+                self.kept[name] = self._kept_joins.renewed(join)
+
+    def members(self, ids: Ints) -> dict[str, MemberBytes]:
+        """As of `JoinedMembers`."""
+        numbers = self._firsts[ids[:, 0] - self.shards.start] + ids[:, 1]
+        columns: dict[str, MemberBytes] = {}
+        for name, kept in self.kept.items():
+            starts, sizes = kept.extents(numbers)
+            columns[name] = MemberBytes(kept.data, starts, sizes, np.full(len(ids), ABSENT))
+        return columns
+
+    def value(self, name: str, shard: int, sample: int) -> bytes | None:
+        """The value of one sample; None if it has none."""
+        kept = self.kept[name]
+        starts, sizes = kept.extents(self._firsts[[shard - self.shards.start]] + sample)
+        start, size = int(starts[0]), int(sizes[0])
+        return None if size < 0 else kept.data[start : start + size].tobytes()

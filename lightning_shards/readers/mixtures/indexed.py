@@ -35,6 +35,7 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage
 
@@ -91,8 +92,10 @@ class MixtureSource:
             for number, component in enumerate(self.components)
             for name, transform in component.transforms.items()
         }
-        own = {"image_backend": image_backend(transforms), "reader": "indexed"}
-        return self.order.identity() | own
+        own: dict[str, int | str] = {"image_backend": image_backend(transforms)}
+        for name, component in zip(self.order.slots.names, self.components, strict=True):
+            own |= joins_identity(component.joins, name)
+        return self.order.identity() | own | {"reader": "indexed"}
 
     def describe(self) -> SourceDescription:
         """All components together."""
@@ -124,12 +127,12 @@ class MixtureSource:
         )
 
     def prepare(self) -> None:
-        """List the members of all shards that are scanned; the tables of others are fetched later.
+        """List the members of all shards that are scanned, and make the joins of all components.
 
         Raises:
-            ShardError: A shard cannot be read.
+            ShardError: A shard or a joined table cannot be read.
         """
-        self._makers[0].prepare()
+        self._makers[0].prepare(self._joined_shards)
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample: the largest of those that are made, one of each component.
@@ -169,7 +172,9 @@ class MixtureSource:
             return rows_of
 
         worker_epochs = self.epochs.worker_epochs(place, cursor)
-        return batches_of_worker(makers[0].reading(place, cursor), worker_epochs, begin)
+        return batches_of_worker(
+            makers[0].reading(place, cursor, self._joined_shards), worker_epochs, begin
+        )
 
     def _reader(
         self, reading: Reading, settings: RowSettings, clock: StageClock, arena: Arena | None
@@ -202,6 +207,16 @@ class MixtureSource:
         return self._makers[0].replay(place, epoch, steps, num_workers)
 
     @property
+    def _joined_shards(self) -> list[JoinedShards]:
+        """The joins of each component, whose shards lie one after the other."""
+        joined: list[JoinedShards] = []
+        first = 0
+        for component in self.components:
+            joined.append(JoinedShards(component.joins, component.index, first))
+            first += component.index.num_shards
+        return joined
+
+    @property
     def _is_apart(self) -> bool:
         """Whether each batch is of one component."""
         unit = self.order.slots.schedule.unit
@@ -211,7 +226,9 @@ class MixtureSource:
     def _are_made_alike(self) -> bool:
         """Whether samples of all components are made in one way, once their members are found."""
         first, *others = self.components
-        made_by = attrgetter("transforms", "sample_transforms", "joins")
+        made_by = attrgetter("transforms", "sample_transforms")
+        if others and any(component.joins for component in self.components):
+            return False
         return all(
             made_by(other) == made_by(first) and are_decoded_alike(first.fields, other.fields)
             for other in others

@@ -12,7 +12,7 @@ import hashlib
 import os
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,21 @@ def digest_of_list(path: str) -> str:
     """
     with os.fdopen(open_list(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_of_lists(lists: Iterable[KeyList]) -> str:
+    """A hash of what is in these lists together, in whatever order, in hex digits."""
+    digests, numbers = [np.empty((0, 2), np.uint64)], dict[str, list[_Ints]]()
+    for listed in lists:
+        digests.append(np.stack((listed.first, listed.second), axis=1))
+        for name, of_shard in listed.numbers.items():
+            numbers.setdefault(name, []).append(of_shard)
+    keys = _key_list(np.concatenate(digests), {})
+    content = hashlib.sha256(keys.first.tobytes() + keys.second.tobytes())
+    for name, parts in sorted(numbers.items()):
+        of_shard = np.unique(np.concatenate(parts))
+        content.update(os.fsencode(f"{name}\0{len(of_shard)}\0") + of_shard.tobytes())
+    return content.hexdigest()
 
 
 def _key_list(digests: _Words, numbers: Mapping[str, _Ints]) -> KeyList:

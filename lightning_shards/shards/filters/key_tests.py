@@ -1,5 +1,6 @@
 """What a filter asks of keys and ids: of all samples of a table, or of one sample of a stream."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from lightning_shards.shards.filters.key_hashes import (
     keys_of_table,
     prefix_of,
 )
-from lightning_shards.shards.filters.key_lists import KeyList, read_key_list
+from lightning_shards.shards.filters.key_lists import KeyList, content_of_lists, read_key_list
 from lightning_shards.shards.filters.sample_filter import SampleFilter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
@@ -33,7 +34,7 @@ class KeyTests:
         keep: Parts that are kept; None: all.
         exclude: Parts that are left out; None: none.
         lists: Lists of what is left out, by their paths.
-        identity: Hash of what the filter consists of.
+        identity: Hash of what is asked, in whatever order lists have their keys.
         matched: For each list, which of its keys were found in a table, bool.
         prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
     """
@@ -142,7 +143,8 @@ def read_key_tests(chosen: SampleFilter, index: ShardIndex) -> KeyTests:
     names = [split_url(url)[1] for url in index.urls]
     for path, listed in lists.items():
         _require_ids(listed, path, names, index)
-    return KeyTests(names, keep, exclude, lists, chosen.digest())
+    asked = f"{keep!r}\n{exclude!r}\n{content_of_lists(lists.values())}"
+    return KeyTests(names, keep, exclude, lists, hashlib.sha256(asked.encode()).hexdigest())
 
 
 def _require_ids(listed: KeyList, path: str, names: Sequence[str], index: ShardIndex) -> None:

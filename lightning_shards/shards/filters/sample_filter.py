@@ -58,10 +58,10 @@ class SampleFilter:
         left_out = repr(exclude)
         if isinstance(exclude, tuple):
             left_out = repr(
-                [
+                sorted(
                     digest_of_list(path) if cache is None else remembered_digest(path, cache)
                     for path in exclude
-                ]
+                )
             )
         return hashlib.sha256(f"{_VERSION}\n{kept}\n{left_out}".encode()).hexdigest()
 

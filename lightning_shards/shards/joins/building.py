@@ -7,7 +7,7 @@ is in memory at a time does not grow with the table: the rest lies in files of a
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Protocol
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from lightning_shards.shards.joins.kept_file import JoinFacts, KeptFileWriter
 from lightning_shards.shards.joins.matching import HASHED, PAIR, hash_parts, hashed, match
 from lightning_shards.shards.joins.rows import JoinTable, RowChunk, RowValues
 from lightning_shards.shards.joins.spill import PART_RECORDS, RowNumbers, Spill, parts_for
+from lightning_shards.shards.progress_line import rows_bar
+
+_Step: TypeAlias = Callable[[int], object]
+"""Told how many keys or rows are done."""
 
 _SLOT: Final = np.dtype([("sample", "<i8"), ("slot", "<i8")])
 _COPIED_BYTES: Final = 1 << 22
@@ -41,8 +45,8 @@ class KeySource(Protocol):
         """The keys of one shard after the other."""
         ...
 
-    def key(self, sample: int) -> str:
-        """The key of one sample, by its number among all."""
+    def name(self, sample: int) -> str:
+        """The key and the id of one sample, by its number among all, for messages."""
         ...
 
 
@@ -72,10 +76,12 @@ def write_join(
             kept.
         ShardError: A shard or a table cannot be read.
     """
-    matched = _matched(name, table, samples, scratch)
-    writer = KeptFileWriter(file)
-    slots = Spill(scratch, "slots", _SLOT)
-    num_values, data_bytes = _copy_values(writer, table, matched.pairs, slots, scratch / "offsets")
+    with rows_bar(f"join {name!r}", samples.num_samples + 2 * table.num_rows) as step:
+        matched = _matched(name, table, samples, scratch, step)
+        writer = KeptFileWriter(file)
+        slots = Spill(scratch, "slots", _SLOT)
+        offsets = scratch / "offsets"
+        copied = _copy_values(writer, table, matched.pairs, slots, offsets, step)
     num_lacking, first = _write_slots(writer, slots, samples.num_samples)
     writer.write_numbers(np.array(matched.stamps, np.int64))
     without_row = samples.num_samples - matched.num_pairs
@@ -83,18 +89,20 @@ def write_join(
         JoinFacts(
             num_samples=samples.num_samples,
             num_shards=len(matched.stamps),
-            num_values=num_values,
-            data_bytes=data_bytes,
+            num_values=copied[0],
+            data_bytes=copied[1],
             rows=table.num_rows,
             unmatched=table.num_rows - matched.num_rows,
             without_row=without_row,
             without_value=num_lacking - without_row,
-            lacking=samples.key(first) if num_lacking else "",
+            lacking=samples.name(first) if num_lacking else "",
         )
     )
 
 
-def _matched(name: str, table: JoinTable, samples: KeySource, scratch: Path) -> _Matched:
+def _matched(
+    name: str, table: JoinTable, samples: KeySource, scratch: Path, step: _Step
+) -> _Matched:
     num_parts = parts_for(samples.num_samples + table.num_rows)
     of_samples, of_rows = (Spill(scratch, kind, HASHED) for kind in ("samples", "rows"))
     stamps: list[tuple[int, int]] = []
@@ -104,15 +112,15 @@ def _matched(name: str, table: JoinTable, samples: KeySource, scratch: Path) -> 
             stamps.append(stamp)
             yield from keys
 
-    _spill_keys(of_samples, keys_of_samples(), num_parts)
-    _spill_keys(of_rows, table.keys(), num_parts)
+    _spill_keys(of_samples, keys_of_samples(), num_parts, step)
+    _spill_keys(of_rows, table.keys(), num_parts, step)
     pairs, num_pairs, num_rows = Spill(scratch, "pairs", PAIR), 0, 0
     for part in range(num_parts):
         found, doubled = match(of_samples.take(part), of_rows.take(part))
         if doubled is not None:
-            first, second = (row + 1 for row in sorted(doubled))
+            first, second = map(table.row_name, sorted(doubled))
             raise ConfigError(
-                f"join {name!r}: rows {first:,} and {second:,} of its table have the same key "
+                f"join {name!r}: {first} and {second} have the same key "
                 f"{_key_of(table, doubled[0])!r}; leave one of them out of the table"
             )
         pairs.add(found["row"] // PART_RECORDS, found)
@@ -122,7 +130,7 @@ def _matched(name: str, table: JoinTable, samples: KeySource, scratch: Path) -> 
     return _Matched(pairs, num_pairs, num_rows, stamps)
 
 
-def _spill_keys(spill: Spill, chunks: Iterable[RowValues], num_parts: int) -> None:
+def _spill_keys(spill: Spill, chunks: Iterable[RowValues], num_parts: int, step: _Step) -> None:
     """Sort the hashes of keys by parts; a row without a key has none."""
     start = 0
     for keys in chunks:
@@ -130,6 +138,7 @@ def _spill_keys(spill: Spill, chunks: Iterable[RowValues], num_parts: int) -> No
         records = hashed([key for key, _ in numbered], [number for _, number in numbered])
         spill.add(hash_parts(records, num_parts), records)
         start += len(keys)
+        step(len(keys))
 
 
 def _key_of(table: JoinTable, row: int) -> str:
@@ -146,12 +155,17 @@ def _no_match(name: str, table: JoinTable, samples: KeySource) -> str:
         return f"{problem}, because it has no rows; name another table"
     return (
         f"{problem}: the first of {count_of(table.num_rows, 'row')} has {_key_of(table, 0)!r}, the "
-        f"first sample {samples.key(0)!r}; name the column with the keys of samples in `key`"
+        f"first sample {samples.name(0)}; name the column with the keys of samples in `key`"
     )
 
 
 def _copy_values(
-    writer: KeptFileWriter, table: JoinTable, pairs: Spill, slots: Spill, scratch: Path
+    writer: KeptFileWriter,
+    table: JoinTable,
+    pairs: Spill,
+    slots: Spill,
+    scratch: Path,
+    step: _Step,
 ) -> tuple[int, int]:
     """Write the values of rows that some sample has, and then where each begins.
 
@@ -159,12 +173,19 @@ def _copy_values(
         How many they are, and their bytes.
     """
     with scratch.open("w+b") as offsets:
-        counts = _write_values(writer, table.chunks(), pairs, slots, offsets)
+        counts = _write_values(writer, _counted(table.chunks(), step), pairs, slots, offsets)
         writer.align()
         offsets.seek(0)
         while data := offsets.read(_COPIED_BYTES):
             writer.write(data)
     return counts
+
+
+def _counted(chunks: Iterable[RowChunk], step: _Step) -> Iterator[RowChunk]:
+    """The same, each counted when it is done."""
+    for chunk in chunks:
+        yield chunk
+        step(chunk.num_rows)
 
 
 def _write_values(

@@ -27,7 +27,7 @@ from lightning_shards.shards.joins.spill import RowNumbers
 from lightning_shards.shards.private_files import CacheFolder
 
 _MAGIC: Final = b"LSjoined"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PREFIX: Final = Struct("<8sIIIIQQ")
 _BODY: Final = 64
 _ALIGNMENT: Final = 8
@@ -48,7 +48,7 @@ class JoinFacts:
         unmatched: Rows whose key no sample has.
         without_row: Samples whose key no row has.
         without_value: Samples whose row has no value.
-        lacking: The key of the first sample without a value; empty if there is none.
+        lacking: Key and id of the first sample without a value; empty if there is none.
     """
 
     num_samples: int

@@ -1,4 +1,4 @@
-"""The joins of a split: found by their settings, made once for a node, and opened to be read.
+"""What is kept of joins: made once for a node, and opened to be read.
 
 What is kept lies in the folder `joins` of the cache, under a name made of the contents of the table
 and the list of shards. It holds while the shards have the sizes and times of change that they had
@@ -7,10 +7,10 @@ when their keys were matched.
 
 import logging
 import shutil
+import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -23,23 +23,30 @@ from lightning_shards.errors import ConfigError, FileAccessError, ShardError, co
 from lightning_shards.shards.atomic import new_file, not_written
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.building import ShardKeys, write_join
+from lightning_shards.shards.joins.finding import Join, JoinedShards
 from lightning_shards.shards.joins.kept_file import (
     JoinFacts,
     KeptJoin,
     UnusableJoinError,
     open_kept_join,
 )
-from lightning_shards.shards.joins.parquet_table import ParquetTable
-from lightning_shards.shards.joins.settings import JoinSettings
-from lightning_shards.shards.joins.table_files import TableFile, content_digest, find_table_files
+from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
+from lightning_shards.shards.joins.rows import JoinTable
+from lightning_shards.shards.joins.table_copies import (
+    linked_copies,
+    remove_copies,
+)
+from lightning_shards.shards.joins.table_files import (
+    LOCKS,
+    have_changed,
+)
 from lightning_shards.shards.joins.tar_table import TarTable, key_chunks
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, release_pages
-
-JOIN_PREFIX: Final = "join "
-"""Begins the names of joins among the values that a checkpoint is compared by."""
+from lightning_shards.shards.urls import split_url
 
 _FETCHED_TOGETHER: Final = 256
 _FILE_MODE: Final = 0o600
@@ -47,64 +54,23 @@ _FILE_MODE: Final = 0o600
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
-    """One join of a split, whose table has been looked at.
-
-    Attributes:
-        settings: As they were given.
-        files: The files of the table, with their checksums.
-        column: The column whose values are taken; of tars the suffix.
-        kind: How the values of a Parquet table are kept, see `arrow_values`; empty for tars.
-    """
-
-    settings: JoinSettings
-    files: tuple[TableFile, ...]
-    column: str
-    kind: str
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits over what is in the table, wherever it lies."""
-        return content_digest(self.files)
-
-    @property
-    def where(self) -> str:
-        """Its files, for messages."""
-        more = len(self.files) - 1
-        return self.files[0].path + (f" and {more:,} more" if more else "")
-
-
-def find_join(settings: JoinSettings, cache: CacheFolder) -> Join:
-    """The join with these settings.
-
-    Raises:
-        ConfigError: The table has not the columns, or they hold what cannot be taken.
-        ShardError: A file of the table does not exist or cannot be read.
-    """
-    files = find_table_files(settings, cache)
-    return Join(settings, files, *_column_and_kind(settings, files))
-
-
-@lru_cache(maxsize=64)
-def _column_and_kind(settings: JoinSettings, files: tuple[TableFile, ...]) -> tuple[str, str]:
-    if settings.is_tar:
-        return settings.column or "", ""
-    table = ParquetTable(settings, [file.path for file in files])
-    return table.column, table.kind
-
-
-def joins_identity(joins: Iterable[Join]) -> dict[str, str]:
-    """The contents of the tables, by names that begin with `JOIN_PREFIX`."""
-    return {f"{JOIN_PREFIX}{join.settings.name}": join.digest for join in joins}
-
-
-def prepare_joins(
-    joins: Iterable[Join], index: ShardIndex, cache: CacheFolder, store: TableStore
-) -> None:
+def prepare_joins(joined: Iterable[JoinedShards], cache: CacheFolder, store: TableStore) -> None:
     """Make on this node what is kept of these joins; raises what `KeptJoins.prepare` does."""
-    for join in joins:
-        KeptJoins(index, cache, store).prepare(join)
+    shards = list(joined)
+    with without_copies([join for each in shards for join in each.joins], cache):
+        for each in shards:
+            for join in each.joins:
+                KeptJoins(each.index, cache, store).prepare(join)
+
+
+@contextmanager
+def without_copies(joins: Iterable[Join], cache: CacheFolder) -> Generator[None, None, None]:
+    """A context at whose end the copies of remote tables are removed."""
+    try:
+        yield
+    finally:
+        files = (file for join in joins for file in join.files)
+        remove_copies((file.path for file in files if file.is_remote), cache)
 
 
 class KeptJoins:
@@ -157,7 +123,7 @@ class KeptJoins:
             raise ConfigError(
                 f"join {join.settings.name!r}: {lacking:,} of "
                 f"{count_of(facts.num_samples, 'sample')} have no value in {join.where}, first "
-                f"{facts.lacking!r}; add rows for them, or set missing: none, which gives them "
+                f"{facts.lacking}; add rows for them, or set missing: none, which gives them "
                 "None or their default"
             )
         return facts
@@ -178,13 +144,13 @@ class KeptJoins:
             if len(numbers) and first < 0:
                 first = start + int(numbers[0])
             num_lacking, start = num_lacking + len(numbers), start + total
-        key = _SplitKeys(self._index, self._store).key(first) if num_lacking else ""
+        name = _SplitKeys(self._index, self._store).name(first) if num_lacking else ""
         return replace(
             facts,
             num_samples=left.samples,
             without_row=num_lacking,
             without_value=0,
-            lacking=key,
+            lacking=name,
         )
 
     def _opened(
@@ -205,19 +171,17 @@ class KeptJoins:
         return kept if np.array_equal(kept.stamps, np.array(stamps).reshape(-1, 2)) else None
 
     def _made(self, join: Join) -> KeptJoin:
-        path, settings = self._path(join), join.settings
+        path, began = self._path(join), time.monotonic()
         self._require_same_table(join)
-        paths = [file.path for file in join.files]
-        table = (
-            TarTable(settings, paths, TableStore(self._cache))
-            if settings.is_tar
-            else ParquetTable(settings, paths)
-        )
+        _log.info("join %r: %s is read twice", join.settings.name, join.where)
         keys = _SplitKeys(self._index, self._store)
         scratch = Path(mkdtemp(prefix=f"{path.stem}.", dir=path.parent))
         try:
-            with new_file(path, mode=_FILE_MODE) as file:
-                write_join(file, settings.name, table, keys, scratch)
+            with (
+                _opened_table(join, self._cache, scratch) as table,
+                new_file(path, mode=_FILE_MODE) as file,
+            ):
+                write_join(file, join.settings.name, table, keys, scratch)
                 self._require_same_table(join)
         except OSError as error:
             if isinstance(error, ShardError):
@@ -228,10 +192,15 @@ class KeptJoins:
         kept = self._opened(join)
         if kept is None:
             raise FileAccessError(f"{path} was written a moment ago and is gone; start again")
+        facts = kept.facts
+        what = "join %r: %s and %s matched in %.1f s; values of %s bytes are kept in %s"
+        rows, samples = count_of(facts.rows, "row"), count_of(facts.num_samples, "sample")
+        seconds = time.monotonic() - began
+        _log.info(what, join.settings.name, rows, samples, seconds, f"{facts.data_bytes:,}", path)
         return kept
 
     def _require_same_table(self, join: Join) -> None:
-        if content_digest(find_table_files(join.settings, self._cache)) != join.digest:
+        if have_changed(join.files, self._cache):
             raise ConfigError(
                 f"join {join.settings.name!r}: {join.where} changed after the run had looked at "
                 "it; start again"
@@ -245,7 +214,7 @@ class KeptJoins:
             self._cache.make_folder(path.parent)
         except OSError as error:
             raise not_written(path.parent, error) from error
-        locks, number = FileLocks(path.parent / "making.lock"), int(path.stem[:12], 16)
+        locks, number = FileLocks(path.parent / LOCKS), int(path.stem[:12], 16)
         with locks.held(number, wait_s=inf):
             if not locks.is_free(number):  # otherwise another one may be at work
                 for left in path.parent.glob(f"{path.stem}.*/"):
@@ -258,6 +227,30 @@ class KeptJoins:
             digest.update(str(self._cache.sidecar_of(url)).encode("utf-8", "surrogateescape"))
         digest.update(self._index.fingerprint().encode())
         return self._cache.root / "joins" / f"{digest.hexdigest()[:24]}.join"
+
+
+@contextmanager
+def _opened_table(join: Join, cache: CacheFolder, scratch: Path) -> Generator[JoinTable]:
+    """The table of a join; copies of remote files are below `scratch`."""
+    settings, files = join.settings, join.files
+    remote = [(file.path, file.size, file.crc32) for file in files if file.is_remote]
+    with (
+        closing(Storages(join.storages)) as storages,
+        linked_copies(remote, storages, cache, scratch) as copies,
+    ):
+        copy = iter(copies)
+        paths = [next(copy) if file.is_remote else file.path for file in files]
+        if settings.is_tar:
+            # the member tables of copies go with them
+            yield TarTable(settings, paths, TableStore(CacheFolder(scratch) if remote else cache))
+            return
+        table = ParquetTable(settings, [ParquetFile(path, path) for path in paths])
+        if (table.column, table.kind) != (join.column, join.kind):
+            raise ConfigError(
+                f"join {settings.name!r}: the files of {join.where} hold other columns than the "
+                "first one of them; write all of them with one schema"
+            )
+        yield table
 
 
 class _SplitKeys:
@@ -277,13 +270,14 @@ class _SplitKeys:
             yield ShardKeys(key_chunks(table), table.stamp)
             release_pages(table)
 
-    def key(self, sample: int) -> str:
-        """The key of one sample, by its number among all."""
+    def name(self, sample: int) -> str:
+        """The key and the id of one sample, by its number among all."""
         stops = np.cumsum(self._counts)
         shard = int(np.searchsorted(stops, sample, side="right"))
-        first = int(stops[shard] - self._counts[shard])
-        table = self._store.table_of(self._urls[shard])
-        return table.key(sample - first).encode(*ENCODING).decode(errors="replace")
+        number = sample - int(stops[shard] - self._counts[shard])
+        key = self._store.table_of(self._urls[shard]).key(number)
+        shown = key.encode(*ENCODING).decode(errors="replace")
+        return f"{shown!r} (#{split_url(self._urls[shard])[1]}:{number})"
 
 
 def _log_lacking(join: Join, facts: JoinFacts) -> None:
@@ -292,7 +286,7 @@ def _log_lacking(join: Join, facts: JoinFacts) -> None:
     if facts.without_row or facts.without_value:
         told.append(
             f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
-            f"{facts.without_value:,} a row without a value, first {facts.lacking!r}: they get "
+            f"{facts.without_value:,} a row without a value, first {facts.lacking}: they get "
             "None or the default of the field"
         )
     if facts.unmatched:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.joins.arrow_values import as_keys, as_values, value_kind, value_type
@@ -21,12 +21,24 @@ and 4 at once 3 s."""
 _NUMBER_BYTES: Final = 8
 
 
+class ParquetFile(NamedTuple):
+    """A Parquet file.
+
+    Attributes:
+        name: Of the file, for messages.
+        data: Its path, or its bytes.
+    """
+
+    name: str
+    data: str | bytes
+
+
 class ParquetTable:
     """The rows of Parquet files, of which a few MiB are in memory at a time.
 
     Args:
         settings: Of the join.
-        paths: The files, in their order.
+        files: The files, in their order.
 
     Attributes:
         column: The one whose values are taken.
@@ -38,8 +50,8 @@ class ParquetTable:
         FileAccessError: A file cannot be read.
     """
 
-    def __init__(self, settings: JoinSettings, paths: Sequence[str]) -> None:
-        self._settings, self._paths = settings, paths
+    def __init__(self, settings: JoinSettings, files: Sequence[ParquetFile]) -> None:
+        self._settings, self._files = settings, files
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")
@@ -48,17 +60,28 @@ class ParquetTable:
                 f"join {settings.name!r} reads Parquet, which needs pyarrow, and that is not "
                 "installed: pip install 'lightning-shards[table]'"
             ) from error
-        self.column, self.kind, self.num_rows = "", "", 0
-        for path in paths:
-            with self._opened(path) as file:
-                column, kind = self._checked(path, file.schema_arrow)
-                self.num_rows += file.metadata.num_rows
+        self.column, self.kind = "", ""
+        self._rows_of: list[int] = []
+        for each in files:
+            with self._opened(each) as file:
+                column, kind = self._checked(each.name, file.schema_arrow)
+                self._rows_of.append(file.metadata.num_rows)
             if self.kind and (column, kind) != (self.column, self.kind):
                 raise ConfigError(
-                    f"join {settings.name!r}: column {column!r} of {path} holds other values than "
-                    f"column {self.column!r} of {paths[0]}; write both files with one schema"
+                    f"join {settings.name!r}: column {column!r} of {each.name} holds other values "
+                    f"than column {self.column!r} of {files[0].name}; write both files with one "
+                    "schema"
                 )
             self.column, self.kind = column, kind
+        self.num_rows = sum(self._rows_of)
+
+    def row_name(self, row: int) -> str:
+        """The number of a row in its file, counted from 1, and the file."""
+        for file, rows in zip(self._files, self._rows_of, strict=True):
+            if row < rows:
+                return f"row {row + 1:,} of {file.name}"
+            row -= rows
+        raise AssertionError(row)
 
     def keys(self) -> Iterator[RowValues]:
         """The keys of all rows, some at a time; None for a row without one."""
@@ -84,7 +107,7 @@ class ParquetTable:
 
     @contextmanager
     def _kept_column(self, name: str) -> Generator[None, None, None]:
-        where = f"join {self._settings.name!r}: column {name!r} of {self._paths[0]}"
+        where = f"join {self._settings.name!r}: column {name!r} of {self._files[0].name}"
         try:
             yield
         except self._arrow.ArrowException as error:
@@ -94,21 +117,21 @@ class ParquetTable:
         except ValueError as error:
             raise ConfigError(f"{where} {error}") from error
 
-    def _checked(self, path: str, schema: Any) -> tuple[str, str]:
+    def _checked(self, name: str, schema: Any) -> tuple[str, str]:
         """The column whose values are taken, and how they are kept."""
         settings, names, arrow = self._settings, list(schema.names), self._arrow
-        where = f"join {settings.name!r}: {path}"
+        where = f"join {settings.name!r}: {name}"
         others = [name for name in names if name != settings.key]
         column = settings.column or (settings.name if settings.name in others else "")
         if not column and len(others) == 1:
             column = others[0]
-        for setting, name in (("key", settings.key), ("column", column)):
-            if name not in names:
-                lacks = f"has no column {name!r}" if name else f"has {len(others)} such columns"
+        for setting, given in (("key", settings.key), ("column", column)):
+            if given not in names:
+                lacks = f"has no column {given!r}" if given else f"has {len(others)} such columns"
                 raise ConfigError(f"{where} {lacks}; name one of {names} in `{setting}`")
-            if names.count(name) > 1:
+            if names.count(given) > 1:
                 raise ConfigError(
-                    f"{where} has {names.count(name)} columns {name!r}, of which `{setting}` can "
+                    f"{where} has {names.count(given)} columns {given!r}, of which `{setting}` can "
                     "mean any; write the table with one name for each column"
                 )
         key = value_type(schema.field(settings.key).type, arrow)
@@ -117,31 +140,33 @@ class ParquetTable:
                 f"{where} has the key column {settings.key!r} of type {key}; keys of samples are "
                 "texts, so write it as text or as whole numbers, or name another column in `key`"
             )
-        given = value_type(schema.field(column).type, arrow)
-        kind = value_kind(given, arrow)
+        values = value_type(schema.field(column).type, arrow)
+        kind = value_kind(values, arrow)
         if kind is None:
             raise ConfigError(
-                f"{where} has the column {column!r} of type {given}; write it as text, bytes, "
+                f"{where} has the column {column!r} of type {values}; write it as text, bytes, "
                 "numbers, or lists and structs of texts and numbers"
             )
         return column, kind
 
     def _columns(self, name: str) -> Iterator[Any]:
         """The Arrow arrays of a column, some MiB each."""
-        for path in self._paths:
-            with self._opened(path) as file:
+        for each in self._files:
+            with self._opened(each) as file:
                 yield from _together(_pieces(file, name, self._arrow), self._arrow)
 
     @contextmanager
-    def _opened(self, path: str) -> Generator[Any, None, None]:
+    def _opened(self, opened: ParquetFile) -> Generator[Any, None, None]:
+        name, data = opened
         try:
+            source = data if isinstance(data, str) else self._arrow.BufferReader(data)
             # pre_buffer would hold a column of a whole row group
             settings = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
-            with self._parquet.ParquetFile(path, **settings) as file:
+            with self._parquet.ParquetFile(source, **settings) as file:
                 yield file
         except (self._arrow.ArrowException, OSError) as error:
             raise FileAccessError(
-                f"join {self._settings.name!r}: {path} cannot be read as Parquet: {error}; write "
+                f"join {self._settings.name!r}: {name} cannot be read as Parquet: {error}; write "
                 "it again, or name another table"
             ) from error
 

@@ -33,6 +33,10 @@ class JoinTable(Protocol):
         """Rows of the whole table."""
         ...
 
+    def row_name(self, row: int) -> str:
+        """Where a row is, for messages, by its number in the table."""
+        ...
+
     def keys(self) -> Iterator[RowValues]:
         """The keys of all rows."""
         ...

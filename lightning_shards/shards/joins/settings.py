@@ -1,12 +1,18 @@
 """The settings of the joins of a split, checked before anything is read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.urls import is_local, redact_pattern, split_joined
+from lightning_shards.shards.urls import (
+    is_local,
+    redact,
+    redact_pattern,
+    scheme_of,
+    split_joined,
+)
 
 Missing: TypeAlias = Literal["none", "raise"]
 
@@ -27,7 +33,7 @@ class JoinSettings:
 
     Attributes:
         name: The key of the field in samples and batches.
-        table: Patterns of the Parquet files or the tars that are the table.
+        table: Patterns of the Parquet files or the tars that are the table, which may be remote.
         key: The column of a Parquet table that is matched with the samples' `__key__`.
         column: The column whose values are taken; of tars the suffix of their members. None: the
             column named like the join, or the only one beside the key.
@@ -36,7 +42,7 @@ class JoinSettings:
     """
 
     name: str
-    table: tuple[str, ...]
+    table: tuple[str, ...] = field(repr=False)  # may hold what is secret
     key: str
     column: str | None
     missing: Missing
@@ -44,7 +50,7 @@ class JoinSettings:
     @property
     def is_tar(self) -> bool:
         """Whether the table is a second set of tars with the same keys."""
-        return self.table[0].rstrip("}").endswith(_TARS)
+        return _ends_with(self.table[0], _TARS)
 
     @property
     def member_text(self) -> str:
@@ -67,6 +73,22 @@ def join_settings(join: Mapping[str, object]) -> tuple[JoinSettings, ...]:
         ConfigError: A setting is wrong; the message names the join, the value and the remedy.
     """
     return tuple(_settings(name, given) for name, given in join.items())
+
+
+def shown_joins(join: object) -> object:
+    """What was given as `join` without what is secret in URLs, for messages.
+
+    >>> shown_joins({"a": {"table": "https://me:secret@host/a.parquet"}})
+    {'a': {'table': 'https://host/a.parquet'}}
+    """
+    if isinstance(join, str):
+        return redact_pattern(join)
+    if isinstance(join, Mapping):
+        given = cast("Mapping[object, object]", join)
+        return {name: shown_joins(value) for name, value in given.items()}
+    if isinstance(join, list | tuple):
+        return [shown_joins(value) for value in cast("Sequence[object]", join)]
+    return join
 
 
 def _settings(name: str, given: object) -> JoinSettings:
@@ -106,7 +128,7 @@ def _settings(name: str, given: object) -> JoinSettings:
 
 
 def _tables(name: str, given: object) -> tuple[str, ...]:
-    """The patterns of a table, all of one kind and local."""
+    """The patterns of a table, all of one kind."""
     listed: object = [given] if isinstance(given, str | PurePath) else given
     if isinstance(listed, list | tuple):
         paths = cast("Sequence[object]", listed)
@@ -115,22 +137,23 @@ def _tables(name: str, given: object) -> tuple[str, ...]:
         isinstance(path, str) for path in cast("list[object]", listed)
     ):
         raise ConfigError(
-            f"table of join {name!r} must be a path, a pattern or a list of them, got {given!r}"
+            f"table of join {name!r} must be a path, a pattern or a list of them, got "
+            f"{type(given).__name__}"
         )
     parts = tuple(part for path in cast("list[str]", listed) for part in split_joined(path))
-    for part in parts:
-        if not is_local(part):
-            raise ConfigError(
-                f"table {redact_pattern(part)!r} of join {name!r} is remote, and tables of joins "
-                "are files of this machine; copy it here and name the copy"
-            )
     for endings in (_TARS, _PARQUET):
-        if all(part.rstrip("}").endswith(endings) for part in parts):
+        if all(_ends_with(part, endings) for part in parts):
             return parts
     raise ConfigError(
-        f"table of join {name!r} is {list(parts)}; name either Parquet files, which end in "
-        ".parquet, or tars, which end in .tar"
+        f"table of join {name!r} is {list(map(redact_pattern, parts))}; name either Parquet files, "
+        "which end in .parquet, or tars, which end in .tar"
     )
+
+
+def _ends_with(pattern: str, endings: tuple[str, ...]) -> bool:
+    """Whether the name of the files ends so, without what a URL asks for behind it."""
+    name = pattern if is_local(pattern) else redact(pattern)
+    return scheme_of(pattern) != "pipe" and name.rstrip("}").endswith(endings)
 
 
 def _require_suffix(settings: JoinSettings, key: str | None) -> None:

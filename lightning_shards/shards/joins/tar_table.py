@@ -38,19 +38,28 @@ class TarTable:
     def __init__(self, settings: JoinSettings, paths: Sequence[str], store: TableStore) -> None:
         assert settings.column is not None  # the settings were checked
         self._suffix, self._paths, self._store = settings.column.lower(), paths, store
-        self.num_rows = 0
+        self._samples_of: list[int] = []
         suffixes: set[str] = set()
         for path in paths:
             table = store.table_of(path)
-            self.num_rows += table.num_samples
+            self._samples_of.append(table.num_samples)
             suffixes.update(table.suffixes)
             release_pages(table)
+        self.num_rows = sum(self._samples_of)
         if self._suffix not in suffixes:
             raise ConfigError(
                 f"join {settings.name!r}: no tar of {paths[0]} and {len(paths) - 1} more has "
                 f"members {self._suffix!r}; name one of {sorted(suffixes)[:_MOST_NAMED]} in "
                 "`column`"
             )
+
+    def row_name(self, row: int) -> str:
+        """The number of a sample in its tar, counted from 0, and the tar."""
+        for path, samples in zip(self._paths, self._samples_of, strict=True):
+            if row < samples:
+                return f"sample {row:,} of {path}"
+            row -= samples
+        raise AssertionError(row)
 
     def keys(self) -> Iterator[RowValues]:
         """The keys of all samples, some at a time."""

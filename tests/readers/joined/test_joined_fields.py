@@ -268,7 +268,8 @@ def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, w
     with caplog.at_level(logging.WARNING):
         module.source("train").prepare()
     (message,) = [text for text in caplog.messages if text.startswith("join")]
-    assert "of 9 samples 2 have no row and 1 a row without a value, first '000000'" in message
+    assert "of 9 samples 2 have no row and 1 a row without a value, first '000000' (#" in message
+    assert "(#shard-000000.tar:0): they get None" in message
     assert "of 10 rows 3 match no sample" in message
     caplog.clear()
     list(module.loader("train", rank=0, world_size=1))
@@ -277,7 +278,9 @@ def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, w
 
 def test_missing_values_can_be_refused(make_module, pack_shards, write_table):
     urls, table = pack_shards(COUNTS), write_table(KEYS[:-2], {"n": KEYS[:-2]})
-    with pytest.raises(ConfigError, match=r"2 of 9 samples have no value in .*'000007'"):
+    with pytest.raises(
+        ConfigError, match=r"2 of 9 samples have no value in .*'000007' \(#shard-\d+\.tar:\d\)"
+    ):
         batches(make_module, urls, {"n": {"table": table, "missing": "raise"}})
     whole = write_table(KEYS, {"n": KEYS}, "whole.parquet")
     (batch,) = batches(make_module, urls, {"n": {"table": whole, "missing": "raise"}})

@@ -1,9 +1,11 @@
 """What is kept of a join: made once, in parts, whole or not at all, and again when it must be."""
 
+import logging
 import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -105,6 +107,23 @@ def test_random_keys_find_their_rows(part, monkeypatch, tmp_path, write_tar, mak
     assert values(module) == expected
 
 
+def test_what_a_build_costs_is_said_and_drawn(make, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    drawn, whole = [], building.rows_bar
+
+    @contextmanager
+    def watched(verb, total):
+        drawn.append([verb, total, 0])
+        with whole(verb, total):
+            yield lambda rows: drawn[-1].__setitem__(2, drawn[-1][2] + rows)
+
+    monkeypatch.setattr(building, "rows_bar", watched)
+    make().source("train").prepare()
+    assert drawn == [["join 't'", 3 * NUM, 3 * NUM]]  # keys of samples and rows, and values
+    (line,) = [text for text in caplog.messages if "matched in" in text]
+    assert line.startswith(f"join 't': {NUM} rows and {NUM} samples matched in ")
+
+
 DAMAGES = {
     "empty": lambda data: data[:0],
     "cut": lambda data: data[:-1],
@@ -192,16 +211,17 @@ def test_threads_that_need_a_join_at_once_make_it_once(make, count_builds):
 PROGRAM = """
 import sys
 from lightning_shards.shards.index import load_index
-from lightning_shards.shards.joins.kept_joins import find_join, prepare_joins
+from lightning_shards.shards.joins.finding import JoinedShards, find_join
+from lightning_shards.shards.joins.kept_joins import prepare_joins
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import expand_urls
 cache = CacheFolder(sys.argv[3])
 index = load_index(expand_urls(sys.argv[1]), cache=cache)
-joins = [find_join(settings, cache) for settings in join_settings({"t": sys.argv[2]})]
+joins = tuple(find_join(each, cache) for each in join_settings({"t": sys.argv[2]}))
 def prepare():
-    prepare_joins(joins, index, cache, TableStore(cache, takes_dali=True))
+    prepare_joins([JoinedShards(joins, index)], cache, TableStore(cache, takes_dali=True))
 """
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from lightning_shards import ShardDataset, SplitConfig
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError, ShardNotFoundError
-from lightning_shards.shards.joins.parquet_table import ParquetTable
+from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import join_settings
 
 URLS = "data/{0..3}.tar"
@@ -20,7 +20,7 @@ BAD_SETTINGS = {
     "no pattern": ({"t": {"table": ["a.parquet", 3]}}, "must be a path, a pattern or a list"),
     "another format": ({"t": "a.csv"}, "name either Parquet files, which end in .parquet"),
     "two formats": ({"t": ["a.parquet", "b.tar"]}, "name either Parquet files"),
-    "remote": ({"t": "s3://bucket/a.parquet"}, "is remote, and tables of joins are files of this"),
+    "a command": ({"t": "pipe:cat a.parquet"}, r"\['pipe:cat ...'\]; name either Parquet files"),
     "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "is 'skip'; take 'none'"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, "key of join 't' must be the name of a col"),
     "tars without a suffix": ({"t": "a.tar"}, "set one suffix, as in column: txt"),
@@ -93,7 +93,7 @@ BAD_TABLES = {
     "doubled keys": (
         {"__key__": ["000001", "a", "b", "000001"], "t": [1, 2, 3, 4]},
         {},
-        "rows 1 and 4 of its table have the same key '000001'; leave one of them out",
+        r"row 1 of .*t\.parquet and row 4 of .* have the same key '000001'; leave one of them",
     ),
     "no key column": (
         {"id": ["000000"], "t": [1]},
@@ -131,7 +131,7 @@ BAD_TABLES = {
         {},
         (
             "no row of its table has the key of a sample: the first of 2 rows has 'a', the first "
-            "sample '000000'; name the column"
+            r"sample '000000' \(#shard-000000\.tar:0\); name the column"
         ),
     ),
     "no rows": (
@@ -217,7 +217,10 @@ def test_keys_of_two_tars_are_doubled_as_those_of_one_table(
     for name in ("a", "b"):
         write_tar(tmp_path / f"{name}.tar", [("000001.txt", name.encode())])
     join = {"t": {"table": f"{tmp_path}/{{a,b}}.tar", "column": "txt"}}
-    with pytest.raises(ConfigError, match="rows 1 and 2 of its table have the same key '000001'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sample 0 of .*a\.tar and sample 0 of .*b\.tar have the same key '000001'",
+    ):
         prepare(make_module, pack_shards([2, 1]), join)
 
 
@@ -238,7 +241,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     parquet.write_table(table, tmp_path / "t.parquet")
     settings = join_settings({"t": tmp_path / "t.parquet"})[0]
     with pytest.raises(ConfigError, match=r"has 2 columns 't', of which `column` can mean any"):
-        ParquetTable(settings, [str(tmp_path / "t.parquet")])
+        ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
 
 
 def test_a_column_is_taken_by_its_very_name(tmp_path):
@@ -246,7 +249,7 @@ def test_a_column_is_taken_by_its_very_name(tmp_path):
     table = pa.table({"a": nested, "__key__": ["0"], "a.b": ["right"]})
     parquet.write_table(table, tmp_path / "t.parquet")
     settings = join_settings({"t": {"table": tmp_path / "t.parquet", "column": "a.b"}})[0]
-    read = ParquetTable(settings, [str(tmp_path / "t.parquet")])
+    read = ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
     assert [chunk.values(np.arange(1)) for chunk in read.chunks()] == [[b"right"]]
 
 

@@ -212,7 +212,8 @@ def test_an_open_cache_is_listed_and_not_cleared(config, run, published_shards, 
 
 def test_an_empty_cache_is_no_error(run, tmp_path):
     folder = tmp_path / "nothing"
-    assert run("list", "--cache-dir", folder) == (0, f"{folder} keeps nothing of remote shards\n")
+    told = f"{folder} keeps nothing of remote shards, joins and filters\n"
+    assert run("list", "--cache-dir", folder) == (0, told)
     assert run("verify", "--cache-dir", folder) == (0, "0 bytes in 0 pieces, 0 damaged\n")
     assert run("clear", "--cache-dir", folder) == (0, "freed 0 bytes in 0 pieces\n")
     assert not folder.exists()

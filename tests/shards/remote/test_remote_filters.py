@@ -134,6 +134,27 @@ def test_without_tables_the_filter_itself_is_in_the_checkpoint(tableless, tmp_pa
     assert one["kept"] != two["kept"]
 
 
+def test_the_order_of_keys_and_lists_is_no_other_filter(tableless, tmp_path):
+    lists = {"a": "000001\n000007\n#shard-000002.tar:0\n", "b": "000007\n000003\n"}
+    lists |= {"c": "#shard-000002.tar:0\n000003\n000001\n000007\n", "d": "000003\n"}
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+    ab, ba, c, d = (
+        module(
+            tableless,
+            tmp_path,
+            sampling="resampled",
+            dataset_size=16,
+            exclude=[str(tmp_path / name) for name in names],
+        )
+        .source("train")
+        .identity()["kept"]
+        for names in ("ab", "ba", "c", "d")
+    )
+    assert ab == ba == c
+    assert c != d
+
+
 REFUSED = {
     "exact": ({}, r"sampling='shuffled' of 'train' needs to know how many samples exclude leaves"),
     "no size": (

@@ -1,0 +1,183 @@
+"""Joins of the components of a mix: each component has tables of its own, or those of its split."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.plan.place import Place
+from tests.mixed_shards import COUNTS, mix_of, module_of
+
+WEB, LABELS, MORE = ("web", "labels", "more")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the table of a component: the value of sample number n is "NAME n" in upper case."""
+
+    def write(name, numbers=None, column="text", values=None):
+        numbers = range(sum(COUNTS[name])) if numbers is None else numbers
+        columns = {
+            "__key__": [f"{name}{number:03d}" for number in numbers],
+            column: values or [f"{name} {number}".upper() for number in numbers],
+        }
+        path = tmp_path / f"{name}-{column}.parquet"
+        parquet.write_table(pa.table(columns), path)
+        return str(path)
+
+    return write
+
+
+def batches(module, epochs=2):
+    loader = module.loader("train", rank=0, world_size=2)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def made(tmp_path, mix, split=None, num_workers=0, **settings):
+    return module_of(
+        tmp_path,
+        mix,
+        {"dataset_size": 64, **(split or {})},
+        batch_size=5,
+        num_workers=num_workers,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        **settings,
+    )
+
+
+def expected_of(key):
+    return f"{key[:-3]} {int(key[-3:])}".upper()
+
+
+@pytest.mark.parametrize("names", [(WEB, MORE), (WEB, LABELS, MORE)], ids=["alike", "different"])
+@pytest.mark.parametrize("sample_transforms", [[], [dict]], ids=["columns", "samples"])
+@pytest.mark.parametrize("unit", [1, 5])
+def test_each_component_is_joined_with_its_own_table(
+    tmp_path, write, names, sample_transforms, unit
+):
+    joins = {name: {"join": {"text": write(name)}} for name in names}
+    mix = mix_of(tmp_path / "shards", names, **joins)
+    module = made(tmp_path, mix, {"unit": unit, "sample_transforms": sample_transforms})
+    seen = {}
+    for each in batches(module, epochs=6):
+        seen.update(zip(each["__key__"], each["text"], strict=True))
+    assert seen == {key: expected_of(key) for key in seen}
+    assert {key[:-3] for key in seen} == set(names)
+
+
+def test_one_table_of_the_split_is_for_all_components(tmp_path, write):
+    """Its rows of other components match nothing there."""
+    tables = [write(name) for name in (WEB, MORE)]
+    mix = mix_of(tmp_path / "shards", (WEB, MORE))
+    module = made(tmp_path, mix, {"join": {"text": {"table": tables, "missing": "raise"}}})
+    for each in batches(module):
+        assert each["text"] == [expected_of(key) for key in each["__key__"]]
+
+
+def test_a_component_takes_its_own_joins_instead_of_those_of_the_split(tmp_path, write):
+    own = {"table": write(MORE, column="other"), "column": "other"}
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), more={"join": {"text": own}})
+    module = made(tmp_path, mix, {"join": {"text": write(WEB)}})
+    for each in batches(module):
+        assert each["text"] == [expected_of(key) for key in each["__key__"]]
+
+
+def test_components_without_joins_stay_apart(tmp_path, write):
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), web={"join": {"text": write(WEB)}})
+    with pytest.raises(ConfigError, match=r"'web' has the field 'text', and component 'more' has"):
+        made(tmp_path, mix)
+    for each in batches(made(tmp_path, mix, {"unit": 5})):
+        if each["__key__"][0].startswith("web"):
+            assert each["text"] == [expected_of(key) for key in each["__key__"]]
+        else:
+            assert "text" not in each
+
+
+def test_what_decodes_a_joined_field_is_inherited_with_fields_of_its_own(tmp_path, write):
+    """`labels` has fields of its own, of which the joined one is none."""
+    joins = {
+        name: {"join": {"text": write(name, values=[f"[{n}]" for n in range(sum(COUNTS[name]))])}}
+        for name in (WEB, LABELS)
+    }
+    mix = mix_of(tmp_path / "shards", (WEB, LABELS), **joins)
+    split = {"decode": {"image": "gray", "text": "json"}, "transforms": {"text": sum}}
+    for each in batches(made(tmp_path, mix, split)):
+        numbers = [int(key[-3:]) for key in each["__key__"]]
+        assert [int(number) for number in each["text"]] == numbers
+
+
+@pytest.mark.parametrize("missing", ["none", "raise"])
+def test_missing_rows_are_those_of_one_component(tmp_path, write, missing, caplog):
+    table = write(MORE, numbers=[0, 2, 3, 4, 5, 6])
+    joins = {"web": {"join": {"text": write(WEB)}}}
+    joins["more"] = {"join": {"text": {"table": table, "missing": missing}}}
+    module = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), **joins))
+    if missing == "raise":
+        with pytest.raises(ConfigError, match=r"1 of 7 samples have no value in .*'more001'"):
+            module.source("train").prepare()
+        return
+    module.source("train").prepare()
+    assert "of 7 samples 1 have no row" in caplog.text
+
+
+def test_excluded_samples_need_no_row(tmp_path, write):
+    (tmp_path / "out.txt").write_text("more001\n")
+    join = {"text": {"table": write(MORE, numbers=[0, 2, 3, 4, 5, 6]), "missing": "raise"}}
+    own = {"join": join, "exclude": str(tmp_path / "out.txt")}
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), more=own, web={"join": {"text": write(WEB)}})
+    for each in batches(made(tmp_path, mix)):
+        assert each["text"] == [expected_of(key) for key in each["__key__"]]
+
+
+def test_a_checkpoint_refuses_a_changed_table_of_a_component(tmp_path, write):
+    joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), **joins)
+    loader = made(tmp_path, mix).loader("train", rank=0, world_size=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    json.dumps(state)
+    made(tmp_path, mix).loader("train", rank=0, world_size=1).load_state_dict(state)
+    write(MORE, values=["other"] * sum(COUNTS[MORE]))
+    with pytest.raises(StateError, match=r"table of join 'more\.text' has changed since"):
+        made(tmp_path, mix).loader("train", rank=0, world_size=1).load_state_dict(state)
+
+
+def test_a_join_changes_no_order_and_trace_knows_it(tmp_path, write):
+    joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
+    plain = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE)))
+    joined = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), **joins))
+    keys = [each["__key__"] for each in batches(joined, epochs=1)]
+    assert keys == [each["__key__"] for each in batches(plain, epochs=1)]
+    replayed = joined.source("train").replay(Place(0, 2), 0, range(len(keys)), 0)
+    assert [[sample.key for sample in batch] for batch in replayed] == keys
+
+
+BAD = {
+    "settings": ({"join": {"t": "t.csv"}}, {}, "component 'web': table of join 't' is"),
+    "no mapping": ({"join": ["t"]}, {}, r"mix\.web\.join: expected dict"),
+    "stream": ({"join": {"t": "t.parquet"}}, {"reader": "stream"}, "reader='stream' was asked"),
+    "stages": ({"join": {"t": "t.parquet"}, "stages": [iter]}, {}, "stages need a stream"),
+    "stages of the split": ({"join": {"t": "t.parquet"}}, {"stages": [iter]}, "stages need a"),
+}
+
+
+@pytest.mark.parametrize(("own", "split", "message"), BAD.values(), ids=BAD)
+def test_bad_joins_of_components_are_refused_before_anything_is_read(own, split, message):
+    with pytest.raises(ConfigError, match=message):
+        SplitConfig(mix={"web": {"urls": "a.tar", "weight": 1, **own}}, dataset_size=64, **split)
+
+
+def test_a_name_of_a_field_is_refused_by_component(tmp_path, write):
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), web={"join": {"label": write(WEB)}})
+    with pytest.raises(ConfigError, match=r"component 'web': join 'label' has the name of a field"):
+        made(tmp_path, mix)
+
+
+def test_no_secret_of_a_table_is_shown():
+    mix = {"web": {"urls": "a.tar", "weight": 1, "join": {"t": "https://me:s3cr3t@host/t.parquet"}}}
+    split = SplitConfig(mix=mix, dataset_size=64)
+    assert "s3cr3t" not in repr(split)
+    assert "https://host/t.parquet" in repr(split)

@@ -1,0 +1,333 @@
+"""Remote tables of joins: fetched once, as one version, and nothing secret is told or kept."""
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fault_server import Fault
+from pyarrow import parquet
+
+from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards.build import sources
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardNotFoundError,
+    StorageError,
+    UrlError,
+)
+from tests.shards.remote.conftest import QUICK, SIGNED, options_of, url_of
+from tests.shards.remote.published import COUNTS
+
+pytestmark = pytest.mark.network
+
+NUM = sum(COUNTS)
+TEXTS = [f"value {number}" for number in range(NUM)]
+SECRETS = ("s3cr3t", "passw0rd")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
+
+
+@pytest.fixture
+def put_table(tmp_path, server):
+    """Puts a table to the server, in which the value of sample i is "value i"."""
+
+    def put(name="t.parquet", texts=TEXTS, **more):
+        rows = np.random.default_rng(0).permutation(len(texts))
+        columns = {"__key__": [f"{row:06d}" for row in rows], "t": [texts[row] for row in rows]}
+        table = pa.table(columns | more)
+        parquet.write_table(table, tmp_path / "made.parquet", compression="none")
+        server.objects[f"data/{name}"] = (tmp_path / "made.parquet").read_bytes()
+        return len(server.objects[f"data/{name}"])
+
+    return put
+
+
+@pytest.fixture
+def make(local, server, tmp_path):
+    """Makes modules that join a remote table."""
+
+    def made(join, urls=local, num_workers=0, cache="cache", **loader):
+        split = SplitConfig(urls, sampling="sequential", join={"t": join}, remainder="balanced")
+        given = {"storage_options": options_of(server), "cache_dir": str(tmp_path / cache)}
+        return ShardDataModule(
+            split,
+            fields={"label": "cls"},
+            batch_size=4,
+            num_workers=num_workers,
+            loader=LoaderConfig(**given | loader),
+        )
+
+    return made
+
+
+def values(module):
+    loader = module.loader("train", rank=0, world_size=1)
+    return [text for batch in loader for text in batch["t"]]
+
+
+def tables_asked_for(server, name="t.parquet"):
+    return [each for each in server.asked if name in each.path]
+
+
+@pytest.mark.parametrize("face", ["http", "s3"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_remote_table_is_joined_as_a_local_one(make, server, put_table, face, num_workers):
+    put_table()
+    assert values(make(url_of(server, face, "t.parquet"), num_workers=num_workers)) == TEXTS
+
+
+def test_patterns_name_several_remote_files(make, server, put_table, tmp_path):
+    put_table("t-0.parquet")
+    parquet.write_table(pa.table({"__key__": ["x"], "t": ["1"]}), tmp_path / "other.parquet")
+    server.objects["data/t-1.parquet"] = (tmp_path / "other.parquet").read_bytes()
+    assert values(make(f"{server.url}/data/t-{{0..1}}.parquet{SIGNED}")) == TEXTS
+
+
+def tar_of(write_tar, path, numbers):
+    write_tar(path, [(f"{n:06d}.txt", TEXTS[n].encode()) for n in numbers])
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_remote_tars_are_a_table(make, server, write_tar, tmp_path, num_workers):
+    """They need no member tables beside them, and leave none in the cache."""
+    for number, samples in enumerate([range(9, NUM), range(9)]):
+        data = tar_of(write_tar, tmp_path / "made.tar", samples)
+        server.objects[f"data/more-{number}.tar"] = data
+    join = {"table": url_of(server, "s3", "more-{0..1}.tar"), "column": "txt"}
+    assert values(make(join, num_workers=num_workers)) == TEXTS
+    assert not list((tmp_path / "cache" / "members").rglob("more-*"))
+
+
+def test_remote_shards_are_joined_with_remote_tables(
+    make, server, put_table, published_shards, tmp_path
+):
+    put_table()
+    assert values(make(f"{server.url}/data/t.parquet", published_shards)) == TEXTS
+
+
+def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_table, tmp_path):
+    size, url = (
+        put_table(texts=[f"{n:099999d}" for n in range(NUM)]),
+        url_of(server, "http", "t.parquet"),
+    )
+    for _ in range(2):  # a rank, and the next one
+        source = make(url).source("train")
+    assert len(list((tmp_path / "cache" / "joins").glob("*.copy"))) == 1
+    source.prepare()
+    fetched = sum(_length(each, size) for each in tables_asked_for(server))
+    assert fetched <= size + 3 * (1 << 16)  # and the footers
+    names = {path.suffix for path in (tmp_path / "cache" / "joins").iterdir()}
+    assert names == {".join", ".json", ".lock"}
+    server.asked.clear()
+    make(url).source("train").prepare()
+    again = tables_asked_for(server)
+    assert sum(_length(each, size) for each in again) <= (1 << 16) + 9
+    assert len(again) <= 3
+
+
+def _length(asked, size):
+    """The bytes that a request asks for."""
+    begin, _, end = (
+        next(value for name, value in asked.headers.items() if name.lower() == "range")
+        .removeprefix("bytes=")
+        .partition("-")
+    )
+    return min(int(end), size - 1) - int(begin) + 1
+
+
+def test_workers_that_make_the_join_fetch_what_is_gone(make, server, put_table, tmp_path):
+    """Without a trainer, nobody prepares; and somebody may clear the cache."""
+    put_table()
+    module = make(url_of(server, "http", "t.parquet"))
+    loader = module.loader("train", rank=0, world_size=1)
+    for path in (tmp_path / "cache" / "joins").glob("*.copy"):
+        path.unlink()
+    assert [text for batch in loader for text in batch["t"]] == TEXTS
+    assert not list((tmp_path / "cache" / "joins").glob("*.copy"))
+
+
+def test_a_damaged_copy_is_fetched_again(make, server, put_table, tmp_path):
+    put_table()
+    source = make(url_of(server, "http", "t.parquet")).source("train")
+    (copy,) = (tmp_path / "cache" / "joins").glob("*.copy")
+    data = copy.read_bytes()
+    damaged = data.replace(b"value 3", b"value 4")
+    assert damaged != data
+    copy.write_bytes(damaged)
+    source.prepare()
+    assert values(make(url_of(server, "http", "t.parquet"))) == TEXTS
+
+
+def test_a_table_that_was_replaced_is_another_one(make, server, put_table):
+    put_table()
+    url = url_of(server, "http", "t.parquet")
+    identity = make(url).source("train").identity()
+    assert values(make(url)) == TEXTS
+    put_table(texts=[text.upper() for text in TEXTS])
+    assert values(make(url)) == [text.upper() for text in TEXTS]
+    assert make(url).source("train").identity() != identity
+
+
+def test_the_same_table_elsewhere_has_the_same_identity(make, server, put_table, tmp_path):
+    put_table()
+    put_table("named/otherwise.parquet")
+    identities = [
+        make(each).source("train").identity()
+        for each in (
+            url_of(server, "http", "t.parquet"),
+            url_of(server, "s3", "named/otherwise.parquet"),
+            str(tmp_path / "made.parquet"),
+        )
+    ]
+    assert identities[0] == identities[1] == identities[2]
+
+
+def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_table, tmp_path):
+    put_table()
+    source = make(url_of(server, "http", "t.parquet")).source("train")
+    for path in (tmp_path / "cache" / "joins").glob("*.copy"):
+        path.unlink()
+    put_table(texts=[text.upper() for text in TEXTS])  # of the same size
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
+        source.prepare()
+
+
+def test_a_table_that_is_replaced_while_it_is_fetched(make, server, put_table, monkeypatch):
+    put_table(
+        texts=[str(n) * 200_000 for n in range(NUM)], more=np.random.default_rng(1).random(NUM)
+    )
+    server.faults = [None, None, Fault("replace")]
+    server.objects["data/t.parquet"] += bytes(3_000_000)  # so that it takes several requests
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet"):
+        make(url_of(server, "http", "t.parquet")).source("train")
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("status", 503), Fault("cut", 100), Fault("reset")], ids=lambda fault: fault.kind
+)
+def test_passing_faults_are_retried(make, server, put_table, fault):
+    put_table()
+    server.faults = [fault, None, fault, None, fault]
+    assert values(make(url_of(server, "http", "t.parquet"))) == TEXTS
+
+
+BAD = {
+    "absent": (None, ShardNotFoundError, "the table of join 't': .*t.parquet"),
+    "no parquet": (b"x" * 99, FileAccessError, "t.parquet cannot be read as Parq"),
+    "short": (b"PAR1", FileAccessError, "t.parquet cannot be read as Parq"),
+    "a hostile footer": (
+        b"PAR1" + b"\x00" * 50 + b"\xff\xff\xff\x7fPAR1",
+        FileAccessError,
+        "cannot be read as Parquet: it ends in no footer",
+    ),
+    "a damaged footer": (
+        b"PAR1" + b"\x77" * 50 + b"\x32\x00\x00\x00PAR1",
+        FileAccessError,
+        "t.parquet cannot be read as Parquet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, caplog):
+    data, kind, message = case
+    if data is not None:
+        server.objects["data/t.parquet"] = data
+    url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")
+    with pytest.raises(kind, match=message) as caught:
+        make(url).source("train")
+    told = repr(caught.value) + str(caught.value.__context__) + str(caught.value.__cause__)
+    assert not any(secret in told + caplog.text for secret in SECRETS)
+
+
+def test_a_store_that_does_not_answer_is_an_error_of_storage(make, server, put_table):
+    put_table()
+    server.always = Fault("status", 503)
+    with pytest.raises(StorageError, match=r"t\.parquet"):
+        make(url_of(server, "http", "t.parquet")).source("train")
+
+
+def test_damage_within_a_remote_table_names_the_url(make, server, put_table):
+    put_table()
+    data = bytearray(server.objects["data/t.parquet"])
+    data[4:200] = bytes(196)
+    server.objects["data/t.parquet"] = bytes(data)
+    url = url_of(server, "http", "t.parquet")
+    with pytest.raises(FileAccessError, match=rf"{server.url}/data/t\.parquet cannot be read"):
+        make(url).source("train").prepare()
+
+
+def test_tars_without_the_members_name_the_url(make, server, write_tar, tmp_path):
+    server.objects["data/t.tar"] = tar_of(write_tar, tmp_path / "t.tar", range(3))
+    join = {"table": url_of(server, "http", "t.tar"), "column": "json"}
+    with pytest.raises(ConfigError, match=rf"no tar of {server.url}/data/t\.tar .*'txt'") as caught:
+        make(join).source("train").prepare()
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_what_can_only_be_streamed_is_refused(make):
+    with pytest.raises(ConfigError, match=r"scp://host/t\.parquet can only be streamed; copy it"):
+        make("scp://me:passw0rd@host/t.parquet").source("train")
+    with pytest.raises(UrlError, match="a wildcard in"):
+        make("s3://bucket/*.parquet").source("train")
+
+
+def test_files_of_a_remote_table_hold_one_kind(make, server, put_table, tmp_path):
+    put_table("t-0.parquet")
+    parquet.write_table(pa.table({"__key__": ["x"], "t": [1]}), tmp_path / "other.parquet")
+    server.objects["data/t-1.parquet"] = (tmp_path / "other.parquet").read_bytes()
+    with pytest.raises(ConfigError, match="holds other values than column 't' of"):
+        make(f"{server.url}/data/t-{{0..1}}.parquet").source("train").prepare()
+
+
+def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    put_table(texts=[*TEXTS, "no sample has this row"])
+    url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")
+    module = make({"table": url, "column": "t"})
+    loader = module.loader("train", rank=0, world_size=1)
+    assert [text for batch in loader for text in batch["t"]] == TEXTS
+    loader.source.prepare()
+    shown = [module, module.splits, loader, loader.source, loader.source.joins, loader.state_dict()]
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    told = " ".join([*map(repr, shown), *map(str, files), caplog.text])
+    assert f"join 't' with {server.url}/data/t.parquet: of 17 rows 1 match no sample" in told
+    contents = b" ".join(path.read_bytes() for path in files)
+    for secret in SECRETS:
+        assert secret not in told
+        assert secret.encode() not in contents
+
+
+def test_a_map_dataset_takes_remote_tables(local, server, put_table, tmp_path):
+    put_table()
+    samples = ShardDataset(
+        local,
+        fields={"label": "cls"},
+        join={"t": url_of(server, "s3", "t.parquet")},
+        storage_options=options_of(server),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    assert [samples[number]["t"] for number in range(NUM)] == TEXTS
+
+
+def test_two_joins_of_one_table_fetch_it_once(local, server, put_table, tmp_path):
+    size = put_table(u=np.arange(NUM))
+    join = {name: {"table": url_of(server, "http", "t.parquet"), "column": name} for name in "tu"}
+    split = SplitConfig(local, sampling="sequential", join=join)
+    module = ShardDataModule(
+        split,
+        fields={"label": "cls"},
+        batch_size=4,
+        num_workers=0,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+    module.source("train").prepare()
+    whole = [each for each in tables_asked_for(server) if _length(each, size) == size]
+    assert len(whole) <= 3  # the copy, and a footer for each join

@@ -1,0 +1,87 @@
+"""`lightning-shards cache` knows the joins and the filters that runs have made."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lightning_shards import SplitConfig
+from lightning_shards.tools import cache
+
+COUNTS = [3, 2]
+
+
+@pytest.fixture
+def module(make_module, pack_shards, tmp_path):
+    keys = [f"{number:06d}" for number in range(sum(COUNTS))]
+    parquet.write_table(pa.table({"__key__": keys, "t": keys}), tmp_path / "t.parquet")
+    split = SplitConfig(
+        pack_shards(COUNTS),
+        sampling="sequential",
+        remainder="balanced",
+        join={"t": str(tmp_path / "t.parquet")},
+        exclude={"hash_of": "key", "of": 5, "parts": [0]},
+    )
+    return make_module(split)
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    def ran(*arguments):
+        cache.main([*arguments, "--cache-dir", str(tmp_path / "cache")])
+        return capsys.readouterr().out
+
+    return ran
+
+
+def texts(module):
+    return [text for batch in module.loader("train", rank=0, world_size=1) for text in batch["t"]]
+
+
+def test_joins_and_filters_are_listed_and_cleared(module, run, tmp_path):
+    before = texts(module)
+    (joined,) = (tmp_path / "cache" / "joins").glob("*.join")
+    (kept,) = (tmp_path / "cache" / "kept").glob("*.kept")
+    made = json.loads(run("list", "--json"))["made"]
+    sizes = {each["path"]: each["bytes"] for files in made.values() for each in files}
+    assert sizes[str(joined)] == joined.stat().st_size
+    assert sizes[str(kept)] == kept.stat().st_size
+    shown = run("list")
+    assert joined.name in shown
+    assert kept.name in shown
+    run("clear", "--force")
+    assert not joined.exists()
+    assert not kept.exists()
+    assert "keeps nothing of remote shards, joins and filters" in run("list")
+    assert (tmp_path / "cache" / "joins" / "making.lock").exists()  # somebody may hold one
+    assert list((tmp_path / "cache" / "members").rglob("*.members"))
+    assert texts(module) == before
+
+
+def test_what_a_run_has_open_stays(module, run, tmp_path):
+    """And what an earlier one made goes."""
+    old = tmp_path / "cache" / "joins" / f"{'0' * 24}.join"
+    loader = module.loader("train", rank=0, world_size=1)
+    old.write_bytes(b"old")
+    batches = iter(loader)
+    first = next(batches)
+    (joined,) = set((tmp_path / "cache" / "joins").glob("*.join")) - {old}
+    (kept,) = (tmp_path / "cache" / "kept").glob("*.kept")
+    used = [each for of in json.loads(run("list", "--json"))["made"].values() for each in of]
+    assert {each["path"] for each in used if each["is_used"]} == {str(joined), str(kept)}
+    assert json.loads(run("clear", "--json"))["made_bytes"] >= len("old")
+    assert joined.exists()
+    assert kept.exists()
+    assert not old.exists()
+    assert len([first, *batches]) == len(loader)
+
+
+def test_folders_of_killed_builds_are_cleared(module, run, tmp_path):
+    texts(module)
+    left = tmp_path / "cache" / "joins" / f"{'a' * 24}.random"
+    left.mkdir()
+    (left / "pairs-0").write_bytes(bytes(1000))
+    assert left.name in run("list")
+    run("clear")
+    assert not left.exists()
