@@ -21,7 +21,7 @@ LABELS = {
 """The settings of `labels`."""
 
 MORE = {"fields": {"image": "png", "label": "cls?"}}
-"""The settings of `more`: it cannot be decoded together with components that have no gaps."""
+"""The settings of `more`, whose samples may lack a label."""
 
 WEIGHTS = {"web": 5, "labels": 2, "more": 1}
 ROUND = 8

@@ -29,6 +29,8 @@ from lightning_shards.readers.ahead.read_ahead import (
     ReadBuffer,
 )
 from lightning_shards.readers.member_lookup import find_members
+from lightning_shards.readers.mixtures.fields import ComponentFields
+from lightning_shards.readers.mixtures.scatter import Part, joined_column
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import (
@@ -150,7 +152,7 @@ class BatchReader:
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
         collation: The `collate_fn` and the reserved entries of the batches.
-        fields_of: The fields of a shard, where shards differ in the suffixes of `fields`.
+        of_components: The fields of each component of a mixture, with the names of `fields`.
     """
 
     def __init__(
@@ -163,12 +165,14 @@ class BatchReader:
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
         collation: Collation = BUILT_IN_COLLATION,
-        fields_of: Callable[[int], Sequence[Field]] | None = None,
+        of_components: ComponentFields | None = None,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
-        self._fields_of = fields_of
+        self._of_components = of_components
+        self._differing = of_components.differing if of_components else {}
+        self._alike_without_gaps = of_components.alike_without_gaps if of_components else ()
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -207,12 +211,13 @@ class BatchReader:
             self._shards.joined.release()
             stamps, self._keys, extents = find_members(self._shards, self._read_of, ids)
             stops = np.array(self._stops[1:])
-            optional = [n for n, field in enumerate(self._read) if field.is_optional]
+            may_lack = [f.is_optional or f.name in self._differing for f in self._read]
+            optional = np.flatnonzero(may_lack).tolist()
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
 
     def _read_of(self, shard: int) -> list[Field]:
         """The fields whose values are members of the samples of a shard, in one order for all."""
-        fields = self._fields_of(shard) if self._fields_of else self._fields
+        fields = self._of_components.of_shard(shard) if self._of_components else self._fields
         return [field for field in fields if not field.is_joined]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
@@ -235,7 +240,7 @@ class BatchReader:
         plain = [field for field in self._fields if field.name not in self._decoders]
         read = [(field, _loaded(members[field.name])) for field in plain]
         begin = self._clock.lap("read", begin, "decode")
-        columns = {field.name: decode_column(field, data, self._arena) for field, data in read}
+        columns = {field.name: self._column(field, data, number) for field, data in read}
         self._clock.lap("decode", begin, "collate")
         keys = self._keys.part(start, stop)
         if not self._transforms.is_empty:
@@ -254,6 +259,26 @@ class BatchReader:
         reserved = self._collation.reserved
         batch = join_columns(keys, columns, ids, weights, self._format, reserved, components)
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
+
+    def _column(self, field: Field, members: FieldMembers | LargeMembers, number: int) -> Column:
+        """One field of a batch; where components decode it in different ways, each its members."""
+        fields = self._differing.get(field.name)
+        has_gaps = fields is not None and members.has_gaps
+        if fields is None or (field.name in self._alike_without_gaps and not has_gaps):
+            return decode_column(field, members, self._arena)
+        components, parts = self._components[number], list[Part]()
+        for component, own in enumerate(fields):
+            rows = np.flatnonzero(components == component)
+            if not rows.size:
+                continue
+            of_rows = members.at(rows)
+            if has_gaps and not own.is_optional and of_rows.has_gaps:
+                raise SampleError(f"a sample has no member for field {field.name!r}")
+            parts.append((rows, decode_column(own, of_rows)))
+        joined = joined_column(parts, len(components), self._arena)
+        if joined is None:
+            raise SampleError(f"field {field.name!r} of several components fits into no column")
+        return joined
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch, by the fields' names.

@@ -7,6 +7,7 @@ the same whichever worker makes it and wherever the stream was started.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
@@ -19,6 +20,7 @@ from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, f
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.making.batches import batches_of_worker
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
+from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.open_shards import OpenShards, require_optional_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
@@ -229,13 +231,14 @@ class IndexedSource:
         clock: StageClock,
         arena: Arena | None,
         share: int = 1,
-        fields_of: Callable[[int], Sequence[Field]] | None = None,
+        of_components: ComponentFields | None = None,
     ) -> BatchReader | None:
         """What makes its batches field by field, if so many do; None if that is not possible.
 
-        `fields_of` is as of `BatchReader`.
+        `of_components` is as of `BatchReader`.
         """
-        if not all(map(can_decode, self.fields)):
+        fields = chain(*of_components.of_components) if of_components else self.fields
+        if not all(map(can_decode, fields)):
             return None
         settings = self.row_settings
         return BatchReader(
@@ -243,7 +246,7 @@ class IndexedSource:
             arena=arena,
             buffer=reading.new_buffer(share),
             collation=self.collation,
-            fields_of=fields_of,
+            of_components=of_components,
         )
 
     @property

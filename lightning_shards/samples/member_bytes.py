@@ -77,6 +77,11 @@ class MemberBytes:
         starts, sizes = self._starts[start:stop], self._sizes[start:stop]
         return MemberBytes(self._buffer, starts, sizes, self._checksums[start:stop], joined)
 
+    def at(self, rows: Ints) -> "MemberBytes":
+        """The members of these samples."""
+        starts, sizes = self._starts[rows], self._sizes[rows]
+        return MemberBytes(self._buffer, starts, sizes, self._checksums[rows])
+
     def to_list(self) -> list[bytes]:
         """The bytes of each member.
 
@@ -145,6 +150,10 @@ class ListedBytes:
     def with_gaps(self) -> list[bytes | None]:
         """The bytes of each member."""
         return list(self._members)
+
+    def at(self, rows: Ints) -> "ListedBytes":
+        """The members of these samples."""
+        return ListedBytes([self._members[row] for row in rows.tolist()])
 
     def to_list(self) -> list[bytes]:
         """The bytes of each member."""

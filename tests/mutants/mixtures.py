@@ -37,18 +37,22 @@ MUTANTS = [
     ),
     Mutant("readers.mixtures.indexed:MixtureSource.batches", "=stretch)", "=STRETCH)", ROWS),
     Mutant(
-        "readers.mixtures.indexed:MixtureSource._fields_of",
+        "readers.mixtures.indexed:MixtureSource._component_of",
         "int(self.order.components_of(shard))",
         "0",
         ROWS,
     ),
     Mutant(
-        "readers.mixtures.indexed:MixtureSource._are_made_alike",
+        "readers.mixtures.indexed:MixtureSource._fields_together",
         '"transforms", "sample_transforms", "joins"',
         '"sample_transforms", "joins"',
         ROWS,
     ),
-    Mutant("readers.mixtures.alike:_decoding_of", "field.decodings, ", "", ROWS),
+    Mutant("readers.mixtures.fields:_differ", "(each.decodings, ", "(", ROWS),
+    Mutant("readers.mixtures.fields:_differ_in_gaps", "each.default, ", "", ROWS),
+    Mutant(
+        "readers.batch_reader:BatchReader._column", "not own.is_optional", "own.is_optional", ROWS
+    ),
     Mutant(
         "readers.mixtures.indexed:MixtureSource.first_sample",
         "if not self._is_apart and",

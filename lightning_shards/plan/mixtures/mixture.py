@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +25,9 @@ from lightning_shards.plan.mixtures.slots import RUN_END, MixtureSlots
 from lightning_shards.plan.order import Order
 
 _Ints = NDArray[np.int64]
+
+_MAX_UNWANTED: Final = 4
+"""Up to this many times the wanted samples of a component are looked up to save a call a span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,10 @@ def component_seed(seed: int, name: str) -> int:
 
 def _ids_of(component: MixtureComponent, samples: _Ints) -> _Ints:
     """The ids of rising sample numbers of one component, which numbers its own shards."""
+    first, behind = int(samples[0]), int(samples[-1]) + 1
+    if behind - first <= _MAX_UNWANTED * len(samples):
+        ids = [component.order.at(*part) for part in component.passes(first, behind)]
+        return np.concatenate(ids).take(samples - first, axis=0)
     begins = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist()]
     spans_of_pass: dict[int, list[tuple[int, int]]] = {}
     for first, last in zip(begins, [*begins[1:], 0], strict=True):

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words
@@ -104,6 +104,10 @@ class MixtureSlots:
     def places(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
         """The places of rising spans of positions, int64, in pieces that rise."""
         rising: list[tuple[int, int]] = []
+        if self._are_rising(epoch, spans):
+            first = epoch * self.epoch_samples
+            yield _joined(np.array(spans, np.int64) + first)
+            return
         for start, stop in spans:
             for first, last in self.bounds(epoch, start, stop):
                 if rising and first < rising[-1][1]:
@@ -112,6 +116,15 @@ class MixtureSlots:
                 rising.append((first, last))
         if rising:
             yield _joined(rising)
+
+    def _are_rising(self, epoch: int, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether these spans, none of them empty, follow each other within the epoch."""
+        if not spans or spans[-1][1] > self.epoch_samples:
+            return False
+        self.bounds(epoch, *spans[0])
+        edges = np.array(spans, np.int64).ravel()
+        steps = np.diff(edges)
+        return bool((steps >= 0).all() and steps[::2].all())
 
     def look_up(self, places: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """The component at each of these rising places, and the number of the sample.
@@ -207,9 +220,9 @@ class MixtureSlots:
         return components, numbers
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> _Ints:
-    """The numbers of these ranges, none of them empty, one range after the other."""
-    starts, stops = np.array(ranges, np.int64).T
+def _joined(ranges: ArrayLike) -> _Ints:
+    """The numbers of these ranges, pairs and none empty, one range after the other."""
+    starts, stops = np.asarray(ranges, np.int64).T
     lengths = stops - starts
     ends = np.cumsum(lengths, dtype=np.int64)
     numbers = np.arange(ends[-1], dtype=np.int64)

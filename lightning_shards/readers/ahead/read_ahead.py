@@ -149,11 +149,15 @@ class LargeMembers:
         """Whether some samples have no such member."""
         return bool((self._extents.sizes < 0).any())
 
+    def at(self, rows: Ints) -> "LargeMembers":
+        """The members of these samples."""
+        extents = Extents(*(values[rows] for values in self._extents))
+        return LargeMembers(self._shards, self._stamps, extents)
+
     def with_gaps(self) -> Iterator[bytes | None]:
         """Each member's bytes, None for a sample without one; raises what the iteration does."""
         has_member = self._extents.sizes >= 0
-        rows = Extents(*(values[has_member] for values in self._extents))
-        members = iter(LargeMembers(self._shards, self._stamps, rows))
+        members = iter(self.at(np.flatnonzero(has_member)))
         return (next(members) if has else None for has in has_member.tolist())
 
     def __iter__(self) -> Iterator[bytes]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field
 from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
 
 _APART = "set unit to a multiple of the batch size, so that each batch is of one component"
@@ -60,19 +59,6 @@ def require_same_names(
             f"{other_name!r} has {sorted(other_fields)}; name them alike, or {_APART}, with "
             "batch_format='dict'"
         )
-
-
-def are_decoded_alike(fields: Sequence[Field], others: Sequence[Field]) -> bool:
-    """Whether they have the same names, and differ in nothing but the suffixes of their members."""
-    by_name = {field.name: field for field in others}
-    return {field.name for field in fields} == by_name.keys() and all(
-        _decoding_of(field) == _decoding_of(by_name[field.name]) for field in fields
-    )
-
-
-def _decoding_of(field: Field) -> tuple[object, ...]:
-    """All that the values of a field follow from beside the bytes of its members."""
-    return field.decodings, field.classes, field.gives_arrays, field.default, field.is_joined
 
 
 def with_one_kind(rows: list[Sample], fields: Sequence[str]) -> list[Sample]:

@@ -20,7 +20,7 @@ from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.making.batches import batches_of_worker
 from lightning_shards.readers.making.rows import STRETCH, RowSettings
-from lightning_shards.readers.mixtures.alike import are_decoded_alike
+from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.mixtures.first_samples import (
     first_samples,
     largest_of,
@@ -31,7 +31,8 @@ from lightning_shards.readers.mixtures.rows import MixtureRows
 from lightning_shards.readers.source import ServedSample, SourceDescription
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import own_decoders
+from lightning_shards.samples.sample_transforms import first_taking
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
@@ -181,8 +182,8 @@ class MixtureSource:
     ) -> BatchReader | ComponentReaders | None:
         """What makes batches field by field; None if one component cannot be so read."""
         makers = self._makers
-        if self._are_made_alike:
-            return makers[0].reader(reading, clock, arena, fields_of=self._fields_of)
+        if (together := self._fields_together) is not None:
+            return makers[0].reader(reading, clock, arena, of_components=together)
         own_arena = arena if self._is_apart else None
         readers = [maker.reader(reading, clock, own_arena, len(makers)) for maker in makers]
         by_fields = [reader for reader in readers if reader is not None]
@@ -223,26 +224,38 @@ class MixtureSource:
         return unit % self.epochs.batch_size == 0
 
     @cached_property
-    def _are_made_alike(self) -> bool:
-        """Whether samples of all components are made in one way, once their members are found."""
+    def _fields_together(self) -> ComponentFields | None:
+        """The fields of all components, if their samples are made as those of one data set.
+
+        They may be found and decoded otherwise, if no code of the user's is given what is decoded
+        otherwise.
+        """
         first, *others = self.components
-        made_by = attrgetter("transforms", "sample_transforms")
         if others and any(component.joins for component in self.components):
-            return False
-        return all(
-            made_by(other) == made_by(first) and are_decoded_alike(first.fields, other.fields)
-            for other in others
+            return None
+        made_by = attrgetter("transforms", "sample_transforms")
+        by_name = [
+            {field.name: field for field in component.row_settings.fields}
+            for component in self.components
+        ]
+        if any(made_by(other) != made_by(first) for other in others) or any(
+            fields.keys() != by_name[0].keys() for fields in by_name
+        ):
+            return None
+        in_order = [[fields[name] for name in by_name[0]] for fields in by_name]
+        together = ComponentFields(in_order, self._component_of)
+        is_taken = any(
+            name in first.transforms
+            or first_taking(first.sample_transforms, name) is not None
+            or own_decoders(fields)
+            for name, fields in together.differing.items()
         )
+        if together.differing and (is_taken or first.collation.collate_fn is not None):
+            return None
+        return together
 
-    @cached_property
-    def _fields_in_order(self) -> list[list[Field]]:
-        """The fields of each component, in the order of those of the first one."""
-        by_name = [{field.name: field for field in each.fields} for each in self.components]
-        return [[own[field.name] for field in self.components[0].fields] for own in by_name]
-
-    def _fields_of(self, shard: int) -> list[Field]:
-        """The fields of a shard, where components are made alike."""
-        return self._fields_in_order[int(self.order.components_of(shard))]
+    def _component_of(self, shard: int) -> int:
+        return int(self.order.components_of(shard))
 
     @cached_property
     def _makers(self) -> tuple[IndexedSource, ...]:
@@ -252,7 +265,7 @@ class MixtureSource:
             replace(component, index=self.index, order=self.order, seed=seed)
             for component in self.components
         )
-        if self._are_made_alike:
+        if self._fields_together is not None:
             return makers
         # Their batches are joined, so all entries are needed.
         collation = replace(makers[0].collation, reserved=RESERVED_KEYS)

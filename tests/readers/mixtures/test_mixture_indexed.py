@@ -45,9 +45,21 @@ def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
     return module_of(tmp_path, mix, split, **settings)
 
 
-@pytest.mark.parametrize(("names", "readers"), [(ALIKE, 1), (DIFFERENT, 3)])
-def test_components_that_differ_in_suffixes_alone_have_one_reader(
-    tmp_path, monkeypatch, names, readers
+def negative(sample):
+    return sample | {"label": -sample["label"]}
+
+
+@pytest.mark.parametrize(
+    ("names", "own", "readers"),
+    [
+        (DIFFERENT, {}, 1),
+        (ALIKE, {"decode": {"image": "gray", "label": "json"}}, 1),
+        (ALIKE, {"sample_transforms": [negative]}, 2),
+    ],
+    ids=["members", "decoders", "transforms"],
+)
+def test_components_have_one_reader_unless_their_transforms_differ(
+    tmp_path, monkeypatch, names, own, readers
 ):
     made = []
 
@@ -56,7 +68,8 @@ def test_components_that_differ_in_suffixes_alone_have_one_reader(
         return made[-1]
 
     monkeypatch.setattr(indexed, "BatchReader", counted)
-    next(mixture(tmp_path, names).source("train").batches(Place(), Cursor()))
+    source = mixture(tmp_path, names, components={"labels": own}).source("train")
+    next(source.batches(Place(), Cursor()))
     assert len(made) == readers
 
 
@@ -173,10 +186,6 @@ def tenfold(label, rng):
     return 10 * label + int(rng.integers(2))
 
 
-def negative(sample):
-    return sample | {"label": -sample["label"]}
-
-
 @pytest.mark.usefixtures("way")
 def test_each_component_has_transforms_of_its_own_with_the_randomness_of_the_position(tmp_path):
     components = {
@@ -219,6 +228,45 @@ def test_each_component_has_decoders_of_its_own(tmp_path, names):
     components = {"labels": {"decode": {"image": "gray", "label": hundredfold}}}
     for batch in mixture(tmp_path, names, components=components).loader("train"):
         wanted = [100 * number if own == 1 else number for own, number in as_numbers(batch)]
+        assert batch["label"].tolist() == wanted
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("other", ["json", "text"])
+def test_components_may_decode_a_member_in_different_ways(tmp_path, other):
+    """Numbers of two decoders are one column, and so are texts of two."""
+    decode = {"image": "gray", "label": {"json": "int", "text": "text"}[other]}
+    components = {
+        "labels": {"decode": {"image": "gray", "label": other}},
+        "more": {"decode": decode, "fields": {"image": "png", "label": "cls"}},
+    }
+    module = mixture(tmp_path, components=components, decode=decode)
+    for batch in module.loader("train"):
+        wanted = [number for _, number in as_numbers(batch)]
+        labels = batch["label"] if other == "text" else batch["label"].tolist()
+        assert list(map(int, labels)) == wanted
+
+
+def test_a_member_that_one_component_may_lack_is_missed_in_the_others(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web", "more"))
+    with tarfile.open(mix["web"]["urls"][0]) as tar, tarfile.open(tmp_path / "a.tar", "w") as copy:
+        for member in tar.getmembers():
+            if member.name != "web003.cls":
+                copy.addfile(member, tar.extractfile(member))
+    mix["web"]["urls"] = [str(tmp_path / "a.tar")]
+    decode = {"image": "gray", "label": "text"}
+    source = module_of(tmp_path, mix, decode=decode).source("train")
+    with pytest.raises(MissingFieldError, match=r"sample 'web003' .* no member for field 'label'"):
+        list(islice(source.batches(Place(), Cursor()), 4))
+
+
+def test_what_stands_for_a_missing_member_is_that_of_its_component(tmp_path):
+    names = ("web", "more")
+    components = {
+        "more": {"fields": {"image": "png", "label": "class.txt?"}, "defaults": {"label": -1}}
+    }
+    for batch in mixture(tmp_path, names, components=components).loader("train"):
+        wanted = [-1 if component == 2 else number for component, number in as_numbers(batch)]
         assert batch["label"].tolist() == wanted
 
 
