@@ -328,8 +328,9 @@ class ShardDataModule(ModuleSettings):
         if split == "train":
             self._check_saved(loader)
         if is_new:
-            told, world_size = loader.pool.describe(), place.world_size
-            rank_zero_info(describe(split, source, world_size, told, loader.epoch))
+            about = (split, source, place.world_size, loader.pool.describe())
+            limit = trainer.limit_train_batches
+            rank_zero_info(describe(*about, epoch=loader.epoch, limit=limit))
         return loader
 
     def _make_loader(

@@ -19,7 +19,7 @@ from lightning_shards.errors import StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.schedule import EpochSchedule, limited_steps
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -338,8 +338,7 @@ def _as_limit(batches: float) -> int | None:
 
 def limit_of(trainer: Any, steps: int) -> int:
     """How many of an epoch's `steps` the trainer will run."""
-    limit = trainer.limit_train_batches
-    return min(steps, limit) if isinstance(limit, int) else int(steps * limit)
+    return limited_steps(trainer.limit_train_batches, steps)
 
 
 def validates_now(trainer: Any) -> bool:

@@ -6,6 +6,7 @@
 import ast
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,9 @@ import yaml
 
 import lightning_shards
 from lightning_shards import ShardCLI, ShardDataModule, errors
+from lightning_shards.build.loaders import describe
+from lightning_shards.tools import plan
+from lightning_shards.workers.pool import PoolDescription
 
 pytestmark = [
     # Lightning 2.6's own use of jsonargparse 4.53
@@ -111,6 +115,29 @@ def test_the_program_of_the_page_of_predictions_runs(
     monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
     exec(program, {"__name__": "page"})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+
+
+def test_the_page_of_mixtures_shows_what_the_plan_and_the_log_say_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    import_module("examples.mixture").pack(tmp_path / "data/mixture")
+    page = (DOCS / "mixtures.md").read_text()
+    settings = re.findall(r"^```yaml\n# part of data\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    data = yaml.safe_load(settings[0]) | {
+        "fields": {"image": "png", "label": "cls"},
+        "decode": {"image": "gray"},
+        "num_workers": 0,
+        "loader": {"cache_dir": "cache"},
+    }
+    config = {"trainer": {"max_epochs": 3}, "data": data}
+    Path("config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    of_plan, of_log = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    plan.main(["--config", "config.yaml", "--world-size", "1,4"])
+    assert capsys.readouterr().out.endswith(f"\n\n{of_plan}")
+    source = ShardDataModule.from_config("config.yaml").source("train")
+    assert describe("train", source, 4, PoolDescription("inline")) + "\n" == of_log
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

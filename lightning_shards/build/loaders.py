@@ -13,6 +13,7 @@ from lightning_shards.config.sets import SplitName, set_of
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import limited_steps
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.system.cpus import num_cpus
@@ -102,16 +103,23 @@ def facts_of(loaders: "Mapping[SplitName, ShardLoader]") -> dict[str, int | str]
 
 
 def describe(
-    split: SplitName, source: Source, world_size: int, pool: PoolDescription, epoch: int = 0
+    split: SplitName,
+    source: Source,
+    world_size: int,
+    pool: PoolDescription,
+    *,
+    epoch: int = 0,
+    limit: float | None = None,
 ) -> str:
     """One line for the log: the numbers of an epoch, its reader, and remarks for the user.
 
-    A mixture has a line for each component, by the weights of this epoch.
+    A mixture has a line for each component, by the weights of this epoch and its steps under a
+    trainer's limit.
     """
     plan, told = source.epochs.plan(world_size), source.describe()
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if told.sampling == "resampled" else rest
-    lines = mixture_lines(told, plan, epoch)
+    lines = mixture_lines(told, plan, epoch, limited_steps(limit, plan.steps))
     is_told = told.sampling == "resampled" or bool(lines)
     dropped = "" if is_told else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""

@@ -9,7 +9,7 @@ from lightning_shards.plan.mixtures.composition import (
     BatchCounts,
     WeightStage,
     count_batches,
-    dropped_of_epoch,
+    left_out_of_epoch,
     samples_of_epoch,
     sizes_without_drop,
     stages_of,
@@ -22,21 +22,24 @@ _SAMPLES_COUNTED: Final = 2**18
 """Looking them up takes 15 to 60 ms of a core."""
 
 
-def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[str]:
+def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: int) -> list[str]:
     """A line about each component of a mixture, and about all of them; [] if it is no mixture.
 
     Args:
         told: The source of the split.
         plan: A whole epoch.
         epoch: The epoch in which the fit begins.
+        steps: Steps of each epoch, less than those of the plan under a limit.
     """
-    if told.mixture is None or told.index is None or not plan.steps:
+    if told.mixture is None or told.index is None or not steps:
         return []
     slots = told.mixture.slots
     stage = _stage_in(slots, epoch)
     is_shared = plan.world_size > 1
-    in_step = count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=False)
-    in_batch = count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=True)
+    in_step, in_batch = (
+        count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=by_rank, steps=steps)
+        for by_rank in (False, True)
+    )
     assert in_step is not None  # the first step of the epoch begins in the stage
     assert in_batch is not None
     samples = [component.known_samples for component in told.index.components]
@@ -54,7 +57,7 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int) -> list[
     if len(slots.names) > _MOST_COMPONENTS:
         more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
         lines[_MOST_COMPONENTS + 1 :] = [f"  and {more}, which `lightning-shards plan` shows"]
-    return lines + _drop_lines(slots, plan, epoch) + _change_lines(slots, epoch)
+    return lines + _drop_lines(slots, plan, epoch, steps) + _change_lines(slots, epoch)
 
 
 def passes_text(samples: int, of_component: int) -> str:
@@ -99,18 +102,20 @@ def _held_text(counts: BatchCounts, number: int, what: str) -> str:
     return f"{least:,} in {'each' if counts.is_complete else 'a'} {what}"
 
 
-def _drop_lines(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> list[str]:
-    """What an epoch drops of each component, and the sizes that drop nothing."""
-    if not plan.dropped:
+def _drop_lines(slots: MixtureSlots, plan: EpochPlan, epoch: int, steps: int) -> list[str]:
+    """What an epoch leaves out of each component, and the sizes that leave out nothing."""
+    left_out = left_out_of_epoch(slots, plan, epoch, steps)
+    if not left_out.any():
         return []
-    dropped = zip(slots.names, dropped_of_epoch(slots, plan, epoch), strict=True)
-    each = ", ".join(f"{name} {count:,}" for name, count in dropped if count)
+    is_limited = steps < plan.steps
+    named = zip(slots.names, left_out, strict=True)
+    each = ", ".join(f"{name} {count:,}" for name, count in named if count)
     sizes = " or ".join(map(str, sizes_without_drop(slots, plan)))
     line = (
-        f"  epoch {epoch} drops {count_of(plan.dropped, 'sample')} ({each}), which the passes of "
-        f"components skip; in a new run dataset_size={sizes} drops none"
+        f"  epoch {epoch} {f'ends after {steps:,} steps and ' if is_limited else ''}drops "
+        f"{count_of(int(left_out.sum()), 'sample')} ({each}), which the passes of components skip"
     )
-    return [line]
+    return [line if is_limited else f"{line}; in a new run dataset_size={sizes} drops none"]
 
 
 def _change_lines(slots: MixtureSlots, epoch: int) -> list[str]:

@@ -100,3 +100,18 @@ class EpochSchedule:
     def with_limit(self, limit: int | None) -> "EpochSchedule":
         """The same epochs, ended after `limit` steps."""
         return replace(self, limit=limit)
+
+
+def limited_steps(limit: float | None, steps: int) -> int:
+    """How many of an epoch's steps are run under a limit of a trainer.
+
+    >>> limited_steps(None, 10), limited_steps(3, 10), limited_steps(0.25, 10)
+    (10, 3, 2)
+
+    Args:
+        limit: A whole number of steps, or a fraction of all; None: all.
+        steps: Steps of a whole epoch.
+    """
+    if limit is None:
+        return steps
+    return min(steps, limit) if isinstance(limit, int) else int(steps * limit)

@@ -84,6 +84,18 @@ def trainer_epochs(config: Path) -> int | None:
     return _positive(read_setting(config, "trainer.max_epochs"))
 
 
+def trainer_limit(config: Path) -> float | None:
+    """The `limit_train_batches` of the section `trainer`; None where it says no number.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    limit = read_setting(config, "trainer.limit_train_batches")
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        return None
+    return limit
+
+
 def _positive(count: object) -> int | None:
     return count if type(count) is int and count > 0 else None
 

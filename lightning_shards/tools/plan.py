@@ -82,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.tools.configured_data import open_data, trainer_epochs, trainer_size
+    from lightning_shards.tools.configured_data import (
+        open_data,
+        trainer_epochs,
+        trainer_limit,
+        trainer_size,
+    )
 
     if not 0 < options.rate < float("inf"):
         raise ConfigError(f"--rate must be a number of samples/s above 0, got {options.rate:g}")
@@ -94,7 +99,8 @@ def _plan(options: Namespace) -> int:
     rows = [_epoch(configured, found, size, ranks_per_node) for size in sizes]
     source, told = found.source, found.source.describe()
     network = None if found.remote is None else found.remote.document()
-    plans, epochs = list(map(source.epochs.plan, sizes)), trainer_epochs(options.config)
+    epochs, limit = trainer_epochs(options.config), trainer_limit(options.config)
+    plans = list(map(source.epochs.plan, sizes))
     document = {
         "split": options.split,
         "sampling": told.sampling,
@@ -110,7 +116,7 @@ def _plan(options: Namespace) -> int:
         "remainder": source.epochs.remainder,
         "note": found.note,
         "network": network,
-        "mixture": mixture_document(told, plans, epochs),
+        "mixture": mixture_document(told, plans, epochs, limit),
         "epochs": rows,
     }
     print(json.dumps(document) if options.json else _as_text(document, rows))

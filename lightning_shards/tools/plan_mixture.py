@@ -9,12 +9,13 @@ from lightning_shards.plan.mixtures.composition import (
     BatchCounts,
     WeightStage,
     count_batches,
-    dropped_of_epoch,
+    left_out_of_epoch,
     samples_of_epoch,
     sizes_without_drop,
     stages_of,
 )
 from lightning_shards.plan.mixtures.slots import RUN_END, MixtureSlots
+from lightning_shards.plan.schedule import limited_steps
 
 if TYPE_CHECKING:
     from lightning_shards.config.splits import SplitConfig
@@ -27,7 +28,10 @@ _SAMPLES_COUNTED: Final = 2**21
 
 
 def mixture_document(
-    told: "SourceDescription", plans: "Sequence[EpochPlan]", epochs: int | None
+    told: "SourceDescription",
+    plans: "Sequence[EpochPlan]",
+    epochs: int | None,
+    limit: float | None = None,
 ) -> dict[str, Any] | None:
     """What batches, epochs and the run hold of each component; None if there is no mixture.
 
@@ -35,6 +39,7 @@ def mixture_document(
         told: The source of the split.
         plans: An epoch for each number of ranks.
         epochs: Epochs of the run; None: it is unknown where it ends.
+        limit: The `limit_train_batches` of the trainer; None: there is no limit.
     """
     if told.mixture is None or told.index is None:
         return None
@@ -56,13 +61,13 @@ def mixture_document(
         "epoch_samples": slots.epoch_samples,
         "max_epochs": epochs,
         "components": components,
-        "stages": _stages(slots, plans, epochs),
-        "worlds": [_world(slots, plan) for plan in plans],
+        "stages": _stages(slots, plans, epochs, limit),
+        "worlds": [_world(slots, plan, limited_steps(limit, plan.steps)) for plan in plans],
     }
 
 
 def _stages(
-    slots: MixtureSlots, plans: "Sequence[EpochPlan]", epochs: int | None
+    slots: MixtureSlots, plans: "Sequence[EpochPlan]", epochs: int | None, limit: float | None
 ) -> list[dict[str, Any]]:
     size = slots.epoch_samples
     run_end = RUN_END - size if epochs is None else epochs * size
@@ -84,7 +89,9 @@ def _stages(
                 "weights": dict(zip(slots.names, stage.weights, strict=True)),
                 "in_epoch": in_epoch and dict(zip(slots.names, in_epoch, strict=True)),
                 "worlds": [
-                    _batches(slots, plan, part, most_samples) for plan in plans if is_reached
+                    _batches(slots, plan, part, most_samples, limited_steps(limit, plan.steps))
+                    for plan in plans
+                    if is_reached
                 ],
             }
         )
@@ -92,12 +99,12 @@ def _stages(
 
 
 def _batches(
-    slots: MixtureSlots, plan: "EpochPlan", stage: WeightStage, most_samples: int
+    slots: MixtureSlots, plan: "EpochPlan", stage: WeightStage, most_samples: int, steps: int
 ) -> dict[str, Any]:
-    in_step = count_batches(slots, plan, stage, most_samples, by_rank=False)
+    in_step = count_batches(slots, plan, stage, most_samples, by_rank=False, steps=steps)
     in_batch = in_step
     if plan.world_size > 1:
-        in_batch = count_batches(slots, plan, stage, most_samples, by_rank=True)
+        in_batch = count_batches(slots, plan, stage, most_samples, by_rank=True, steps=steps)
     return {
         "world_size": plan.world_size,
         "step": _counts(slots, in_step),
@@ -116,11 +123,13 @@ def _counts(slots: MixtureSlots, counts: BatchCounts | None) -> dict[str, Any] |
     }
 
 
-def _world(slots: MixtureSlots, plan: "EpochPlan") -> dict[str, Any]:
-    dropped = dropped_of_epoch(slots, plan, 0).tolist()
+def _world(slots: MixtureSlots, plan: "EpochPlan", steps: int) -> dict[str, Any]:
+    dropped = left_out_of_epoch(slots, plan, 0, steps).tolist()
     return {
         "world_size": plan.world_size,
-        "dropped": plan.dropped,
+        "steps": steps,
+        "is_limited": steps < plan.steps,
+        "dropped": sum(dropped),
         "dropped_of_components": dict(zip(slots.names, dropped, strict=True)),
         "sizes_without_drop": list(sizes_without_drop(slots, plan)),
     }

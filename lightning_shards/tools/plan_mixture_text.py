@@ -99,11 +99,13 @@ def _drop_notes(document: Mapping[str, Any]) -> list[str]:
         each = ", ".join(f"{name} {n:,}" for name, n in world["dropped_of_components"].items() if n)
         epochs = document["max_epochs"]
         in_run = f", {epochs * world['dropped']:,} in {_epochs_text(epochs)}" if epochs else ""
+        limited = f"ends after {count_of(world['steps'], 'step')} and " * world["is_limited"]
         sizes = " or ".join(map(str, world["sizes_without_drop"]))
+        remedy = "" if limited else f"; in a new run dataset_size={sizes} drops none"
         notes.append(
-            f"note: with {count_of(world['world_size'], 'rank')} an epoch drops "
+            f"note: with {count_of(world['world_size'], 'rank')} an epoch {limited}drops "
             f"{count_of(world['dropped'], 'sample')} (epoch 0: {each}){in_run}, which the passes "
-            f"skip; in a new run dataset_size={sizes} drops none"
+            f"skip{remedy}"
         )
     return notes
 

@@ -36,9 +36,11 @@ def make_module(tmp_path):
 def lines_of(make_module):
     """The lines about a mixture of 5 web, 2 labels and 1 more a round, in epochs of four rounds."""
 
-    def lines(split=None, world_size=1, epoch=0, **settings):
+    def lines(split=None, world_size=1, epoch=0, limit=None, **settings):
         source = make_module(split, **settings).source("train")
-        return describe("train", source, world_size, PoolDescription("inline"), epoch).splitlines()
+        pool = PoolDescription("inline")
+        told = describe("train", source, world_size, pool, epoch=epoch, limit=limit)
+        return told.splitlines()
 
     return lines
 
@@ -95,6 +97,24 @@ def test_what_is_dropped_is_told_by_component_with_the_sizes_that_drop_nothing(l
     )
     for size in (72, 144):
         assert " drops " not in "".join(lines_of({"dataset_size": size}, batch_size=9))
+
+
+@pytest.mark.parametrize("limit", [2, 0.5])
+def test_a_limit_of_the_trainer_leaves_out_more(lines_of, make_module, limit):
+    """Two of four steps of 7 are served, and what they hold is counted alone."""
+    lines = lines_of(batch_size=7, limit=limit)
+    slots = make_module().source("train").order.slots
+    rows = [
+        np.bincount(slots.components(0, 7 * step, 7 * step + 7), minlength=3) for step in (0, 1)
+    ]
+    least, most = np.min(rows, axis=0), np.max(rows, axis=0)
+    assert held_in(lines) == [[pair] for pair in zip(least, most, strict=True)]
+    web, labels, more = np.bincount(slots.components(0, 14, 32), minlength=3)
+    assert lines[-1] == (
+        f"  epoch 0 ends after 2 steps and drops 18 samples (web {web}, labels {labels}, more "
+        f"{more}), which the passes of components skip"
+    )
+    assert lines_of(batch_size=7, limit=0)[1:] == []
 
 
 def test_an_epoch_has_the_weights_of_its_stage(lines_of):
@@ -155,22 +175,25 @@ class Small(LightningModule):
 def test_a_resumed_fit_tells_the_weights_of_the_epoch_in_which_it_begins(
     make_module, tmp_path, caplog
 ):
-    def fit(epochs, **checkpoint):
+    def fit(epochs, limit=None, **checkpoint):
         quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
         trainer = Trainer(
             accelerator="cpu", max_epochs=epochs, default_root_dir=tmp_path,
-            callbacks=[ExactResume()], enable_checkpointing=False, **quiet,
+            limit_train_batches=limit, callbacks=[ExactResume()], enable_checkpointing=False,
+            **quiet,
         )  # fmt: skip
         caplog.clear()
         with caplog.at_level(logging.INFO):
             trainer.fit(Small(), make_module({"schedule": EVEN_FROM_2}), **checkpoint)
         told = [line for each in caplog.messages for line in each.splitlines()]
-        return trainer, [line for line in told if "least and most" in line or "web:" in line]
+        words = ("least and most", "web:", "ends after")
+        return trainer, [line for line in told if any(word in line for word in words)]
 
     trainer, told = fit(2)
     assert told[0].endswith("least and most in epoch 0:")
     assert told[1].startswith("  web: weight 5 of 8,")
     trainer.save_checkpoint(tmp_path / "end.ckpt")
-    _, told = fit(3, ckpt_path=tmp_path / "end.ckpt")
+    _, told = fit(3, limit=3, ckpt_path=tmp_path / "end.ckpt")
     assert told[0].endswith("least and most in epoch 2:")
     assert told[1].startswith("  web: weight 1 of 2,")
+    assert told[2].startswith("  epoch 2 ends after 3 steps and drops 8 samples (web 4, labels 4),")

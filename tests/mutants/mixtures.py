@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant("plan.mixtures.composition:count_batches", "[range(last - 1, last)]", "[]", COUNTS),
     Mutant(
         "plan.mixtures.composition:_steps_before",
-        "epoch * plan.steps + bisect_left",
+        "epoch * steps + bisect_left",
         "bisect_left",
         COUNTS,
     ),
@@ -91,13 +91,19 @@ MUTANTS = [
     Mutant("build.mixture_lines:_stage_in", "min(end, stage.end)", "end", LINES),
     Mutant(
         "datamodule:ShardDataModule._current_loader",
-        "world_size, told, loader.epoch",
-        "world_size, told, 0",
+        "epoch=loader.epoch",
+        "epoch=0",
         LINES,
     ),
     Mutant("tools.plan_mixture:_stages", "min(stage.end or run_end, run_end)", "stage.end", PLAN),
     Mutant("tools.plan_mixture:_stages", "-(-stage.begin // size)", "stage.begin // size", PLAN),
-    Mutant("tools.plan_mixture:_world", "plan, 0)", "plan, 1)", PLAN),
+    Mutant("tools.plan_mixture:_world", "plan, 0, steps)", "plan, 1, steps)", PLAN),
+    Mutant(
+        "plan.mixtures.composition:left_out_of_epoch",
+        "plan.steps if steps is None else steps",
+        "plan.steps",
+        f"{LINES} {PLAN}",
+    ),
     Mutant(
         "tools.plan_mixture:footprint_of_mixture", "part=samples / plan.samples", "part=1.0", PLAN
     ),

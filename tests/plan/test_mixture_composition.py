@@ -7,7 +7,7 @@ from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.mixtures.composition import (
     WeightStage,
     count_batches,
-    dropped_of_epoch,
+    left_out_of_epoch,
     samples_of_epoch,
     sizes_without_drop,
     stages_of,
@@ -31,11 +31,11 @@ def plan_of(slots, batch_size=2, world_size=3, remainder="drop"):
     return plan_epoch(slots.epoch_samples, batch_size, world_size, remainder)
 
 
-def counted_one_by_one(slots, plan, stage, epochs, *, by_rank):
+def counted_one_by_one(slots, plan, stage, epochs, *, by_rank, steps=None):
     """The least and the most of each component over all batches that begin in the stage."""
     rows = []
     for epoch in range(epochs):
-        for step in range(plan.steps):
+        for step in range(plan.steps if steps is None else steps):
             place = epoch * plan.samples + plan.span(step)[0]
             if place < stage.begin or (stage.end is not None and place >= stage.end):
                 continue
@@ -57,14 +57,15 @@ def check_a_drawn_mixture(draws):
     batch_size, world_size = (int(draws.integers(1, most)) for most in (40, 6))
     remainder = ("drop", "pad", "balanced")[draws.integers(3)]
     plan = plan_epoch(size, batch_size, world_size, remainder)
-    epochs = int(draws.integers(1, 4))
+    epochs, steps = int(draws.integers(1, 4)), int(draws.integers(0, plan.steps + 1))
     stages = [stage for stage in stages_of(slots) if stage.begin < epochs * size]
     for stage in stages:
         end = epochs * size if stage.end is None else min(stage.end, epochs * size)
         part = WeightStage(stage.begin, end, stage.weights)
         for by_rank in (False, True):
-            found = count_batches(slots, plan, part, EVERYTHING, by_rank=by_rank)
-            wanted = counted_one_by_one(slots, plan, part, epochs, by_rank=by_rank)
+            how = {"by_rank": by_rank, "steps": (steps, None)[draws.integers(2)]}
+            found = count_batches(slots, plan, part, EVERYTHING, **how)
+            wanted = counted_one_by_one(slots, plan, part, epochs, **how)
             assert (found and (found.least, found.most)) == wanted
             assert found is None or found.is_complete
     return True
@@ -148,7 +149,7 @@ def test_what_is_dropped_is_what_no_step_serves(world_size):
     plan = plan_of(slots, 3, world_size)
     for epoch in range(3):
         served = slots.components(epoch, 0, plan.served)
-        dropped = dropped_of_epoch(slots, plan, epoch)
+        dropped = left_out_of_epoch(slots, plan, epoch)
         assert dropped.sum() == plan.dropped > 0
         whole = np.bincount(served, minlength=3) + dropped
         assert whole.tolist() == samples_of_epoch(slots, epoch).tolist() == [25, 10, 5]

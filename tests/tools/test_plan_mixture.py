@@ -1,8 +1,6 @@
 """`lightning-shards plan` says of a mixture what its loaders will serve."""
 
 import json
-import re
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,10 @@ import pytest
 import yaml
 
 from lightning_shards import ShardDataModule
-from lightning_shards.build.loaders import describe
 from lightning_shards.tools import plan
 from lightning_shards.tools.plan_mixture_text import mixture_text
-from lightning_shards.workers.pool import PoolDescription
 from tests.mixed_shards import COUNTS, mix_of
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("web", "labels", "more")
 SAMPLES = {name: sum(counts) for name, counts in COUNTS.items()}
 CHANGES = [
@@ -155,6 +150,20 @@ def test_what_is_dropped_is_told_by_component(config, run, text):
     assert "remainder='balanced'" not in out
 
 
+def test_a_limit_of_the_trainer_cuts_epochs(config, run, text):
+    path = config()
+    limited = yaml.safe_load(path.read_text())
+    limited["trainer"]["limit_train_batches"] = 0.5
+    path.write_text(yaml.safe_dump(limited))
+    [world] = run("--config", path)["worlds"]
+    assert (world["steps"], world["dropped"]) == (6, 40 - 6 * 3)
+    [stage] = run("--config", path)["stages"]
+    assert stage["worlds"][0]["step"]["steps_counted"] == 3 * 6
+    out = text("--config", path)
+    assert "note: with 1 rank an epoch ends after 6 steps and drops 22 samples (epoch 0: " in out
+    assert "66 in 3 epochs, which the passes skip\n" in out
+
+
 def test_the_tables_name_weights_passes_and_batches(config, text):
     out = text("--config", config(batch_size=8), "--world-size", "1,5")
     assert out.startswith("train: 40 samples an epoch from 8 shards, ")
@@ -250,23 +259,3 @@ def test_a_plan_of_one_data_set_has_no_mixture(config, run):
         is None
     )
     assert mixture_text({"mixture": None}) == []
-
-
-def test_the_page_shows_what_the_plan_and_the_log_say_of_the_example(tmp_path, monkeypatch, text):
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.chdir(tmp_path)
-    import_module("examples.mixture").pack(tmp_path / "data/mixture")
-    page = (ROOT / "docs/mixtures.md").read_text()
-    settings = re.findall(r"^```yaml\n# part of data\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    data = yaml.safe_load(settings[0]) | {
-        "fields": {"image": "png", "label": "cls"},
-        "decode": {"image": "gray"},
-        "num_workers": 0,
-        "loader": {"cache_dir": "cache"},
-    }
-    config = {"trainer": {"max_epochs": 3}, "data": data}
-    Path("config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    of_plan, of_log = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert text("--config", "config.yaml", "--world-size", "1,4").endswith(f"\n\n{of_plan}")
-    source = ShardDataModule.from_config("config.yaml").source("train")
-    assert describe("train", source, 4, PoolDescription("inline")) + "\n" == of_log

@@ -70,7 +70,13 @@ def stages_of(slots: MixtureSlots) -> list[WeightStage]:
 
 
 def count_batches(
-    slots: MixtureSlots, plan: EpochPlan, stage: WeightStage, most_samples: int, *, by_rank: bool
+    slots: MixtureSlots,
+    plan: EpochPlan,
+    stage: WeightStage,
+    most_samples: int,
+    *,
+    by_rank: bool,
+    steps: int | None = None,
 ) -> BatchCounts | None:
     """The least and the most samples of each component in a step, or in a rank's batch.
 
@@ -84,13 +90,15 @@ def count_batches(
         stage: One of `stages_of`, or a part of it.
         most_samples: How many samples may be looked up; one step is counted in any case.
         by_rank: Whether a batch is what one rank takes of a step.
+        steps: Steps of an epoch under a limit; None: those of the plan.
 
     Returns:
         None if no step begins in the stage.
     """
-    first = _steps_before(plan, stage.begin)
-    last = None if stage.end is None else _steps_before(plan, stage.end)
-    if first == last or not plan.steps:
+    in_epoch = plan.steps if steps is None else steps
+    first = _steps_before(plan, in_epoch, stage.begin)
+    last = None if stage.end is None else _steps_before(plan, in_epoch, stage.end)
+    if first == last or not in_epoch:
         return None
     counted = range(first, first + max(1, most_samples // plan.global_batch))
     ranges = [counted if last is None else range(first, min(counted.stop, last))]
@@ -98,11 +106,11 @@ def count_batches(
     if not is_complete and _is_exact(slots, plan, stage, by_rank):
         ends = [] if last is None else [range(last - 1, last)]
         ranges, is_complete = [range(first, first + 1), *ends], True
-    counts = [each for part in ranges for each in _count(slots, plan, part, by_rank)]
+    counts = [each for part in ranges for each in _count(slots, plan, in_epoch, part, by_rank)]
     least = np.min([each.min(axis=0) for each in counts], axis=0)
     most = np.max([each.max(axis=0) for each in counts], axis=0)
-    steps = sum(map(len, ranges))
-    return BatchCounts(tuple(least.tolist()), tuple(most.tolist()), steps, is_complete)
+    counted_steps = sum(map(len, ranges))
+    return BatchCounts(tuple(least.tolist()), tuple(most.tolist()), counted_steps, is_complete)
 
 
 def samples_of_epoch(slots: MixtureSlots, epoch: int) -> _Ints:
@@ -111,13 +119,17 @@ def samples_of_epoch(slots: MixtureSlots, epoch: int) -> _Ints:
     return slots.before((epoch + 1) * size) - slots.before(epoch * size)
 
 
-def dropped_of_epoch(slots: MixtureSlots, plan: EpochPlan, epoch: int) -> _Ints:
+def left_out_of_epoch(
+    slots: MixtureSlots, plan: EpochPlan, epoch: int, steps: int | None = None
+) -> _Ints:
     """Samples of each component at the end of an epoch that no step serves.
 
-    int64, shape (components,). They are skipped in the passes of their components as well.
+    int64, shape (components,). They are skipped in the passes of their components as well. `steps`
+    are those of an epoch under a limit.
     """
-    dropped = slots.components(epoch, plan.samples - plan.dropped, plan.samples)
-    return np.bincount(dropped, minlength=len(slots.names))
+    served = plan.trained(plan.steps if steps is None else steps)
+    left_out = slots.components(epoch, served, plan.samples)
+    return np.bincount(left_out, minlength=len(slots.names))
 
 
 def sizes_without_drop(slots: MixtureSlots, plan: EpochPlan) -> tuple[int, ...]:
@@ -134,10 +146,10 @@ def sizes_without_drop(slots: MixtureSlots, plan: EpochPlan) -> tuple[int, ...]:
     return tuple(size for size in (lower, lower + common) if size)
 
 
-def _steps_before(plan: EpochPlan, place: int) -> int:
-    """How many steps of the run begin before this place; epochs have the steps of the plan."""
+def _steps_before(plan: EpochPlan, steps: int, place: int) -> int:
+    """How many steps of the run begin before this place, where each epoch has this many."""
     epoch, position = divmod(place, plan.samples)
-    return epoch * plan.steps + bisect_left(range(plan.steps), position, key=plan.trained)
+    return epoch * steps + bisect_left(range(steps), position, key=plan.trained)
 
 
 def _is_exact(slots: MixtureSlots, plan: EpochPlan, stage: WeightStage, by_rank: bool) -> bool:
@@ -150,16 +162,18 @@ def _is_exact(slots: MixtureSlots, plan: EpochPlan, stage: WeightStage, by_rank:
     return is_whole and schedule.round_units % sum(stage.weights) == 0
 
 
-def _count(slots: MixtureSlots, plan: EpochPlan, steps: range, by_rank: bool) -> Iterator[_Ints]:
+def _count(
+    slots: MixtureSlots, plan: EpochPlan, in_epoch: int, steps: range, by_rank: bool
+) -> Iterator[_Ints]:
     """Samples of each component in the batches of these steps of the run, in pieces.
 
-    Each is int64, of shape (batches, components).
+    Each is int64, of shape (batches, components); `in_epoch` are the steps of each epoch.
     """
     at_once = max(1, _SAMPLES_AT_ONCE // plan.global_batch)
     first = steps.start
     while first < steps.stop:
-        epoch, step = divmod(first, plan.steps)
-        last = min(first + at_once, steps.stop, (epoch + 1) * plan.steps)
+        epoch, step = divmod(first, in_epoch)
+        last = min(first + at_once, steps.stop, (epoch + 1) * in_epoch)
         own = range(step, step + last - first)
         components = slots.components(epoch, plan.span(own[0])[0], plan.span(own[-1])[1])
         # sizes: samples of each batch, one behind the other as the components are.
