@@ -260,10 +260,11 @@ def test_a_member_that_one_component_may_lack_is_missed_in_the_others(tmp_path):
         list(islice(source.batches(Place(), Cursor()), 4))
 
 
+@pytest.mark.usefixtures("way")
 def test_what_stands_for_a_missing_member_is_that_of_its_component(tmp_path):
     names = ("web", "more")
     components = {
-        "more": {"fields": {"image": "png", "label": "class.txt?"}, "defaults": {"label": -1}}
+        "more": {"fields": {"image": "png", "label": "other.cls?"}, "defaults": {"label": -1}}
     }
     for batch in mixture(tmp_path, names, components=components).loader("train"):
         wanted = [-1 if component == 2 else number for component, number in as_numbers(batch)]
