@@ -1,7 +1,6 @@
 """Runs `rank.py` on two real ranks and gives the tests its records."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,12 @@ class Finished:
 
 
 @pytest.fixture(scope="session")
-def start_ranks(start_program: Callable[..., Any]) -> Callable[..., Any]:
+def start_ranks(forked_programs: ForkedPrograms) -> Callable[..., Any]:
     """Starts two ranks on some cases; for tests that watch them while they run."""
 
     def start(folder: Path, cases: list[dict[str, Any]]) -> Any:
         (folder / "cases.json").write_text(json.dumps(cases))
-        return start_program([sys.executable, str(RANK_SCRIPT), str(folder)], folder)
+        return forked_programs.started([RANK_SCRIPT, folder], folder, ranks=2)
 
     return start
 

@@ -151,7 +151,7 @@ MUTANTS = [
         "samples.loaded_torch:map_columns",
         'type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)',
         "tuple(entries)",
-        "workers/test_message_pinning.py",
+        "workers/test_message_classes.py",
     ),
     Mutant(
         "samples.transforms:image_backend",
