@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from inspect import GEN_RUNNING, getgeneratorstate
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -154,9 +155,10 @@ class _Slot:
     """One thread, and the queue of the batches that it has ready, several small ones in one item.
 
     To hand over anything, the GIL has to change threads twice, which takes longer than to make a
-    small batch. So a trainer that finds no small batch ready makes the next one itself. If there is
-    only one thread, it goes on when the trainer computes for long enough, without the GIL as a
-    rule. Several threads are there to work side by side, and always go on.
+    small batch. So a trainer that finds no small batch ready makes the next ones itself. If there
+    is only one thread, it goes on when the trainer computes for long enough, without the GIL as a
+    rule; until then the trainer holds the lock, and pays for no more than the batches. Several
+    threads are there to work side by side, and always go on.
     """
 
     def __init__(
@@ -166,35 +168,40 @@ class _Slot:
         most_batches: int,
         is_only: bool,
     ) -> None:
-        self._batches, self._most_batches, self._is_only = batches, most_batches, is_only
+        self._batches, self._most_batches = batches, most_batches
+        self._worth = _WORTH_A_HAND_OVER if is_only else 0.0
         self._making = threading.Lock()  # held by who makes batches
+        self._is_mine = False  # whether the trainer holds it
         self._is_away = threading.Event()
         self._is_away.set()
         self._ready: SimpleQueue[list[LoadedBatch] | _Failed] = SimpleQueue()
         self._taken: deque[LoadedBatch] = deque()
         self._free = threading.Semaphore(prefetch_factor)
-        self._is_stopped = False
+        self._is_stopped, self._given_at = False, 0.0
         self._thread = threading.Thread(target=self._fill, daemon=True)
         self._thread.start()
 
-    def take(self, away_s: float, watchdog: Watchdog) -> LoadedBatch:
-        """The next batch, made here if it is small and not ready.
-
-        Args:
-            away_s: How long the trainer computed since the batch before.
-            watchdog: Measures how long the trainer waits.
-        """
-        if not self._taken:
-            with watchdog:
-                made = self._made_here(away_s) if self._most_batches > 1 else None
-                self._taken.extend(self._next_message() if made is None else [made])
-        return self._taken.popleft()
+    def take(self) -> LoadedBatch:
+        """The next batch, made here if it is small and not ready."""
+        if not (self._is_mine or self._taken):
+            self._receive()
+        if not self._is_mine:
+            self._given_at = time.perf_counter()
+            return self._taken.popleft()
+        begun = time.perf_counter()
+        batch = next(self._batches)
+        self._given_at, away_s = time.perf_counter(), begun - self._given_at
+        if away_s >= self._worth * (self._given_at - begun) or self._is_stopped:
+            self._let_go_on()
+        return batch
 
     def stop(self) -> None:
         """Let the thread end after the batch that it is making."""
         self._is_stopped = True
         self._free.release()
         self._is_away.set()
+        if self._is_mine and getgeneratorstate(self._batches) != GEN_RUNNING:
+            self._let_go_on()
 
     @property
     def ident(self) -> int:
@@ -211,22 +218,25 @@ class _Slot:
         self._free.release()
         return message
 
-    def _made_here(self, away_s: float) -> LoadedBatch | None:
-        """The next batch; None if the thread has made it, or has failed."""
-        begun = time.perf_counter()
-        if self._is_away.is_set():
+    def _receive(self) -> None:
+        """Wait for the thread's next message, or take its place if it makes none."""
+        if self._most_batches > 1:
+            begun = time.perf_counter()
             self._is_away.clear()
-        try:
             while not self._making.acquire(timeout=CHECK_S):
                 raise_if_cancelled()
-            try:
-                return next(self._batches) if self._ready.empty() else None
-            finally:
-                self._making.release()
-        finally:
-            made_s = time.perf_counter() - begun
-            if not self._is_only or away_s >= _WORTH_A_HAND_OVER * made_s:
-                self._is_away.set()
+            self._is_mine = True
+            if self._ready.empty():
+                return
+            waited_s = time.perf_counter() - begun
+            self._let_go_on(is_woken=begun - self._given_at >= self._worth * waited_s)
+        self._taken.extend(self._next_message())
+
+    def _let_go_on(self, is_woken: bool = True) -> None:
+        self._is_mine = False
+        self._making.release()
+        if is_woken:
+            self._is_away.set()
 
     def _fill(self) -> None:
         try:
@@ -278,7 +288,7 @@ class ThreadStream:
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
         )
-        self._step, self._given_at = 0, 0.0
+        self._step = 0
         # the threads also end when the stream is dropped and when the program ends
         self._end = weakref.finalize(self, _end_slots, self._slots, self._watchdog)
 
@@ -288,12 +298,11 @@ class ThreadStream:
         slot = self._slots[self._step % len(self._slots)]
         self._step += 1
         try:
-            batch = slot.take(time.perf_counter() - self._given_at, self._watchdog)
+            with self._watchdog:
+                return slot.take()
         except BaseException:
             self.close()
             raise
-        self._given_at = time.perf_counter()
-        return batch
 
     def close(self) -> None:
         """End the threads; they are gone when this returns, unless one takes long for a batch."""

@@ -70,15 +70,27 @@ MUTANTS = [
         "seams/test_pool.py",
     ),
     Mutant(
-        "workers.threads:_Slot._made_here",
-        "if self._ready.empty() else None",
-        "",
+        "workers.threads:_Slot._receive",
+        "if self._ready.empty():",
+        "if True:",
         "workers/test_threads.py seams/test_pool.py",
     ),
     Mutant(
-        "workers.threads:_Slot._made_here",
-        "if not self._is_only or",
-        "if self._is_only or",
+        "workers.threads:_Slot.__init__",
+        "if is_only else 0.0",
+        "if not is_only else 0.0",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot.take",
+        " or self._is_stopped",
+        "",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot.stop",
+        " and getgeneratorstate(self._batches) != GEN_RUNNING",
+        "",
         "workers/test_threads.py",
     ),
     Mutant(

@@ -1,8 +1,10 @@
 """Threads of one process: what they share, and what each has of its own."""
 
 import gc
+import math
 import resource
 import threading
+import time
 
 import pytest
 
@@ -132,8 +134,34 @@ def test_the_only_thread_goes_on_when_the_trainer_computes_for_long_enough(
     stream = pool.start(make_source(pack_shards([40])), Place(), Cursor())
     slot = stream._slots[0]
     for _ in range(7):
-        slot.take(away_s, stream._watchdog)
+        slot._given_at = time.perf_counter() - away_s
+        slot.take()
     assert slot._is_away.is_set() == goes_on
+    stream.close()
+
+
+def test_a_thread_that_is_stopped_waits_for_the_batch_that_the_trainer_makes(
+    pack_shards, make_source, opened_gate
+):
+    source = make_source(pack_shards([40]), transforms={"label": opened_gate}, batch_size=1)
+    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
+    slot = stream._slots[0]
+    slot._worth = math.inf
+    for _ in range(7):
+        slot.take()
+    assert slot._is_mine
+    while opened_gate.waiting.acquire(blocking=False):
+        pass
+    opened_gate.open.clear()
+    trainer = threading.Thread(target=slot.take)
+    trainer.start()
+    assert opened_gate.waiting.acquire(timeout=30)
+    slot.stop()
+    assert slot._is_mine
+    opened_gate.open.set()
+    trainer.join(30)
+    slot.join(30)
+    assert not slot._thread.is_alive()
     stream.close()
 
 
