@@ -415,6 +415,18 @@ MUTANTS = [
     ),
     Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
     Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._loaded",
+        "if opened is not None and opened.file is not None:",
+        "if opened is not None:",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.partial_body:PartialBody._fill",
+        "self.is_whole = self._arrived == len(self.data)",
+        "self.is_whole = True",
+        "shards/remote/test_spare_memory.py",
+    ),
+    Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
         "self._there.update(kept)",
         "pass",

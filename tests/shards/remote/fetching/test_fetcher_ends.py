@@ -114,6 +114,21 @@ def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, 
     assert "cannot be read" in caplog.text
 
 
+def test_memory_is_used_again_once_its_bytes_are_in_a_file(make_fetcher, transport, tmp_path):
+    taken_back = []
+    transport.take_back = taken_back.append
+    without_room = make_fetcher(cache_in(tmp_path / "small", limit_bytes=100))
+    held = without_room._here()._loaded(PIECES[0])
+    assert taken_back == []
+    kept = make_fetcher()._here()._loaded(PIECES[0])
+    assert taken_back == [DATA[:8000]]
+    taken_back[0][:] = bytes(8000)
+    assert kept.read(0, 8000) == held.read(0, 8000) == DATA[:8000]
+    reads = reads_of("u", [(9000, 9500)])
+    assert bytes_read(without_room, reads) == [DATA[9000:9500]]  # exactly
+    assert taken_back[1:] == [DATA[9000:9500]]
+
+
 def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
     (tmp_path / "cache" / "pieces").mkdir(parents=True, mode=0o700)
     (tmp_path / "cache" / "pieces").chmod(0o777)
