@@ -415,6 +415,12 @@ MUTANTS = [
     ),
     Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
     Mutant(
+        "shards.remote.cache.upkeep:_is_wrong",
+        "return error",
+        "return True",
+        "shards/remote/cache/test_upkeep.py",
+    ),
+    Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._loaded",
         "if opened is not None and opened.file is not None:",
         "if opened is not None:",
