@@ -14,6 +14,7 @@ from lightning_shards.shards.remote.cache.file_systems import is_in_memory
 from lightning_shards.shards.remote.cache.limits import kept_fraction
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 from lightning_shards.shards.remote.cache.upkeep import (
+    CheckedPieces,
     FolderListing,
     check_pieces,
     clear_pieces,
@@ -185,15 +186,17 @@ def _verify(options: Namespace) -> int:
     size = 0 if folder is None else list_pieces(folder).size_bytes
     with bytes_bar("verified", size) as step:
         found = None if folder is None else check_pieces(folder, threads=num_cpus(), step=step)
-    damaged = [] if found is None else found.damaged
-    pieces, size_bytes = (0, 0) if found is None else found[:2]
+    pieces, size_bytes, damaged, unreadable = found or CheckedPieces(0, 0, [])
     if options.json:
-        print(json.dumps({"pieces": pieces, "bytes": size_bytes, "damaged": damaged}))
+        wrong = {"damaged": damaged, "unreadable": unreadable}
+        print(json.dumps({"pieces": pieces, "bytes": size_bytes, **wrong}))
     else:
         for path in damaged[:_MAX_LISTED]:
             print(f"wrong: {path} was damaged, and is removed")
+        for what in unreadable[:_MAX_LISTED]:
+            print(f"wrong: the disk does not give {what}; it is removed: check that disk")
         print(f"{human(size_bytes)} in {count_of(pieces, 'piece')}, {len(damaged):,} damaged")
-    return FAILED if damaged else 0
+    return FAILED if damaged or unreadable else 0
 
 
 def _clear(options: Namespace) -> int:

@@ -58,6 +58,24 @@ MUTANTS = [
         FETCHER,
     ),
     Mutant(
+        "shards.remote.cache.upkeep:_is_wrong",
+        "return error",
+        "return True",
+        "shards/remote/cache/test_upkeep.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._loaded",
+        "if opened is not None and opened.file is not None:",
+        "if opened is not None:",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.partial_body:PartialBody._fill",
+        "self.is_whole = self._arrived == len(self.data)",
+        "self.is_whole = True",
+        "shards/remote/test_spare_memory.py",
+    ),
+    Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
         "if self._has_read.is_set():",
         "if True:",

@@ -21,6 +21,7 @@ class PartialBody:
         begin: Offset of the first byte.
         end: Offset behind the last one, beyond `begin`; the object may end before.
         version: What the object must be; None: what the first answer says.
+        memory: Gives the memory for so many bytes.
 
     Attributes:
         data: The bytes; not all of them are there before `is_whole`.
@@ -30,8 +31,16 @@ class PartialBody:
         has_ranges: Whether the last answer was a range, and not the whole object.
     """
 
-    def __init__(self, url: str, begin: int, end: int, version: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        begin: int,
+        end: int,
+        version: str | None,
+        memory: Callable[[int], bytearray] = bytearray,
+    ) -> None:
         self.data = bytearray()
+        self._memory = memory
         self.version: str | None = version
         self.size = -1
         self.has_ranges = True
@@ -103,7 +112,7 @@ class PartialBody:
         self.version, self.has_ranges = answer.version, answer.has_ranges
         if self.size < 0:
             self.size = answer.size
-            self.data = bytearray(stop - self._begin)
+            self.data = self._memory(stop - self._begin)
 
     def _arriving(self, answer: RangeAnswer) -> Iterator[int]:
         """Keep what arrives, and give the number of bytes each time."""

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.shards.remote.answers.spare_memory import SpareMemory
 from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure
 from lightning_shards.shards.remote.connections import (
     Connections,
@@ -88,6 +89,9 @@ class Transport(Protocol):
             ShardError: As of `read`.
         """
         yield bytes(self.read(url, 0, first.size, first.version).data)
+
+    def take_back(self, data: bytearray) -> None:
+        """Read later ranges to the memory of a body of which nobody needs a byte any more."""
 
     @abstractmethod
     def size_of(self, url: str) -> int:
@@ -170,6 +174,8 @@ class RemoteTransport(Transport):
         self._sleep = sleep
         self._counters: dict[int, RequestCounter] = {}  # by process, as what follows
         self._opened: dict[int, _Opened] = {}
+        self._spare = SpareMemory()
+        self.take_back = self._spare.give_back
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
@@ -194,7 +200,7 @@ class RemoteTransport(Transport):
         """One range of bytes, fetched by as many requests as its retries need."""
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
-        partial = PartialBody(url, begin, max(end, begin + 1), version)
+        partial = PartialBody(url, begin, max(end, begin + 1), version, self._spare.take)
         policy = self._settings.policy
         self._persist(
             url,

@@ -166,6 +166,7 @@ class RemoteStorage(Storage):
                 elif sizes[part.shard][part.range] >= 0:
                     part.into[: len(data)] = data
                     sizes[part.shard][part.range] += len(data)
+                    self._transport.take_back(data)
         finally:
             for future in begun:
                 future.cancel()

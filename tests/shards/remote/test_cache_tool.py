@@ -1,5 +1,6 @@
 """`lightning-shards cache`: what a run finds after a fill, and what the tool refuses."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from waiting import wait_for
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import filling
+from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.remote.cache.piece_folder import lock_of
 from lightning_shards.shards.remote.cache.piece_names import number_of
@@ -188,6 +190,21 @@ def test_damage_is_found_and_the_exit_status_says_so(config, run, tmp_path):
     assert f"wrong: {piece} was damaged, and is removed" in told
     assert told.endswith("1 damaged\n")
     assert run("verify", "--cache-dir", folder)[0] == 0
+
+
+def test_a_disk_that_fails_is_named_and_the_exit_status_says_so(config, run, tmp_path, monkeypatch):
+    run("fill", "--config", config())
+    folder = tmp_path / "cache"
+
+    def failing(path, size):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(upkeep, "is_damaged", failing)
+    status, told = run("verify", "--cache-dir", folder)
+    assert status == 1
+    assert "wrong: the disk does not give " in told
+    assert "Input/output error; it is removed: check that disk" in told
+    assert told.endswith(", 0 damaged\n")
 
 
 def test_an_open_cache_is_listed_and_not_cleared(config, run, published_shards, tmp_path):

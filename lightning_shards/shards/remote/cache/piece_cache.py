@@ -232,7 +232,7 @@ class _Entered:
             if not is_full or is_last:
                 raise
         else:
-            return OpenPiece(piece.begin, piece.end, room.file)
+            return OpenPiece(piece.begin, piece.end, room.file, path=self._path_of(piece))
         return self._kept(piece, data, is_last=True)  # after an eviction
 
     def _publish(self, piece: Piece, room: NewPiece) -> None:

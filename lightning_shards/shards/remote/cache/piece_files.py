@@ -9,6 +9,7 @@ machine started gets a time of change that is made from the identity of this sta
 by anybody would set another one, and so would another start expect.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -38,6 +39,7 @@ class OpenPiece:
         end: Offset behind the last byte.
         file: The descriptor of its file, which is closed with this; None for a piece in memory.
         data: The bytes of a piece in memory.
+        path: Where its file was, for errors.
 
     Attributes:
         begin: See above.
@@ -46,9 +48,16 @@ class OpenPiece:
     """
 
     def __init__(
-        self, begin: int, end: int, file: int | None, data: memoryview | None = None
+        self,
+        begin: int,
+        end: int,
+        file: int | None,
+        data: memoryview | None = None,
+        *,
+        path: str = "",
     ) -> None:
         self.begin, self.end, self.file, self._data = begin, end, file, data
+        self._path = path
         self._closing = None if file is None else weakref.finalize(self, os.close, file)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -65,7 +74,7 @@ class OpenPiece:
         """Fill this memory with the bytes from this offset of the object on.
 
         Raises:
-            OSError: The file cannot be read, or the piece ends before.
+            OSError: The file cannot be read, or the piece ends before; it names the file.
         """
         assert self.begin <= start <= start + len(into) <= self.end
         first, done = start - self.begin, 0
@@ -74,9 +83,12 @@ class OpenPiece:
             into[:] = self._data[first : first + len(into)]
             return
         while done < len(into):
-            more = os.preadv(self.file, [into[done:]], first + done)
+            try:
+                more = os.preadv(self.file, [into[done:]], first + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._path) from error
             if not more:
-                raise OSError(f"a piece of the cache ends after {first + done:,} bytes")
+                raise OSError(errno.EIO, f"the file ends after {first + done:,} bytes", self._path)
             done += more
 
     def close(self) -> None:
@@ -118,7 +130,7 @@ def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
         os.close(file)
         raise
     if is_whole:
-        return OpenPiece(begin, end, file)
+        return OpenPiece(begin, end, file, path=path)
     os.close(file)
     return None
 

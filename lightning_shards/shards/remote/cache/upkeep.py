@@ -83,11 +83,14 @@ class CheckedPieces(NamedTuple):
         pieces: How many were checked.
         size_bytes: Their bytes on the disk.
         damaged: Paths of those that differed from what was written; they are removed.
+        unreadable: Of each piece that the disk does not give, its path and what the system says of
+            it; they are removed, too.
     """
 
     pieces: int
     size_bytes: int
     damaged: list[str]
+    unreadable: tuple[str, ...] = ()
 
 
 def piece_folders(cache: CacheFolder) -> list[PieceFolder]:
@@ -133,19 +136,23 @@ def check_pieces(
     Raises:
         OSError: The folder cannot be read, or a damaged piece not removed.
     """
-    pieces, damaged, size_bytes, number = sorted(folder.pieces()), list[str](), 0, 0
+    pieces, size_bytes, number = sorted(folder.pieces()), 0, 0
+    damaged, unreadable = list[str](), list[str]()
     with ThreadPoolExecutor(max(1, threads)) as pool:
         for piece, is_wrong in zip(pieces, pool.map(_is_wrong, pieces), strict=True):
             step(piece.size)
             if is_wrong is None:
                 continue  # it was dropped meanwhile
             number, size_bytes = number + 1, size_bytes + piece.size
-            if is_wrong:
+            if isinstance(is_wrong, OSError):
+                unreadable.append(f"{piece.path}: {is_wrong.strerror or is_wrong}")
+            elif is_wrong:
                 damaged.append(piece.path)
+            if is_wrong:
                 Path(piece.path).unlink(missing_ok=True)
-    if damaged:
+    if damaged or unreadable:
         _recount(folder)
-    return CheckedPieces(number, size_bytes, damaged)
+    return CheckedPieces(number, size_bytes, damaged, tuple(unreadable))
 
 
 def clear_pieces(folder: PieceFolder, *, force: bool = False) -> Freed:
@@ -184,8 +191,8 @@ def _object(name: str, pieces: Iterable[CachedPiece]) -> CachedObject:
     return CachedObject(name, len(sizes), sum(sizes))
 
 
-def _is_wrong(piece: CachedPiece) -> bool | None:
-    """Whether a piece is not what was written; None if it is not there any more."""
+def _is_wrong(piece: CachedPiece) -> bool | OSError | None:
+    """Whether a piece is not what was written, or why that is not known; None if it is gone."""
     match = _NAME.fullmatch(Path(piece.path).name)
     size = int(match[2]) - int(match[1]) if match else -1
     if size < 0 or piece.size != size + TRAILER_BYTES:
@@ -194,8 +201,8 @@ def _is_wrong(piece: CachedPiece) -> bool | None:
         return is_damaged(piece.path, size)
     except FileNotFoundError:
         return None
-    except OSError:
-        return True  # its bytes cannot be read
+    except OSError as error:
+        return error
 
 
 def _recount(folder: PieceFolder) -> None:

@@ -91,7 +91,12 @@ class OpenPieces:
         try:
             opened.read_into(start, memory)
         except OSError as error:
-            _log.warning("a piece of the cache is not used, since it cannot be read: %s", error)
+            _log.warning(
+                "the disk of the cache does not give %s: %s; these bytes are fetched again: check "
+                "that disk, or name another cache_dir",
+                error.filename,
+                error.strerror,
+            )
             with self._lock:
                 self._open.pop(piece, None)
             return False

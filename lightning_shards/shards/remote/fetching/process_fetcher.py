@@ -12,6 +12,7 @@ from typing import Final
 from lightning_shards.errors import ShardError
 from lightning_shards.shards.remote.byte_ranges import parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_files import OpenPiece
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces
 from lightning_shards.shards.remote.fetching.fetch_threads import FetchThreads
@@ -99,6 +100,7 @@ class ProcessFetcher:
         self._announced: deque[AnnouncedPieces] = deque(maxlen=_REMEMBERED)
         self._there: set[Piece] = set()  # of the pieces announced last
         self._under_way: dict[Piece, UnderWay] = {}
+        self._bytes_under_way = 0
         self._left_to_others: list[Piece] = []
         self._lock = threading.RLock()  # it may be dropped while it is held
         self._has_read, self._closed = threading.Event(), threading.Event()
@@ -199,14 +201,14 @@ class ProcessFetcher:
             self._cache.close()
 
     def _fetch_ahead(self, piece: Piece) -> None:
-        assert self._cache is not None
         with self._ended:  # of the lock
             self._ended.wait_for(lambda: self._has_room_for(piece))
             if piece in self._under_way or piece in self._there or self._closed.is_set():
                 return  # it was begun while it was announced once more
             under_way = self._under_way[piece] = UnderWay(self._now())
+            self._bytes_under_way += piece.size
         try:
-            opened = under_way.opened = self._cache.load(piece, partial(self._piece, piece))
+            opened = under_way.opened = self._loaded(piece)
         except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
             _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
             with self._lock:
@@ -215,6 +217,7 @@ class ProcessFetcher:
         finally:
             with self._ended:
                 del self._under_way[piece]
+                self._bytes_under_way -= piece.size
                 self._ended.notify_all()
                 if under_way.opened is not None and under_way.opened.file is not None:
                     self._there.add(piece)
@@ -228,9 +231,24 @@ class ProcessFetcher:
                 self._coming = set[Piece]()
             self._threads.replace_soon(())
 
+    def _loaded(self, piece: Piece) -> OpenPiece | None:
+        """The piece from the cache, or fetched; None if another process fetches it."""
+        assert self._cache is not None
+        fetched: list[bytearray] = []
+
+        def fetch() -> bytearray:
+            fetched.append(self._piece(piece))
+            return fetched[0]
+
+        opened = self._cache.load(piece, fetch)
+        if opened is not None and opened.file is not None:
+            for data in fetched:  # it is in the file now
+                self._transport.take_back(data)
+        return opened
+
     def _has_room_for(self, piece: Piece) -> bool:
         """Whether so many more bytes may be under way; called with the lock."""
-        under_way = sum(each.size for each in self._under_way)
+        under_way = self._bytes_under_way
         return not under_way or under_way + piece.size <= _MOST_AHEAD or self._closed.is_set()
 
     def _leave_to_others(self, piece: Piece) -> None:
@@ -335,6 +353,7 @@ class ProcessFetcher:
         sizes[url] = body.size
         memory.fill(segments, span[0], body.data)
         self._count(exact_bytes=len(body.data), exact_requests=1)
+        self._transport.take_back(body.data)
 
     def _body(self, url: str, version: str | None, begin: int, end: int) -> Body:
         with self._lock:

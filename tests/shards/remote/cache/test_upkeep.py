@@ -1,5 +1,6 @@
 """Listing, checking and clearing the pieces of a node."""
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -9,6 +10,7 @@ from cached_bytes import FILE, bytes_of, load, make_cache, make_need, piece_numb
 
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.upkeep import (
     CheckedPieces,
     Freed,
@@ -73,6 +75,22 @@ def test_a_piece_with_another_bit_is_removed_and_counted(filled, position):
     assert used(folder) == 3 * FILE
     assert load(cache, piece_number(1)) == bytes_of(piece_number(1))
     assert check_pieces(folder).damaged == []
+
+
+def test_a_piece_that_the_disk_does_not_give_is_not_called_damaged(filled, monkeypatch):
+    _, folder = filled
+    is_damaged = upkeep.is_damaged
+
+    def failing(path, size):
+        if path == str(path_of(folder, 1)):
+            raise OSError(errno.EIO, "Input/output error")
+        return is_damaged(path, size)
+
+    monkeypatch.setattr(upkeep, "is_damaged", failing)
+    told = f"{path_of(folder, 1)}: Input/output error"
+    assert check_pieces(folder) == CheckedPieces(4, 4 * FILE, [], (told,))
+    assert not path_of(folder, 1).exists()
+    assert used(folder) == 3 * FILE
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 2000])

@@ -12,7 +12,7 @@ from held_transport import MIB, cache_in, reads_of
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
-from lightning_shards.shards.remote.cache import piece_cache
+from lightning_shards.shards.remote.cache import piece_cache, piece_files
 from lightning_shards.shards.remote.cache.piece_folder import lock_of
 from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
 from lightning_shards.shards.remote.fetching import fetcher as fetcher_module
@@ -111,7 +111,39 @@ def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, 
     (file,) = (tmp_path / "cache" / "pieces").glob("*/0-8000")
     os.truncate(file, 4000)
     assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
-    assert "cannot be read" in caplog.text
+    assert f"does not give {file}: the file ends after 4,000 bytes" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["preadv", "pread"])
+def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
+    make_fetcher, transport, tmp_path, caplog, monkeypatch, call
+):
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    assert is_fetched(fetcher, 1)
+    monkeypatch.setattr(piece_files.os, call, failing)
+    assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
+    assert str(tmp_path / "cache" / "pieces") in caplog.text
+    assert "Input/output error" in caplog.text
+    assert fetcher.counts.exact_requests == 1
+
+
+def test_memory_is_used_again_once_its_bytes_are_in_a_file(make_fetcher, transport, tmp_path):
+    taken_back = []
+    transport.take_back = taken_back.append
+    without_room = make_fetcher(cache_in(tmp_path / "small", limit_bytes=100))
+    held = without_room._here()._loaded(PIECES[0])
+    assert taken_back == []
+    kept = make_fetcher()._here()._loaded(PIECES[0])
+    assert taken_back == [DATA[:8000]]
+    taken_back[0][:] = bytes(8000)
+    assert kept.read(0, 8000) == held.read(0, 8000) == DATA[:8000]
+    reads = reads_of("u", [(9000, 9500)])
+    assert bytes_read(without_room, reads) == [DATA[9000:9500]]  # exactly
+    assert taken_back[1:] == [DATA[9000:9500]]
 
 
 def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
