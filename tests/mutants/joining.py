@@ -23,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.joins.parquet_table:_pieces",
-        "min(_DECODED_ROWS, _rows_in_bytes(file.metadata, name))",
-        "_rows_in_bytes(file.metadata, name)",
+        "min(decoded, _rows_in_bytes(file.metadata))",
+        "_rows_in_bytes(file.metadata)",
         "shards/joins/test_kept_joins.py",
     ),
     Mutant(
