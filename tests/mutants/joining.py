@@ -23,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.joins.parquet_table:_pieces",
-        "min(_DECODED_ROWS, _rows_in_bytes(file.metadata, name))",
-        "_rows_in_bytes(file.metadata, name)",
+        "min(decoded, _rows_in_bytes(file.metadata))",
+        "_rows_in_bytes(file.metadata)",
         "shards/joins/test_kept_joins.py",
     ),
     Mutant(
@@ -80,5 +80,71 @@ MUTANTS = [
         'reader="indexed" if config.has_joins and config.reader == "auto" else config.reader',
         "reader=config.reader",
         "readers/joined",
+    ),
+    Mutant(
+        "shards.joins.table_copies:linked_copies",
+        "crc32_of(path) != checksum:",
+        "False:",
+        "shards/remote/test_joined_tables.py",
+    ),
+    Mutant(
+        "shards.joins.table_copies:linked_copies",
+        "fetch_copy(url, stat, storages, cache) != checksum",
+        "not fetch_copy(url, stat, storages, cache)",
+        "shards/remote/test_joined_tables.py",
+    ),
+    Mutant(
+        "shards.joins.table_copies:fetch_copy",
+        "storage.stat(url) != stat",
+        "False",
+        "shards/remote/test_joined_tables.py",
+    ),
+    Mutant(
+        "shards.joins.building:_spill_keys",
+        "enumerate(keys, start)",
+        "enumerate(keys)",
+        "shards/joins readers/joined",
+    ),
+    Mutant(
+        "shards.joins.settings:shown_joins",
+        "return redact_pattern(join)",
+        "return join",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "readers.joined.joined_members:_Part.members",
+        "self._firsts[ids[:, 0] - self.shards.start]",
+        "self._firsts[ids[:, 0] * 0]",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "readers.mixtures.indexed:MixtureSource._makers",
+        "not has_joins and",
+        "",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "readers.mixtures.indexed:MixtureSource.identity",
+        "own |= joins_identity(component.joins, name)",
+        "own |= {}",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "config.mixtures:ComponentConfig.merged",
+        "or key in joined",
+        "",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "shards.joins.made_files:clear_made",
+        "if force or not file.is_used",
+        "if True",
+        "tools/test_cache_made.py",
+    ),
+    Mutant(
+        "shards.filters.key_tests:read_key_tests",
+        "content_of_lists(lists.values())",
+        "chosen.digest()",
+        "shards/remote/test_remote_filters.py",
     ),
 ]

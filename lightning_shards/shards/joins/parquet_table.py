@@ -18,7 +18,8 @@ _DECODED_ROWS: Final = 64
 """Rows that are decoded at once. A value that repeats lies in a Parquet file once, so sizes in the
 file do not bound those of rows. Of 10^6 captions 64 at once cost 0.2 s of CPU more than 32,768,
 and 4 at once 3 s."""
-_NUMBER_BYTES: Final = 8
+_DECODED_LISTS: Final = 16
+"""The same of lists and structs, in which many values may be one in the file."""
 
 
 class ParquetFile(NamedTuple):
@@ -161,10 +162,11 @@ class ParquetTable:
         try:
             source = data if isinstance(data, str) else self._arrow.BufferReader(data)
             # pre_buffer would hold a column of a whole row group
-            settings = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+            settings: dict[str, Any] = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+            settings["page_checksum_verification"] = True  # of pages that have one
             with self._parquet.ParquetFile(source, **settings) as file:
                 yield file
-        except (self._arrow.ArrowException, OSError) as error:
+        except (self._arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise FileAccessError(
                 f"join {self._settings.name!r}: {name} cannot be read as Parquet: {error}; write "
                 "it again, or name another table"
@@ -183,8 +185,10 @@ class _ArrowChunk:
 
 def _pieces(file: Any, name: str, arrow: Any) -> Iterator[Any]:
     """The Arrow arrays of a column of a file, few rows each, with no value as a dictionary."""
-    rows = min(_DECODED_ROWS, _rows_in_bytes(file.metadata, name))
-    is_dictionary = arrow.types.is_dictionary(file.schema_arrow.field(name).type)
+    kind = file.schema_arrow.field(name).type
+    decoded = _DECODED_LISTS if arrow.types.is_nested(kind) else _DECODED_ROWS
+    rows = min(decoded, _rows_in_bytes(file.metadata))
+    is_dictionary = arrow.types.is_dictionary(kind)
     # each array has a whole dictionary, so that it is cut afterwards
     rows_read = _MOST_ROWS if is_dictionary else rows
     for batch in file.iter_batches(rows_read, columns=[name], use_threads=False):
@@ -210,15 +214,11 @@ def _together(pieces: Iterable[Any], arrow: Any) -> Iterator[Any]:
         yield arrow.concat_arrays(held)
 
 
-def _rows_in_bytes(metadata: Any, column: str) -> int:
-    """How many rows of this column have a few MiB, as far as the metadata of the file show."""
-    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    leaves = [n for n, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
-    mean = 1
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        size_bytes = sum(
-            max(chunk.total_uncompressed_size, _NUMBER_BYTES * chunk.num_values)
-            for chunk in map(group.column, leaves)
-        )
-        mean = max(mean, size_bytes // max(1, group.num_rows))
-    return max(1, _CHUNK_BYTES // mean)
+def _rows_in_bytes(metadata: Any) -> int:
+    """How many rows have a few MiB in all columns, as far as the metadata of the file show.
+
+    Sizes of a column would end the process where they are damaged.
+    """
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
+    return max(1, _CHUNK_BYTES // max(1, mean))

@@ -1,5 +1,7 @@
 """Tables and settings that cannot be joined: one sentence with the value and the remedy."""
 
+import io
+import random
 import sys
 from pathlib import Path
 
@@ -100,6 +102,16 @@ BAD_TABLES = {
         {},
         r"has no column '__key__'; name one of \['i",
     ),
+    "nested keys": (
+        {"__key__": [["000000"]], "t": [1]},
+        {},
+        "key column '__key__' of type list<element: string>; keys of samples are texts",
+    ),
+    "keys that are null": (
+        {"__key__": pa.array([None, None], pa.string()), "t": [1, 2]},
+        {},
+        "no row of its table has the key of a sample: the first of 2 rows has ''",
+    ),
     "no column": (
         {"__key__": ["000000"], "t": [1]},
         {"column": "u"},
@@ -184,6 +196,51 @@ def test_a_table_that_is_cut_short_is_unreadable(make_module, pack_shards, tmp_p
     path.write_bytes(data)
     with pytest.raises(FileAccessError, match="cannot be read as Parquet"):
         prepare(make_module, pack_shards([2, 1]), {"t": str(path)})
+
+
+def test_pages_are_held_against_their_checksums(make_module, pack_shards, tmp_path):
+    """Parquet-mr writes them by default, and pyarrow where it is asked."""
+    columns = {"__key__": ["000000", "000001"], "t": ["value", "other"]}
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table(columns), path, write_statistics=False, **options)
+    data = path.read_bytes()
+    assert data.count(b"value") == 1
+    path.write_bytes(data.replace(b"value", b"valve"))
+    with pytest.raises(FileAccessError, match=r"t\.parquet cannot be read as Parquet.*[Cc]hecksum"):
+        prepare(make_module, pack_shards([2, 1]), {"t": str(path)})
+
+
+def hostile(data: bytes, rng: random.Random) -> bytes:
+    """The bytes of a file, changed somewhere, mostly in its footer."""
+    changed, kind = bytearray(data), rng.randrange(5)
+    if kind == 0:
+        return data[: rng.randrange(len(data))]
+    if kind == 1:
+        place = rng.randrange(len(data))
+        return data[:place] + rng.randbytes(rng.randrange(1, 9)) + data[place:]
+    begin = len(data) - 2500 if kind > 2 else 0
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        changed[rng.randrange(begin, len(data))] = rng.randrange(256)
+    return bytes(changed)
+
+
+def test_hostile_tables_give_no_other_errors():
+    rng, file, rows = random.Random(2), io.BytesIO(), range(200)
+    columns = {"__key__": [f"{n:03d}" for n in rows], "t": [{"a": "x", "b": [n]} for n in rows]}
+    parquet.write_table(pa.table(columns), file, row_group_size=64)
+    (settings,) = join_settings({"t": "t.parquet"})
+    messages: list[str] = []
+    for _ in range(400):
+        data = hostile(file.getvalue(), rng)
+        try:
+            read = ParquetTable(settings, [ParquetFile("t.parquet", data)])
+            assert sum(map(len, read.keys())) >= 0
+            for chunk in read.chunks():
+                chunk.values(np.arange(chunk.num_rows))
+        except ShardError as error:
+            messages.append(str(error))
+    assert len(messages) > 200
 
 
 def test_a_table_that_does_not_exist_is_not_found(make_module, pack_shards, tmp_path):

@@ -199,6 +199,14 @@ def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_tabl
         source.prepare()
 
 
+def test_a_table_that_is_replaced_before_it_is_fetched(make, server, put_table):
+    """After the run has asked for its version, by one of the same size."""
+    put_table()
+    server.faults = [None, Fault("replace")]
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
+        make(url_of(server, "http", "t.parquet")).source("train")
+
+
 def test_a_table_that_is_replaced_while_it_is_fetched(make, server, put_table, monkeypatch):
     put_table(
         texts=[str(n) * 200_000 for n in range(NUM)], more=np.random.default_rng(1).random(NUM)
