@@ -1,6 +1,7 @@
 """python tests/ddp/stalled_rank.py FOLDER RANK: one of two ranks; that RANK gets no fourth batch.
 
-Each rank writes a byte to FOLDER/steps-RANK with each step.
+Each rank writes a byte to FOLDER/steps-RANK with each step, and RANK makes FOLDER/stalled when it
+begins to wait for the batch.
 """
 
 import os
@@ -28,6 +29,7 @@ class StallAfterSomeBatches:
     def __call__(self, label: int) -> int:
         self.samples += 1
         if os.environ["LOCAL_RANK"] == sys.argv[2] and self.samples > LAST_BATCH * BATCH_SIZE:
+            Path(sys.argv[1], "stalled").touch()
             take_from(SimpleQueue())
         return label
 

@@ -18,6 +18,8 @@ GONE_WITHIN_S = 20.0
 
 def waits_in_a_collective(folder: Path, stalled: int) -> bool:
     """Whether the other rank is in a step for which the stalled one has no batch."""
+    if not (folder / "stalled").exists():
+        return False  # it may be in a step still, where Lightning's handler waits for the other one
     steps = [path.stat().st_size for path in sorted(folder.glob("steps-*"))]
     return len(steps) == 2 and 0 < steps[stalled] < steps[1 - stalled]
 
