@@ -19,7 +19,7 @@ from lightning_shards.readers.source import SourceDescription
 
 _MOST_COMPONENTS: Final = 16
 _SAMPLES_COUNTED: Final = 2**18
-"""Looking them up takes 15 to 60 ms of a core."""
+"""Lines about 3 components take 30 ms of a core, lines about 100 take 100 ms."""
 
 
 def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: int) -> list[str]:

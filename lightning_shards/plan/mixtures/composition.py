@@ -9,7 +9,7 @@ rounds of 8 samples, in steps of 6::
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import lcm
 from typing import Final
@@ -106,11 +106,9 @@ def count_batches(
     if not is_complete and _is_exact(slots, plan, stage, by_rank):
         ends = [] if last is None else [range(last - 1, last)]
         ranges, is_complete = [range(first, first + 1), *ends], True
-    counts = [each for part in ranges for each in _count(slots, plan, in_epoch, part, by_rank)]
-    least = np.min([each.min(axis=0) for each in counts], axis=0)
-    most = np.max([each.max(axis=0) for each in counts], axis=0)
-    counted_steps = sum(map(len, ranges))
-    return BatchCounts(tuple(least.tolist()), tuple(most.tolist()), counted_steps, is_complete)
+    pieces = (each for part in ranges for each in _count(slots, plan, in_epoch, part, by_rank))
+    least, most = _least_and_most(pieces)
+    return BatchCounts(least, most, sum(map(len, ranges)), is_complete)
 
 
 def samples_of_epoch(slots: MixtureSlots, epoch: int) -> _Ints:
@@ -160,6 +158,12 @@ def _is_exact(slots: MixtureSlots, plan: EpochPlan, stage: WeightStage, by_rank:
     cut = sizes if by_rank else (sum(sizes),)
     is_whole = all(size % schedule.round_samples == 0 for size in cut)
     return is_whole and schedule.round_units % sum(stage.weights) == 0
+
+
+def _least_and_most(pieces: Iterable[_Ints]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """By component, over the batches of all pieces."""
+    least, most = zip(*((each.min(axis=0), each.max(axis=0)) for each in pieces), strict=True)
+    return tuple(np.min(least, axis=0).tolist()), tuple(np.max(most, axis=0).tolist())
 
 
 def _count(
