@@ -235,3 +235,9 @@ def test_the_driver_starts_without_any_installed_package():
     )
     command = [sys.executable, "-I", "-S", "-c", code, str(ROOT)]
     subprocess.run(command, check=True, timeout=60)
+
+
+def test_batches_of_the_measured_mixture_are_composed_exactly(modules, tmp_path):
+    quotas = importlib.import_module("benchmarks.peers.quotas")
+    counts = [list(batch).count("small") for batch in quotas.ours(tmp_path)]
+    assert counts == [16] * quotas.BATCHES

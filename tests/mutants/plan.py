@@ -262,6 +262,12 @@ MUTANTS = [
         "plan/test_mixture.py",
     ),
     Mutant(
+        "plan.mixtures.mixture:_ids_of",
+        ".take(samples - first, axis=0)",
+        "[: len(samples)]",
+        "plan/test_mixture.py",
+    ),
+    Mutant(
         "plan.mixtures.mixture:MixtureOrder._ids_at",
         "+= self._first_shards[number]",
         "+= 0",
