@@ -40,9 +40,9 @@ _LOOK_AGAIN_S: Final = 0.1
 """How long one thread that has nothing else to do waits before all pieces are looked for again
 that other processes fetched at the last look."""
 
-_MOST_AHEAD: Final = 64 << 20
-"""Bytes of pieces that a process has under way, in memory, at most. That keeps a link of 1 GB/s
-busy, which carries 30 MB in 30 ms."""
+_MOST_AHEAD: Final = 48 << 20
+"""Bytes of pieces that a process has under way, in memory, at most; spare memory comes on top, so
+that all of it is 64 MiB. That keeps a link of 1 GB/s busy, which carries 30 MB in 30 ms."""
 
 _LOOK_S: Final = 0.03
 """How often a batch that waits for pieces looks which of them are there."""

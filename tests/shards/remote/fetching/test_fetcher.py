@@ -306,7 +306,7 @@ def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetch
     others.close()
 
 
-def test_pieces_under_way_take_64_mib_of_memory_at_most(make_fetcher, transport):
+def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):
     pieces = [Piece("many", '"v"', begin, begin + 8 * MIB) for begin in range(0, 80 * MIB, 8 * MIB)]
     transport.objects["many"] = bytes(80 * MIB)
     for piece in pieces:
@@ -314,11 +314,11 @@ def test_pieces_under_way_take_64_mib_of_memory_at_most(make_fetcher, transport)
     fetcher = make_fetcher(threads=64, now=lambda: 0.0)  # so that the network stays a fast one
     fetcher._here()._threads.limit_soon(64)
     fetcher.announce(pieces)
-    assert wait_for(lambda: transport.under_way == 8, WITHIN_S)
+    assert wait_for(lambda: transport.under_way == 6, WITHIN_S)
     time.sleep(0.05)
-    assert transport.most_under_way == 8
+    assert transport.most_under_way == 6
     transport.gates[pieces[0].begin].set()
-    waiting = [transport.begun[piece.begin] for piece in pieces[8:]]  # whichever has the lock first
+    waiting = [transport.begun[piece.begin] for piece in pieces[6:]]  # whichever has the lock first
     assert wait_for(lambda: any(begun.is_set() for begun in waiting), WITHIN_S)
     for gate in transport.gates.values():
         gate.set()
