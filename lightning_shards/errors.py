@@ -114,7 +114,7 @@ def count_of(number: int, noun: str) -> str:
     >>> count_of(1, "rank"), count_of(2_000, "shard"), count_of(2, "process")
     ('1 rank', '2,000 shards', '2 processes')
     """
-    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    plural = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 

@@ -107,10 +107,10 @@ def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> 
     digest = add_digests(*(report.planned for report in reports.values()))
     if expected and add_digests(*expected) != digest:
         raise DigestError(
-            f"{name}: the samples that {len(reports)} ranks were served are not those of the order "
-            f"(digest {digest:016x}, the order's is {add_digests(*expected):016x}); the model was "
-            "trained on other samples than planned. Report it with the configuration; stages or "
-            "hooks that change `__id__` have this effect too"
+            f"{name}: the samples served to {count_of(len(reports), 'rank')} are not those of the "
+            f"order (digest {digest:016x}, the order's is {add_digests(*expected):016x}); the "
+            "model was trained on other samples than planned. Report it with the configuration; "
+            "stages or hooks that change `__id__` have this effect too"
         )
     bad = sum((report.bad for report in reports.values()), Counter[str]())
     _require_budget(name, bad, loader.source.describe().max_bad)

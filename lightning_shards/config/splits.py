@@ -227,14 +227,14 @@ class SplitConfig:
             of_module: The fields of splits and components that say nothing of them.
         """
         own = self.fields or of_module
-        parts = [component.fields or own for component in (self.mix or {}).values()] or [own]
-        return [name for name in parts[0] if all(name in fields for fields in parts)]
+        return _in_all([part.fields or own for part in (self.mix or {}).values()] or [own])
 
     @property
-    def batch_joins(self) -> tuple[str, ...]:
-        """The names of the joined fields of its batches; of a mix those of the first component."""
-        first = next(iter((self.mix or {}).values()), None)
-        return tuple((self.join if first is None or first.join is None else first.join) or ())
+    def batch_joins(self) -> list[str]:
+        """The joined fields that each of its batches has; of a mix those of all components."""
+        own = self.join or {}
+        parts = [own if part.join is None else part.join for part in (self.mix or {}).values()]
+        return _in_all(parts or [own])
 
     def _require_one_origin(self) -> None:
         """Refuse a split that reads nothing or two things, and check its mix."""
@@ -316,3 +316,8 @@ def with_urls(split: object) -> object:
     if isinstance(split, Sequence):
         return {"urls": list(map(path_as_text, cast("Sequence[object]", split)))}
     return split
+
+
+def _in_all(parts: Sequence[Mapping[str, object]]) -> list[str]:
+    """The names that all of these have, in the order of the first one."""
+    return [name for name in parts[0] if all(name in part for part in parts)]

@@ -40,7 +40,7 @@ def mixture_text(plan: Mapping[str, Any]) -> list[str]:
 
 def _components_table(document: Mapping[str, Any]) -> str:
     epochs = document["max_epochs"]
-    run = [] if epochs is None else [f"in {_epochs_text(epochs)}", "passes"]
+    run = [] if epochs is None else [f"in {count_of(epochs, 'epoch')}", "passes"]
     rows = [["component", "samples", "shards", *run]]
     for name, component in document["components"].items():
         known, in_run = component["samples"], component["in_run"]
@@ -98,7 +98,7 @@ def _drop_notes(document: Mapping[str, Any]) -> list[str]:
             continue
         each = ", ".join(f"{name} {n:,}" for name, n in world["dropped_of_components"].items() if n)
         epochs = document["max_epochs"]
-        in_run = f", {epochs * world['dropped']:,} in {_epochs_text(epochs)}" if epochs else ""
+        in_run = f", {epochs * world['dropped']:,} in {count_of(epochs, 'epoch')}" if epochs else ""
         limited = f"ends after {count_of(world['steps'], 'step')} and " * world["is_limited"]
         sizes = " or ".join(map(str, world["sizes_without_drop"]))
         remedy = "" if limited else f"; in a new run dataset_size={sizes} drops none"
@@ -108,10 +108,6 @@ def _drop_notes(document: Mapping[str, Any]) -> list[str]:
             f"skip{remedy}"
         )
     return notes
-
-
-def _epochs_text(epochs: int) -> str:
-    return "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
 
 
 def _begin_text(stage: Mapping[str, Any], document: Mapping[str, Any]) -> str:

@@ -137,7 +137,7 @@ def test_a_mix_whose_order_was_tampered_with_ends_the_fit(
 ) -> None:
     true = MixtureSource.batches
     monkeypatch.setattr(MixtureSource, "batches", lambda self, *given: true(tamper(self), *given))
-    message = f"epoch {epoch}: the samples that 1 ranks were served are not those of the order"
+    message = f"epoch {epoch}: the samples served to 1 rank are not those of the order"
     with pytest.raises(DigestError, match=message):
         trainer(tmp_path).fit(Model(), module(tmp_path))
     assert list(said()) == [f"epoch {each}" for each in range(epoch)]

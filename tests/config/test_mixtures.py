@@ -294,3 +294,24 @@ def test_a_wrong_field_of_a_component_is_refused_by_its_name() -> None:
     mix = MIX | {"web": MIX["web"] | {"decode": {"label": "jxl"}}}
     with pytest.raises(ConfigError, match=r"^component 'web': .*asks for decoder 'jxl'"):
         DataConfig(TRAIN | {"mix": mix}, fields={"label": "cls"})
+
+
+@pytest.mark.parametrize(
+    ("of_web", "of_labels", "in_all"),
+    [
+        (None, None, ["text", "score"]),
+        ({"score": "b.parquet"}, None, ["score"]),
+        (None, {"score": "b.parquet", "more": "c.parquet"}, ["score"]),
+        ({}, None, []),
+    ],
+)
+def test_joined_fields_of_batches_are_those_of_all_components(
+    of_web: Any, of_labels: Any, in_all: list[str]
+) -> None:
+    mix = {
+        "web": ComponentConfig("web.tar", weight=3, join=of_web),
+        "labels": ComponentConfig("labels.tar", weight=1, join=of_labels),
+    }
+    of_split = {"text": "a.parquet", "score": "b.parquet"}
+    split = SplitConfig(mix=mix, round=4, dataset_size=64, join=of_split)
+    assert split.batch_joins == in_all

@@ -80,7 +80,7 @@ def test_each_epoch_is_proven_over_both_ranks(ran: Any) -> None:
 def test_another_order_on_one_rank_ends_both(ran: Any, rank: int) -> None:
     end = ran.end("tampered", rank)
     assert (end["kind"], end["type"]) == ("error", "DigestError")
-    assert "epoch 0: the samples that 2 ranks were served are not those of the" in end["message"]
+    assert "epoch 0: the samples served to 2 ranks are not those of the" in end["message"]
 
 
 @pytest.mark.parametrize(("folder", "first"), [("of all", 1), ("of the rest", 7)])

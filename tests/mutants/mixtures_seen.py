@@ -48,8 +48,8 @@ MUTANTS = [
         MONITOR,
     ),
     Mutant(
-        "config.splits:SplitConfig.batch_fields",
-        " if all(name in fields for fields in parts)",
+        "config.splits:_in_all",
+        " if all(name in part for part in parts)",
         "",
         "trainer/test_mixtures.py",
     ),

@@ -378,5 +378,5 @@ def test_a_digest_that_differs_names_the_set(
             trainer.val_dataloaders[1].served.digest += 1
 
     trainer = make_trainer(callbacks=[Loses(), EpochDigest()], enable_checkpointing=False)
-    with pytest.raises(RuntimeError, match=r"^validation of hand: the samples that 1 ranks"):
+    with pytest.raises(RuntimeError, match=r"^validation of hand: the samples served to 1 rank"):
         trainer.validate(SetsRecorder(), make_sets(), verbose=False)
