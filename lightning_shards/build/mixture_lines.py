@@ -16,6 +16,7 @@ from lightning_shards.plan.mixtures.composition import (
 )
 from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.readers.source import SourceDescription
+from lightning_shards.shards.index import ShardIndex
 
 _MOST_COMPONENTS: Final = 16
 _SAMPLES_COUNTED: Final = 2**18
@@ -42,17 +43,18 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: i
     )
     assert in_step is not None  # the first step of the epoch begins in the stage
     assert in_batch is not None
-    samples = [component.known_samples for component in told.index.components]
-    rows = zip(slots.names, stage.weights, samples_of_epoch(slots, epoch), samples, strict=True)
+    parts = told.index.components
+    rows = zip(slots.names, stage.weights, samples_of_epoch(slots, epoch), parts, strict=True)
     until = " until weights change" if stage.end != (epoch + 1) * slots.epoch_samples else ""
     lines = [f"{_head(slots, epoch, in_step, in_batch)}{until}:"]
-    for number, (name, weight, in_epoch, known) in enumerate(rows):
+    for number, (name, weight, in_epoch, part) in enumerate(rows):
         held = [_held_text(in_step, number, "step")]
         held += [_held_text(in_batch, number, "rank's batch")] if is_shared else []
+        known = part.known_samples
         passes = f" ({_passes_text(int(in_epoch), known)})" if known else ""
         lines.append(
             f"  {name}: weight {weight:,} of {sum(stage.weights):,}, {', '.join(held)}, "
-            f"{in_epoch:,} samples an epoch{passes}"
+            f"{in_epoch:,} samples an epoch{passes}{_left_text(part)}"
         )
     if len(slots.names) > _MOST_COMPONENTS:
         more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
@@ -73,6 +75,13 @@ def passes_text(samples: int, of_component: int) -> str:
 def _passes_text(samples: int, of_component: int) -> str:
     passes = passes_text(samples, of_component)
     return f"{passes} pass{'' if samples == of_component else 'es'}"
+
+
+def _left_text(part: ShardIndex) -> str:
+    """What is left of the samples of a component, if it has a filter."""
+    if part.kept is None:
+        return ""
+    return f"; keep and exclude leave {part.kept.samples:,} of {part.samples:,}"
 
 
 def _stage_in(slots: MixtureSlots, epoch: int) -> WeightStage:

@@ -45,8 +45,9 @@ MERGED = ("defaults", "decode", "classes", "transforms")
 class ComponentConfig:
     """One data set of a mixture; what it leaves out it takes from its split.
 
-    `defaults`, `decode`, `classes` and `transforms` are added to those of the split, key by key; a
-    key with None takes that of the split away.
+    `defaults`, `decode`, `classes`, `transforms` and `join` are added to those of the split, key by
+    key; a key with None takes that of the split away. `exclude` and `keep` are either those of the
+    split or those of its components.
 
     Args:
         urls: Shards, as those of a split.
@@ -71,11 +72,9 @@ class ComponentConfig:
             split's for this component.
         shuffle_block: Indexed reader: samples shuffled together; overrides the split's for this
             component.
-        exclude: Samples to leave out, as those of a split; overrides the split's for this
-            component.
-        keep: Samples to keep, as those of a split; overrides the split's for this component.
-        join: Batch key to a table whose column becomes a field, as those of a split; overrides the
-            split's for this component.
+        exclude: Samples to leave out, as those of a split, which has none then.
+        keep: Samples to keep, as those of a split, which has none then.
+        join: Batch key to a table whose column becomes a field, as those of a split.
     """
 
     urls: str | list[str]
@@ -106,8 +105,29 @@ class ComponentConfig:
         return {
             name: value
             for name, value in given.items()
-            if value is not None and name not in _OF_THE_MIX and name not in MERGED
+            if value is not None and name not in (*_OF_THE_MIX, *MERGED, "join")
         }
+
+    def joined(self, inherited: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Its joins, added to those of its split."""
+        return _without_none({**(inherited or {}), **(self.join or {})})
+
+    def require_one_filter(self, of_split: Mapping[str, object]) -> None:
+        """Refuse `exclude` or `keep` where its split has the same, since only one can hold.
+
+        Args:
+            of_split: The two settings of the split, by name.
+
+        Raises:
+            ConfigError: Both have it.
+        """
+        for name, value in of_split.items():
+            if value is not None and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"it has {name}, and so has its split, which would not hold for it; take "
+                    f"{name} out of the split and write it into each component, where parts by a "
+                    "hash may go to keep and lists to exclude"
+                )
 
     def merged(
         self, name: str, inherited: Mapping[str, Any], joined: Mapping[str, Any], *, is_whole: bool
@@ -117,7 +137,7 @@ class ComponentConfig:
         Args:
             name: Of the mapping.
             inherited: That of the split.
-            joined: Its joins, or those of the split, by the names of their fields.
+            joined: Its joins with those of the split, by the names of their fields.
             is_whole: Whether to take all of it, also for names that are no field of its own.
         """
         kept = {
@@ -141,7 +161,7 @@ class ComponentConfig:
         if self.fields is not None:
             require_fields(self.fields)
         require_mappings(self, (*MERGED, "join"))
-        join_settings(self.join or {})
+        join_settings(self.joined(None))
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         for name, least in (("shuffle_buffer", 0), ("shuffle_run", 0), ("shuffle_block", 1)):
             if getattr(self, name) is not None:

@@ -173,14 +173,19 @@ class SplitConfig:
     @property
     def has_joins(self) -> bool:
         """Whether it has joins, or a component of its mix."""
-        return bool(self.join) or any(part.join for part in (self.mix or {}).values())
+        return any(self._joins)
+
+    @property
+    def _joins(self) -> list[dict[str, Any]]:
+        """Its joins, or those of each component of its mix."""
+        parts = (self.mix or {}).values()
+        return [part.joined(self.join) for part in parts] or [self.join or {}]
 
     def _require_joins(self) -> None:
         join_settings(self.join or {})
         has_stages = self.stages or any(part.stages for part in (self.mix or {}).values())
         if self.has_joins and (self.reader == "stream" or has_stages):
-            parts = [self, *(self.mix or {}).values()]
-            name = next(name for part in parts for name in part.join or {})
+            name = next(name for joins in self._joins for name in joins)
             reason = "reader='stream' was asked for" if not has_stages else "stages need a stream"
             raise ConfigError(
                 f"join {name!r} needs the indexed reader, which knows samples by their "
@@ -210,10 +215,11 @@ class SplitConfig:
         }
         mixed: dict[str, SplitConfig] = {}
         for name, component in (self.mix or {}).items():
+            joined = component.joined(self.join)
             with errors_of_component(name):
-                made = replace(self, **alone, **component.overrides())
+                made = replace(self, **alone, **component.overrides(), join=joined or None)
             is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
-            joined, merge = made.join or {}, partial(component.merged, is_whole=is_whole)
+            merge = partial(component.merged, is_whole=is_whole)
             merged = {
                 setting: merge(setting, getattr(self, setting) or {}, joined) for setting in MERGED
             }
@@ -232,9 +238,7 @@ class SplitConfig:
     @property
     def batch_joins(self) -> list[str]:
         """The joined fields that each of its batches has; of a mix those of all components."""
-        own = self.join or {}
-        parts = [own if part.join is None else part.join for part in (self.mix or {}).values()]
-        return _in_all(parts or [own])
+        return _in_all(self._joins)
 
     def _require_one_origin(self) -> None:
         """Refuse a split that reads nothing or two things, and check its mix."""
@@ -254,6 +258,9 @@ class SplitConfig:
             return
         object.__setattr__(self, "mix", made_components(self.mix))
         object.__setattr__(self, "schedule", made_stages(self.schedule))
+        for name, component in self.mix.items():
+            with errors_of_component(name):
+                component.require_one_filter({"keep": self.keep, "exclude": self.exclude})
         if self.round is not None:
             require_at_least("round", self.round, 1)
         require_at_least("unit", self.unit, 1)

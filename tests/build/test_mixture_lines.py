@@ -197,3 +197,13 @@ def test_a_resumed_fit_tells_the_weights_of_the_epoch_in_which_it_begins(
     assert told[0].endswith("least and most in epoch 2:")
     assert told[1].startswith("  web: weight 1 of 2,")
     assert told[2].startswith("  epoch 2 ends after 3 steps and drops 8 samples (web 4, labels 4),")
+
+
+def test_the_line_of_a_component_says_what_its_filter_leaves(tmp_path):
+    (tmp_path / "out.txt").write_text("web000\nweb001\n")
+    own = {"exclude": str(tmp_path / "out.txt")}
+    module = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES, web=own))
+    lines = describe("train", module.source("train"), 1, PoolDescription("inline")).splitlines()
+    told = {name: line for name in NAMES for line in lines if line.startswith(f"  {name}: ")}
+    assert told["web"].endswith("; keep and exclude leave 15 of 17")
+    assert "leave" not in told["labels"] + told["more"]

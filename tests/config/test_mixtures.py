@@ -105,6 +105,38 @@ def test_a_component_adds_to_the_mappings_of_its_split() -> None:
     assert (less.decode, less.transforms) == ({".b": "int"}, {})
 
 
+def test_a_component_adds_its_joins_to_those_of_its_split() -> None:
+    joins = {"own": {"cap": "c.parquet"}, "bare": {}, "less": {"ink": None}}
+    mix = {name: {"urls": f"{name}.tar", "weight": 1, "join": join} for name, join in joins.items()}
+    split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
+    made = {name: part.join for name, part in split.component_splits().items()}
+    both = {"ink": "i.parquet", "cap": "c.parquet"}
+    assert made == {"own": both, "bare": {"ink": "i.parquet"}, "less": None}
+
+
+def test_a_split_whose_components_all_take_its_joins_away_has_none() -> None:
+    mix = {"web": {"urls": "a.tar", "weight": 1, "join": {"ink": None}, "stages": [iter]}}
+    split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
+    assert not split.has_joins
+    assert split.component_splits()["web"].join is None
+
+
+HALF = {"hash_of": "key", "of": 2, "parts": [0]}
+
+
+@pytest.mark.parametrize("name", ["keep", "exclude"])
+def test_a_filter_of_a_split_is_not_replaced_by_that_of_a_component(name: str) -> None:
+    mix = {"web": MIX["web"], "labels": MIX["labels"] | {name: HALF}}
+    wanted = f"^component 'labels': it has {name}, and so has its split, .* take {name} out of the"
+    with pytest.raises(ConfigError, match=wanted):
+        SplitConfig(mix=mix, dataset_size=8, **{name: HALF})
+    (other,) = {"keep", "exclude"} - {name}
+    split = SplitConfig(mix=mix, dataset_size=8, **{other: HALF})
+    web, labels = split.component_splits().values()
+    assert (getattr(web, name), getattr(web, other)) == (None, HALF)
+    assert (getattr(labels, name), getattr(labels, other)) == (HALF, HALF)
+
+
 @pytest.mark.parametrize("name", ["items", "get", "update", "class_path", "init_args", "mix"])
 def test_a_component_may_have_any_identifier_for_its_name(name: str) -> None:
     config = {"train": TRAIN | {"mix": {name: MIX["web"]}, "schedule": []}}
@@ -300,9 +332,10 @@ def test_a_wrong_field_of_a_component_is_refused_by_its_name() -> None:
     ("of_web", "of_labels", "in_all"),
     [
         (None, None, ["text", "score"]),
-        ({"score": "b.parquet"}, None, ["score"]),
-        (None, {"score": "b.parquet", "more": "c.parquet"}, ["score"]),
-        ({}, None, []),
+        ({"text": None}, None, ["score"]),
+        ({}, {"text": None, "more": "c.parquet"}, ["score"]),
+        ({"more": "c.parquet"}, {"more": "d.parquet"}, ["text", "score", "more"]),
+        ({"text": None}, {"score": None}, []),
     ],
 )
 def test_joined_fields_of_batches_are_those_of_all_components(

@@ -64,6 +64,18 @@ MUTANTS = [
         "config.parsing:_copied", "isinstance(value, Mapping)", "False", "config/test_mixtures.py"
     ),
     Mutant(
+        "config.mixtures:ComponentConfig.require_one_filter",
+        "if value is not None and",
+        "if False and",
+        "config/test_mixtures.py",
+    ),
+    Mutant(
+        "config.mixtures:ComponentConfig.joined",
+        "**(inherited or {})",
+        "",
+        "config/test_mixtures.py",
+    ),
+    Mutant(
         "config.splits:SplitConfig.component_splits",
         "**component.overrides()",
         "urls=component.urls",
