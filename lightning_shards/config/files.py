@@ -5,6 +5,7 @@ import re
 from collections.abc import Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike, fspath
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, TypeVar, cast
 
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MappingNode, Node, SafeLoader, YAMLError, load
 
+from lightning_shards.config.mixtures import require_numbers
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.parsing import build, nearest_attribute
 from lightning_shards.config.sets import SET_SETTINGS, with_set_urls
@@ -71,6 +73,8 @@ def _made(
     splits = {name: with_urls(settings[name]) for name in SPLITS if name in settings}
     sets = {name: with_set_urls(settings[name]) for name in SET_SETTINGS if name in settings}
     try:
+        if isinstance(train := splits.get("train"), Mapping):
+            require_numbers(cast("Mapping[str, object]", train))
         return build(module_class, {**settings, **splits, **sets}, "data", unchecked)
     except ConfigError as error:
         raise type(error)(placed_message(error, settings)) from error
@@ -94,8 +98,10 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
 def require_keys_once(content: str) -> None:
     """Refuse a YAML that has a key twice in one place, of which one would be lost.
 
+    A weight that is written as a ratio is refused as well, since YAML reads 3:1 as 181.
+
     Raises:
-        ConfigError: It has one; the message says where.
+        ConfigError: It has one of the two; the message says where.
     """
     with suppress(YAMLError):  # which the parser tells
         load(content, Loader=_KeysOnce)  # noqa: S506 a safe loader
@@ -104,7 +110,7 @@ def require_keys_once(content: str) -> None:
 class _KeysOnce(SafeLoader):
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
-        for key, _ in cast("list[tuple[Node, Node]]", node.value):
+        for key, value in cast("list[tuple[Node, Node]]", node.value):
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
                 raise ConfigError(
@@ -112,7 +118,21 @@ class _KeysOnce(SafeLoader):
                     "would be lost; give it another name, or leave it out"
                 )
             lines[name] = line
+            _require_no_base_60(name, value)
         return super().construct_mapping(node, deep)
+
+
+def _require_no_base_60(name: str, value: Node) -> None:
+    """Refuse ``3:1`` as the value of `weight` or `passes`, or in `weights`."""
+    values = [value] if name in {"weight", "passes"} else []
+    if name == "weights" and isinstance(value, MappingNode):
+        values = [weight for _, weight in cast("list[tuple[Node, Node]]", value.value)]
+    for each in values:
+        if re.fullmatch(r"[\d_]+(:[\d_]+)+(\.\d*)?", str(each.value)):
+            raise ConfigError(
+                f"{name} is {each.value} in line {each.start_mark.line + 1}, which YAML reads as a "
+                "number of base 60; give each component a number of its own, as in 3 and 1"
+            )
 
 
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
@@ -182,6 +202,7 @@ def _errors_name(where: str) -> Generator[None]:
 
 def _opened(config: _Config) -> object:
     if isinstance(config, str | PathLike):
+        require_keys_once(Path(config).read_text(encoding="utf-8"))
         return OmegaConf.load(fspath(config))
     if OmegaConf.is_config(config):
         return config

@@ -212,12 +212,45 @@ def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
         ConfigError: A name or a setting is wrong; the message names the component.
     """
     require_mapping("mix", mix, "{web: {urls: ..., weight: 3}}")
+    require_numbers({"mix": mix})
     check_component_names(list(mix))
     made = {name: _made(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
     for name, component in made.items():
         with errors_of_component(name):
             component.check()
     return made
+
+
+def require_numbers(split: Mapping[str, object]) -> None:
+    """Refuse texts as weights and passes, which the parser would read as YAML: '3:1' as 181.
+
+    Args:
+        split: Settings of a split, of which each may have any type.
+
+    Raises:
+        ConfigError: There is such a text; the message names its component.
+    """
+    for name, component in _mapping(split.get("mix")).items():
+        for setting in sorted(_OF_THE_MIX):
+            _require_no_text(f"{setting} of {name!r}", _mapping(component).get(setting))
+    schedule = split.get("schedule")
+    stages = cast("list[object]", schedule) if isinstance(schedule, list) else []
+    for number, stage in enumerate(stages):
+        for name, weight in _mapping(_mapping(stage).get("weights")).items():
+            _require_no_text(f"weight of {name!r} in schedule[{number}]", weight)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    """The value if it is a mapping, otherwise an empty one."""
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+
+
+def _require_no_text(what: str, value: object) -> None:
+    if isinstance(value, str):
+        raise ConfigError(
+            f"the {what} must be a number of at least 0, got the text {value!r:.40}; write a whole "
+            "number or a decimal without quotes, as in 3 or 0.25"
+        )
 
 
 @contextmanager
@@ -236,6 +269,7 @@ def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
         ConfigError: A setting is wrong; the message has the number of its stage.
     """
     require_list("schedule", schedule)
+    require_numbers({"schedule": schedule})
     made = [
         _made(StageConfig, stage, f"schedule[{number}]") for number, stage in enumerate(schedule)
     ]

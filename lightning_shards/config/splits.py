@@ -13,6 +13,7 @@ from lightning_shards.config.mixtures import (
     errors_of_component,
     made_components,
     made_stages,
+    require_numbers,
     require_urls,
     safe_repr,
 )
@@ -306,7 +307,9 @@ def split_configs(given: Mapping[_Name, object]) -> dict[_Name, SplitConfig | No
 def _split_config(name: str, split: object) -> SplitConfig | None:
     split = with_urls(split)
     if isinstance(split, Mapping):
-        return build(SplitConfig, cast("Mapping[str, Any]", split), name)
+        settings = cast("Mapping[str, Any]", split)
+        require_numbers(settings)
+        return build(SplitConfig, settings, name)
     if split is not None and not isinstance(split, SplitConfig):
         raise ConfigError(
             f"{name} must be a SplitConfig, a dict of its settings, or shards alone as a path, a "

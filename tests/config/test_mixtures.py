@@ -1,5 +1,7 @@
 """The settings of a mixture: read from every form of a configuration, and refused where wrong."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +121,41 @@ def test_a_split_whose_components_all_take_its_joins_away_has_none() -> None:
     split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
     assert not split.has_joins
     assert split.component_splits()["web"].join is None
+
+
+@pytest.mark.parametrize("text", ["3:1", "0x10", "1/3", "48"])
+@pytest.mark.parametrize("place", ["weight", "passes", "schedule"])
+@pytest.mark.parametrize("form", ["split", "module", "config"])
+def test_a_text_is_no_weight(text: str, place: str, form: str) -> None:
+    """The parser of YAML would read 3:1 as 181, a number of base 60."""
+    own = {"weight": 1} if place == "schedule" else {place: text}
+    split: dict[str, Any] = {"mix": {"web": {"urls": "a.tar", **own}}, "dataset_size": 8}
+    wanted = rf"the {place} of 'web' must be a number of at least 0, got the text '{text}'; write"
+    if place == "schedule":
+        split["schedule"] = [{"epoch": 1, "weights": {"web": text}}]
+        wanted = rf"the weight of 'web' in schedule\[0\] must be .*, got the text '{text}'; write"
+    make: dict[str, Callable[[], object]] = {
+        "split": lambda: SplitConfig(**split),
+        "module": lambda: ShardDataModule(split, fields={"label": "cls"}),
+        "config": lambda: ShardDataModule.from_config({"train": split, "fields": {"label": "cls"}}),
+    }
+    with pytest.raises(ConfigError, match=wanted):
+        make[form]()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "mix: {web: {urls: a.tar, weight: 3:1}}",
+        "mix: {web: {urls: a.tar, passes: '3:1'}}",
+        "mix: {web: {urls: a.tar, weight: 1}}\n  schedule: [{epoch: 1, weights: {web: 3:1}}]",
+    ],
+)
+def test_a_ratio_in_a_file_is_no_weight(settings: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"train:\n  {settings}\n  dataset_size: 8\nfields: {{label: cls}}\n")
+    with pytest.raises(ConfigError, match=r"^\w+ is 3:1 in line \d, which YAML reads as a number"):
+        ShardDataModule.from_config(path)
 
 
 HALF = {"hash_of": "key", "of": 2, "parts": [0]}

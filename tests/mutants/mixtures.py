@@ -70,9 +70,15 @@ MUTANTS = [
         "config/test_mixtures.py",
     ),
     Mutant(
+        "config.files:_require_no_base_60",
+        'name in {"weight", "passes"}',
+        "False",
+        "config/test_mixtures.py",
+    ),
+    Mutant(
         "config.mixtures:ComponentConfig.joined",
         "**(inherited or {})",
-        "",
+        "**{}",
         "config/test_mixtures.py",
     ),
     Mutant(
