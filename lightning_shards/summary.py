@@ -188,7 +188,7 @@ def peek_at(
         ShardError: The batch cannot be made.
     """
     place = Place()
-    source.epochs.plan(place.world_size).require_steps()
+    source.epochs.plan(place.world_size).require_steps(split)
     with preserved_globals():
         stream = InlinePool(timeout_s).start(_private(source), place, Cursor())
         try:

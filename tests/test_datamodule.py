@@ -212,8 +212,14 @@ def test_an_empty_data_set_is_an_error(make_module, pack_shards):
 
 def test_fewer_samples_than_a_global_batch_are_an_error(make_module, urls):
     module = make_module(SplitConfig(urls), batch_size=4)
-    with pytest.raises(PlanError, match=r"11 samples do not fill one step of 3 ranks x 4.*lower"):
+    with pytest.raises(PlanError, match=r"^train: 11 samples do not fill .* 3 ranks x 4.*lower"):
         module.loader("train", rank=2, world_size=3)
+
+
+def test_an_epoch_of_draws_that_fills_no_step_may_be_made_longer(make_module, urls):
+    module = make_module(SplitConfig(urls, sampling="resampled", dataset_size=5), batch_size=8)
+    with pytest.raises(PlanError, match=r"^train: 5 samples .* size, raise dataset_size or set"):
+        module.loader("train")
 
 
 def test_evaluation_of_fewer_samples_than_ranks_pads(make_module, pack_shards):

@@ -56,8 +56,9 @@ def make_loader(
     from lightning_shards.loader import ShardLoader
 
     here = place or Place()
-    plan = source.epochs.plan(here.world_size).require_steps()
-    _require_weights(plan, source.describe().reserved)
+    plan, told = source.epochs.plan(here.world_size), source.describe()
+    plan.require_steps(name, is_nominal=told.is_nominal)
+    _require_weights(plan, told.reserved)
     pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
     loader = ShardLoader(source, pool, place, name=name, progress=progress)
     return loader.with_epoch(plan.steps).with_length(plan.steps)

@@ -95,10 +95,14 @@ class EpochPlan:
         """Repeats over all ranks; all of them are in the last step."""
         return 0 if self._is_even else self.steps * self.global_batch - self.served
 
-    def require_steps(self) -> "EpochPlan":
+    def require_steps(self, split: str = "", *, is_nominal: bool = False) -> "EpochPlan":
         """This plan, if its epoch has a step at all.
 
         The rest of an epoch (`done` > 0) may be empty: the next epoch follows it.
+
+        Args:
+            split: Name of the split, for the message.
+            is_nominal: Whether `dataset_size` may make the epoch longer.
 
         Raises:
             PlanError: A whole epoch (`done` == 0) without a single step.
@@ -109,10 +113,10 @@ class EpochPlan:
             raise PlanError(
                 "the data set has no samples; check the shard pattern and the counts in its index"
             )
-        ranks = count_of(self.world_size, "rank")
+        ranks, longer = count_of(self.world_size, "rank"), ", raise dataset_size" * is_nominal
         raise PlanError(
-            f"{self.samples} samples do not fill one step of {ranks} x "
-            f"{self.batch_size} samples; lower the batch size or set remainder='pad'"
+            f"{split}{': ' if split else ''}{self.samples} samples do not fill one step of {ranks} "
+            f"x {self.batch_size} samples; lower the batch size{longer} or set remainder='pad'"
         )
 
     def size(self, step: int, rank: int) -> int:

@@ -64,6 +64,11 @@ class SourceDescription:
     storages: Mapping[str, MakeStorage] | None = None
     mixture: MixtureIdentity | None = None
 
+    @property
+    def is_nominal(self) -> bool:
+        """Whether `dataset_size` may be any number of samples."""
+        return self.mixture is not None or self.sampling == "resampled"
+
     def component_of(self, shard: int) -> str:
         """The name of the component that a shard is of; empty where there is no mixture."""
         if self.mixture is None or self.index is None:

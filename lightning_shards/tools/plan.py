@@ -282,9 +282,11 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         lines.append(f"note: {document['note']}")
     empty = [row["world_size"] for row in rows if not row["steps"]]
     if empty:
+        is_nominal = document["mixture"] is not None or document["sampling"] == "resampled"
+        longer = ", raise dataset_size" * is_nominal
         lines.append(
-            f"note: with {count_of(empty[0], 'rank')} no step is full; lower the batch size, or "
-            "take remainder='pad'"
+            f"note: with {count_of(empty[0], 'rank')} no step is full, and a run will refuse that; "
+            f"lower the batch size{longer} or take remainder='pad'"
         )
     lines += _drop_notes(document, rows)
     lines += _shm_notes(rows)

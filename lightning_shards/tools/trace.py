@@ -94,7 +94,8 @@ def _trace(options: Namespace) -> int:
     given: int | None = options.world_size
     world_size = _world_size(options.config) if given is None else given
     source = data.source(options.split)
-    source.epochs.plan(world_size).require_steps()
+    is_nominal = source.describe().is_nominal
+    source.epochs.plan(world_size).require_steps(options.split, is_nominal=is_nominal)
     pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
     slots = pool.describe().slots
     told, index = source.describe(), source.describe().index

@@ -128,7 +128,7 @@ def test_a_split_that_is_several_sets_is_answered_by_their_names(config, capsys)
 def test_a_plan_without_a_step_says_what_to_change(config, capsys):
     plan.main(["--config", str(config()), "--world-size", "64"])
     out = capsys.readouterr().out
-    assert "with 64 ranks no step is full; lower the batch size" in out
+    assert "with 64 ranks no step is full, and a run will refuse that; lower the batch" in out
 
 
 def test_a_plan_remarks_which_worlds_drop_more_than_one_percent(config, capsys):
