@@ -185,9 +185,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a plain string that matches nothing": (
         lambda: module(["gone-*.tar"]).loader("train"),
         (
-            "no file matches gone-*.tar; check the folder and the pattern, and that this machine "
-            "sees "
-            "the folder"
+            "train: no file matches gone-*.tar; check the folder and the pattern, and that this "
+            "machine sees the folder"
         ),
     ),
     "a loader without ranks": (

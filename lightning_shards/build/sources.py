@@ -4,6 +4,8 @@ webdataset, which imports torch, is imported where it is first needed, so that `
 need none.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from lightning_shards.build.mixtures import (
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName
 from lightning_shards.config.splits import SplitConfig
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixtures.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
@@ -55,13 +57,24 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
     """
     config = data.split(split)
     if config.mix is None:
-        return _find(data, config, split, is_prepared=is_prepared)
-    return join_indexes(
-        [
-            _find(data, part, f"{split}.mix.{name}", is_prepared=is_prepared, in_mixture=True)
-            for name, part in config.component_splits().items()
-        ]
-    )
+        with _errors_name(split):
+            return _find(data, config, split, is_prepared=is_prepared)
+    found: list[ShardIndex] = []
+    for name, part in config.component_splits().items():
+        place = f"{split}.mix.{name}"
+        with _errors_name(place):
+            found.append(_find(data, part, place, is_prepared=is_prepared, in_mixture=True))
+    return join_indexes(found)
+
+
+@contextmanager
+def _errors_name(place: str) -> Generator[None]:
+    """Let errors about missing shards say which split or component names them."""
+    try:
+        yield
+    except ShardNotFoundError as error:
+        error.args = (f"{place}: {error}", *error.args[1:])
+        raise
 
 
 def _find(

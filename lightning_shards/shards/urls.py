@@ -203,11 +203,10 @@ def require_local_shards(urls: Sequence[str]) -> None:
     named = ", ".join(missing[:_NUM_NAMED])
     more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
     folder = os.path.dirname(missing[0]) or "."
-    remedy = (
-        "check the numbers in the braces"
-        if os.path.isdir(folder)
-        else f"the folder {folder} does not exist on this machine: check the path and the mount"
-    )
+    remedy = f"the folder {folder} does not exist on this machine: check the path and the mount"
+    if os.path.isdir(folder):
+        names = "its name" if len(urls) == 1 else "the names, and the numbers in braces"
+        remedy = f"its folder exists: check {names}"
     raise ShardNotFoundError(
         f"{len(missing)} of {count_of(len(urls), 'shard')} missing: {named}{more}; {remedy}"
     )

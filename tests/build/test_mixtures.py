@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_shards import PlanError
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
@@ -309,3 +309,16 @@ def test_components_that_number_classes_differently_are_refused(tmp_path):
     split = {"round": 8, "classes": classes, "decode": {"label": "class"}}
     source = module_of(tmp_path, mix, split, fields={"label": "cls"}, decode=None).source("train")
     assert source.identity()
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ("gone-*.tar", "no file matches gone-"),
+        ("gone.tar", "1 of 1 shard missing: .*check its name"),
+    ],
+)
+def test_missing_shards_are_named_with_their_component(tmp_path, urls, message):
+    mix = mix_of(tmp_path / "shards", ("web", "more"), more={"urls": urls})
+    with pytest.raises(ShardNotFoundError, match=rf"^train\.mix\.more: {message}"):
+        module_of(tmp_path, mix).source("train")

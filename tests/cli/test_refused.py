@@ -233,7 +233,7 @@ def test_an_option_of_a_subcommand_is_refused_likewise(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data.train.urls=shards/none-*.tar"], "no file matches shards/none-*.tar"),
+        (["--data.train.urls=shards/none-*.tar"], "train: no file matches shards/none-*.tar"),
         (["--data.batch_size=99"], "12 samples do not fill one step"),
         (
             ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
