@@ -204,6 +204,12 @@ def test_a_split_that_was_not_given_is_named(make_module, urls):
         module.loader("val")
 
 
+def test_a_split_of_an_unknown_name_is_answered_by_those_there_are(make_module, urls):
+    wanted = r"^there is no 'valid' split; a split is one of train, val, test, predict; .* 'val'\?$"
+    with pytest.raises(ConfigError, match=wanted):
+        make_module(SplitConfig(urls)).loader("valid")
+
+
 def test_an_empty_data_set_is_an_error(make_module, pack_shards):
     module = make_module(SplitConfig(pack_shards([0, 0])))
     with pytest.raises(PlanError, match=r"the 2 shards of 'train' hold no sample; look at `urls`"):

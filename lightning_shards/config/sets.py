@@ -7,9 +7,10 @@ is kept for each split is kept for each set too, and no code needs to know which
 import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from lightning_shards.config.splits import Split, SplitConfig, split_configs, with_urls
+from lightning_shards.config.splits import SPLITS, Split, SplitConfig, split_configs, with_urls
 from lightning_shards.errors import ConfigError, ShardError, name_set
 
 SplitName: TypeAlias = str
@@ -74,6 +75,10 @@ def missing_split(name: SplitName, named: Mapping[SplitName, object]) -> str:
     sets = [split for split in given if kind_of(split) == name]
     if sets:
         return f"{name!r} stands for several evaluation sets; name one of {sets}"
+    if kind_of(name) not in SPLITS:
+        meant = get_close_matches(name, SPLITS, 1)
+        question = f"; did you mean {meant[0]!r}?" if meant else ""
+        return f"there is no {name!r} split; a split is one of {', '.join(SPLITS)}{question}"
     remedy = f"{name}=SplitConfig(urls=...)"
     if set_of(name):
         remedy = f"it to {kind_of(name)}_sets"
