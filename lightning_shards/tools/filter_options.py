@@ -1,6 +1,5 @@
 """Options of the tools that say which samples are left, and how many they are."""
 
-import json
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +14,15 @@ from lightning_shards.shards.storage.schemes import Storages, remote_storages
 
 
 def filter_option(text: str) -> Any:
-    """What `keep` of a split is, from the command line: JSON, or an import path."""
+    """What `keep` of a split is, from the command line: YAML, and so JSON, or an import path."""
+    from yaml import YAMLError, safe_load
+
     try:
-        given = json_object(json.loads(text)) if text.lstrip().startswith("{") else text
+        given = json_object(safe_load(text)) if text.lstrip().startswith("{") else text
         keep = load_callable("--keep", given) if names_callable(given) else given
         sample_filter(keep, None)
-    except (ValueError, RecursionError) as error:  # also a ConfigError
-        raise ArgumentTypeError(str(error)) from None
+    except (ValueError, RecursionError, YAMLError) as error:  # also a ConfigError
+        raise ArgumentTypeError(" ".join(str(error).split())) from None
     return keep
 
 

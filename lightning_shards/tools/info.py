@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=filter_option,
         metavar="RULE",
         help="also say how many samples are kept by an import path, or by parts such as "
-        '\'{"hash_of": "key", "of": 20, "parts": [0]}\'',
+        "'{hash_of: key, of: 20, parts: [0]}'",
     )
     add_shard_options(parser)
     run_tool("info", _info, parser.parse_args(arguments))

@@ -166,6 +166,8 @@ def test_what_a_filter_leaves_is_said(run, folder, tmp_path):
     assert run(folder / "*.tar")[1]["kept"] is None
     assert run(folder / "*.tar", *excluded)[1]["kept"] == 10
     kept = run(folder / "*.tar", "--keep", PARTS)[1]["kept"]
+    as_yaml = "{hash_of: key, of: 3, parts: [0]}"
+    assert run(folder / "*.tar", "--keep", as_yaml)[1]["kept"] == kept
     numbers = [hashlib.sha256(f"{each:05d}".encode()).digest()[:8] for each in range(12)]
     assert kept == sum(int.from_bytes(each, "big") % 3 == 0 for each in numbers)
     path = f"{__name__}.has_text"
@@ -183,6 +185,7 @@ def test_what_a_filter_leaves_is_printed(folder, tmp_path, capsys):
     ("wrong", "message"),
     [
         (["--keep", '{"of": 3}'], "keep takes the keys hash_of, of and parts"),
+        (["--keep", "{of: 3"], "while parsing a flow mapping"),
         (["--keep", "no.such"], "--keep is 'no.such', which cannot be loaded"),
         (["--exclude", "no.txt"], "the list 'no.txt' cannot be read"),
     ],
