@@ -214,14 +214,17 @@ def _given_decoders(
 
 
 def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
-    for what, names in (
-        ("decode", set(decoders) - fields.keys()),
-        ("fields", {"__key__"} & fields.keys()),
-    ):
-        if names:
-            raise ConfigError(
-                f"{what} names {sorted(names)}, which cannot be a field of {sorted(fields)}"
-            )
+    if "__key__" in fields:
+        raise ConfigError(
+            "fields names ['__key__'], which cannot be a field: batches have it of themselves; "
+            "leave it out"
+        )
+    unknown = sorted(set(decoders) - fields.keys())
+    if unknown:
+        raise ConfigError(
+            f"decode names {unknown}, and the fields are {sorted(fields)}; name a field, a suffix "
+            "with its dot as in .cls, or add one to fields"
+        )
 
 
 def _suffixes(text: str) -> tuple[str, ...]:

@@ -232,18 +232,22 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
         ({"components": {"web": {"weight": 6}}}, r"with the weights labels=2, more=1, web=5 from"),
         (
             {"components": {"more": {"sampling": "resampled"}}},
-            r"the component 'more' of .*sampling=shuffled .*, this run has .*sampling=resampled",
+            r"the component 'more' of .*sampling=shuffled.*, this run has .*sampling=resampled",
         ),
         (
             {"components": {"web": {"shuffle_run": 3}}},
-            r"the component 'web' of .* shuffle_run=2 .*give what is new another name",
+            r"the component 'web' of shuffle_run=2, this run has shuffle_run=3; .* another name",
+        ),
+        (
+            {"components": {"web": {"keep": {"hash_of": "key", "of": 2, "parts": [0]}}}},
+            r"the component 'web' of .*, this run has .*kept=\w+; set its `keep` and `exclude`",
         ),
     ],
 )
 def test_a_mix_that_was_another_one_before_the_cursor_is_refused(tmp_path, state, change, message):
     if "components" in change and "weight" in change["components"].get("web", {}):
         change = change | {"split": {"round": 9, "dataset_size": 36}}
-        message = r"with dataset_size=32, this run has 36"
+        message = r"with dataset_size=32, this run has 36; .* whole rounds, of 9 samples in this"
     with pytest.raises(StateError, match=message):
         resumed(tmp_path, state, **change)
 

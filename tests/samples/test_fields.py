@@ -121,7 +121,7 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
     [
         ({}, {}, r"fields is empty; name at least one"),
         ({"x": "bin"}, {"x": "jxl"}, r"asks for decoder 'jxl'.*'gray'.*'rgb'.*'raw' and a trans"),
-        ({"x": "bin"}, {"y": "raw"}, r"decode names \['y'\].*a field of \['x'\]"),
+        ({"x": "bin"}, {"y": "raw"}, r"decode names \['y'\], and the fields are \['x'\]; name a"),
         ({"__key__": "txt"}, {}, r"fields names \['__key__'\]"),
         ({"__x": "txt"}, {}, r"no field's name begin with '__'|let no field's name begin"),
         ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),

@@ -43,17 +43,20 @@ class MixtureIdentity:
                 raise StateError(
                     f"the checkpoint was made with {name}={saved.get(name)!r:.100}, this run has "
                     f"{value!r}; set it back to resume, or start anew without the loader's state"
+                    f"{self._about_rounds() if name == 'dataset_size' else ''}"
                 )
         self.slots.schedule.require_same(saved.get("stages"), trained)
         used = self.slots.schedule.names_before(trained)
         for name, now in self.components.items():
             was = saved.get(f"component_{name}")
             if name in used and was != now:
-                raise StateError(
-                    f"the checkpoint was made with the component {name!r} of {was!s:.200}, this "
-                    f"run has {now}; set it back to resume, or give what is new another name and a "
-                    "weight in a stage that is still to come"
-                )
+                raise StateError(_other_component(name, str(was), now))
+
+    def _about_rounds(self) -> str:
+        rounds = f"{self.slots.schedule.round_samples} samples in this run"
+        return (
+            f". An epoch is cut to whole rounds, of {rounds}: weights and `round` change it as well"
+        )
 
     def _fixed(self) -> dict[str, int | str]:
         """What cannot change while a run goes on."""
@@ -65,3 +68,17 @@ class MixtureIdentity:
             "round": self.slots.schedule.round_units,
             "unit": self.slots.schedule.unit,
         }
+
+
+def _other_component(name: str, was: str, now: str) -> str:
+    """What to say of a component that is another one now, by the values that differ."""
+    saved, given = was.split(), now.split()
+    before = " ".join(word for word in saved if word not in given) or "no more"
+    after = " ".join(word for word in given if word not in saved) or "no more"
+    is_filtered = any(word.startswith("kept=") for word in f"{before} {after}".split())
+    what = "its `keep` and `exclude`, and what is in the lists," if is_filtered else "it"
+    return (
+        f"the checkpoint was made with the component {name!r} of {before:.200}, this run has "
+        f"{after}; set {what} back to resume, or give what is new another name and a weight in a "
+        "stage that is still to come"
+    )
