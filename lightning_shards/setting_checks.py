@@ -1,6 +1,7 @@
 """Checks of single settings: their values, and the containers that they are given in."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -29,7 +30,12 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
         ConfigError: It is not one of them.
     """
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {list(choices)}, got {value!r}")
+        named = [choice for choice in choices if isinstance(choice, str)]
+        meant = get_close_matches(str(value), named, 1)
+        question = f"; did you mean {meant[0]!r}?" if meant else ""
+        raise ConfigError(
+            f"{name} must be one of {named or list(choices)}, got {value!r}{question}"
+        )
 
 
 def require_mapping(name: str, value: object, example: str = "{image: ...}") -> None:

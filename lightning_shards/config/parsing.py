@@ -31,7 +31,7 @@ _NESTED = re.compile(
 _OF_OPTION = re.compile(r"NestedArg\(key='([^']*)', val=(.*)\)")
 _UNKNOWN = (
     re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
-    re.compile(r"(\S+): Option '([\w.]+)' is not accepted"),
+    re.compile(r"(\S+(?:: mix\.\S+)?): Option '([\w.]+)' is not accepted"),
     re.compile(r"unrecognized arguments: --(\w+)\.([\w.]+)"),
 )
 """The wording of errors in jsonargparse 4.53; other messages are passed on as they are."""
@@ -167,7 +167,8 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     match = next(filter(None, (pattern.search(message) for pattern in _UNKNOWN)), None)
     if match is None:
         return ""
-    section, _, name = f"{match[1]}.{match[2]}".rpartition(".")
+    place = match[1].replace(": ", ".")  # of a component: ``data.train: mix.web``
+    section, _, name = f"{place}.{match[2]}".rpartition(".")
     known = [key.rpartition(".") for key in dict.fromkeys(keys)]
     here = [key_name for key_section, _, key_name in known if fnmatchcase(section, key_section)]
     elsewhere = ["".join(key) for key in known if key[2] == name]

@@ -147,6 +147,10 @@ def test_a_dict_in_code_may_hold_callables_and_dataclasses():
     ("changes", "message"),
     [
         ({"batchsize": 3}, r"accept option 'batchsize'; did you mean 'batch_size'\?$"),
+        (
+            {"train": {"mix": {"web": {"urls": "a", "samplng": "shuffled"}}}},
+            r"^data.train: mix.web: Option 'samplng' .*; did you mean 'sampling'\?$",
+        ),
         ({"train": {"url": "a"}}, r"^data.train: Option 'url' .*; did you mean 'urls'\?$"),
         ({"train": 3}, r"^data.train: expected SplitConfig or None, got 3$"),
         ({"train": [3]}, r"^data.train.urls: expected str or list\[str\] or None, got \[3\]$"),

@@ -268,6 +268,10 @@ def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConf
         ({"weight": 10**400}, "^the weight of 'web' must be a number of at least 0, got 1000"),
         ({"weight": None, "passes": [2]}, r"^the passes of 'web' must be a number .* got \[2\]; s"),
         ({"sampling": "often"}, "^component 'web': sampling must be one of .*, got 'often'$"),
+        (
+            {"sampling": "shuffle"},
+            r"sampling must be one of \['resampled', .* got 'shuffle'; did you mean 'shuffled'\?$",
+        ),
         ({"fields": "cls"}, "^component 'web': fields must be a mapping.*, got a str$"),
         ({"fields": {"label": 1}}, r"^component 'web': fields\['label'\] must be a text, got 1$"),
         *(
