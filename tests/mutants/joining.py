@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "readers.joined.joined_fields:with_kinds",
+        ").with_fitted_default(transforms)",
+        ")",
+        "readers/joined/test_joined_fields.py",
+    ),
+    Mutant(
         "shards.joins.building:_write_values",
         "num_values + len(given)",
         "num_values + len(values)",
