@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "readers.mixtures.indexed:MixtureSource._joined_shards",
+        "component.index, first, name)",
+        "component.index, first)",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
         "readers.joined.joined_fields:with_kinds",
         ").with_fitted_default(transforms)",
         ")",
