@@ -79,7 +79,8 @@ def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
             return field.missing_value()
         try:
             value = function(data)
-            field.require_like_default(value)  # the sample alone gives the error of its own
+            if field.default is not None:  # the sample alone gives the error of its own
+                field.default.require_alike(field.name, value)
         except Exception as error:
             raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
         return value

@@ -87,11 +87,6 @@ class Field:
         """The value in a sample without such a member, of a field that is optional."""
         return self.default.copied() if self.default else None
 
-    def require_like_default(self, value: object) -> None:
-        """Refuse a number of another type than the default; raises `ConfigError`."""
-        if self.default is not None:
-            self.default.require_alike(self.name, value)
-
     def with_fitted_default(self, transforms: Container[str]) -> "Field":
         """The same, whose default has the type of its decoded values.
 
@@ -153,6 +148,7 @@ class Field:
         Raises:
             MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
+            ConfigError: It is a number of another type than the default.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
@@ -177,10 +173,8 @@ class Field:
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error
-        try:
-            self.require_like_default(value)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+        if self.default is not None:
+            self.default.require_alike(self.name, value, f"{where}: ")
         return value
 
 

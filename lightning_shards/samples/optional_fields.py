@@ -73,8 +73,10 @@ class Default:
             )
         return Default(array.item() if kind[1] == 0 else array)
 
-    def require_alike(self, field: str, value: object) -> None:
+    def require_alike(self, field: str, value: object, where: str = "") -> None:
         """Refuse a decoded number whose type is not that of the default, if this is a number, too.
+
+        `where` begins the message.
 
         Raises:
             ConfigError: Columns would have one type or the other, as their samples come.
@@ -82,8 +84,8 @@ class Default:
         number_type = _number_type(value)
         if self.number_type and number_type not in ("", self.number_type):
             raise ConfigError(
-                f"{value!r} is {number_type}, and the default of {field!r}, {self.value!r}, is "
-                f"{self.number_type}; write both alike (0.0, not 0, for floats), or decode JSON "
+                f"{where}{value!r} is {number_type}, and the default of {field!r}, {self.value!r}, "
+                f"is {self.number_type}; write both alike (0.0, not 0, for floats), or decode JSON "
                 "that mixes them as 'json_float64'"
             )
 
