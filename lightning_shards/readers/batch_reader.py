@@ -78,9 +78,12 @@ def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
         if data is None:
             return field.missing_value()
         try:
-            return function(data)
+            value = function(data)
+            if field.default is not None:  # the sample alone gives the error of its own
+                field.default.require_alike(field.name, value)
         except Exception as error:
             raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+        return value
 
     return decode
 
@@ -98,8 +101,9 @@ def decode_column(
     decode = _COLUMNS.get(decoding)
     if classes is not None and decoding == Decoding(CLASS):
         decode = partial(_numbers, classes)
-    has_gaps = field.default is not None and members.has_gaps
-    if decode is not None and not isinstance(members, LargeMembers) and not has_gaps:
+    default = field.default
+    is_alone = default is not None and (members.has_gaps or default.number_type)
+    if decode is not None and not isinstance(members, LargeMembers) and not is_alone:
         with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
             column = decode(members)
             if column is not None:

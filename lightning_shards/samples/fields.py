@@ -1,6 +1,6 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -87,6 +87,17 @@ class Field:
         """The value in a sample without such a member, of a field that is optional."""
         return self.default.copied() if self.default else None
 
+    def with_fitted_default(self, transforms: Container[str]) -> "Field":
+        """The same, whose default has the type of its decoded values.
+
+        `transforms` has the names of fields with a transform; raises what `Default.fitted` does.
+        """
+        if self.default is None:
+            return self
+        is_transformed = self.name in transforms
+        fitted = self.default.fitted(self.name, self.decoders, is_transformed=is_transformed)
+        return replace(self, default=fitted)
+
     @cached_property
     def decodings(self) -> frozenset[Decoding]:
         """The ways in which its members are decoded.
@@ -137,6 +148,7 @@ class Field:
         Raises:
             MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
+            ConfigError: It is a number of another type than the default.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
@@ -151,7 +163,7 @@ class Field:
         decoding, data = self.decoding_of(suffix), members[suffix]
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
-            return self.function(decoding)(data)
+            value = self.function(decoding)(data)
         except SampleError as error:  # it names the remedy itself
             raise SampleError(f"{where}: {what} of field {self.name!r}: {error}") from error
         except Exception as error:
@@ -161,6 +173,9 @@ class Field:
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error
+        if self.default is not None:
+            self.default.require_alike(self.name, value, f"{where}: ")
+        return value
 
 
 def make_fields(
@@ -182,7 +197,7 @@ def make_fields(
 
     Raises:
         ConfigError: No fields, a suffix without a decoder that exists and can be used, or a default
-            of a field that is not optional.
+            of a field that is not optional or has values of another type.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
     if not fields:
@@ -201,7 +216,7 @@ def make_fields(
     _require_ends([end for end, _ in by_suffix], made)
     for field in made:
         _require_decoders(field, allow_unsafe)
-    return made
+    return tuple(field.with_fitted_default(transforms) for field in made)
 
 
 def _given_decoders(

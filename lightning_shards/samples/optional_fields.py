@@ -2,14 +2,28 @@
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, MissingFieldError
+from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
+from lightning_shards.samples.decoding.decoders import CLASS, DecoderChoice
 from lightning_shards.samples.own_generators import are_same
+from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
 
 _MARK = "?"
+_SHOWN: Final = 80
+"""Letters of a default that an error shows."""
+
+_SCALARS: Final = {"int": "int64", CLASS: "int64"} | SCALAR_DTYPES
+"""The type of the single numbers that a decoder gives."""
+
+_NUMBER_TYPES: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
+"""The type of a column of such numbers."""
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +34,60 @@ class Default:
 
     Attributes:
         value: As a decoder would give it; each sample gets a copy.
+        number_type: The type that decoded numbers must have, where decoders may give several; empty
+            if the value is no number.
     """
 
     value: Any = None
+    number_type: str = ""
 
     def copied(self) -> Any:
         """A copy of the value, which belongs to one sample."""
         return copy.deepcopy(self.value)
+
+    def fitted(
+        self, field: str, decoders: Collection[DecoderChoice], *, is_transformed: bool
+    ) -> "Default":
+        """The same value in the type of what the decoders of its field give, where that is known.
+
+        So the type of a column does not depend on which of its samples lack the field. Where the
+        type is unknown, as of JSON, that of the default counts: see `require_alike`. A transform
+        may be given several types, and makes one of them.
+
+        Raises:
+            ConfigError: The value has not this type, and loses something if it is converted.
+        """
+        if self.value is None:
+            return self
+        types = {_type_of(decoder) for decoder in decoders}
+        (kind,) = types if len(types) == 1 else (None,)
+        if kind is None:
+            number_type = "" if is_transformed else _number_type(self.value)
+            return replace(self, number_type=number_type)
+        array = _converted(self.value, *kind)
+        if array is None:
+            raise ConfigError(
+                f"defaults gives {repr(self.value)[:_SHOWN]} for {field!r}, whose values are "
+                f"{_in_words(*kind)}; give one that is of this type without loss, or leave it out, "
+                "so that samples without a value get None"
+            )
+        return Default(array.item() if kind[1] == 0 else array)
+
+    def require_alike(self, field: str, value: object, where: str = "") -> None:
+        """Refuse a decoded number whose type is not that of the default, if this is a number, too.
+
+        `where` begins the message.
+
+        Raises:
+            ConfigError: Columns would have one type or the other, as their samples come.
+        """
+        number_type = _number_type(value)
+        if self.number_type and number_type not in ("", self.number_type):
+            raise ConfigError(
+                f"{where}{value!r} is {number_type}, and the default of {field!r}, {self.value!r}, "
+                f"is {self.number_type}; write both alike (0.0, not 0, for floats), or decode JSON "
+                "that mixes them as 'json_float64'"
+            )
 
     def __eq__(self, other: object) -> bool:
         """Whether the values are equal to the last bit; arrays have no single answer to `==`."""
@@ -70,6 +131,50 @@ def given_defaults(fields: Mapping[str, str], defaults: Mapping[str, Any]) -> di
                 "'jpg;png?'"
             )
     return {name: Default(defaults.get(name)) for name in optional}
+
+
+def _number_type(value: object) -> str:
+    """The type of a column of such values; empty if it is no number of Python's."""
+    return _NUMBER_TYPES.get(type(value), "")
+
+
+def _type_of(decoder: DecoderChoice) -> tuple[str, int | None] | None:
+    """The type of the numbers that a decoder gives, and their dimensions (None: any number).
+
+    None if that is unknown, or if it gives no numbers.
+    """
+    if decoder in _SCALARS:
+        return _SCALARS[str(decoder)], 0
+    if decoder in NUMBER_DECODERS:
+        return str(decoder), 1
+    return (str(decoder).removeprefix("json_"), None) if decoder in JSON_DECODERS else None
+
+
+def _converted(value: Any, dtype: str, ndim: int | None) -> NDArray[Any] | None:
+    """The numbers as an array of this type; None if that is impossible or loses something.
+
+    Floats may be rounded to floats: 0.1 is no float32.
+    """
+    try:
+        given = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors of a device
+        return None
+    if given.dtype.kind not in "biuf" or ndim not in (None, given.ndim):
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = given.astype(dtype)
+    if given.dtype.kind == made.dtype.kind == "f":
+        is_kept = np.array_equal(np.isfinite(made), np.isfinite(given))
+    else:
+        is_kept = made.tolist() == given.tolist()  # Python compares an int with a float exactly
+    return made if is_kept else None
+
+
+def _in_words(dtype: str, ndim: int | None) -> str:
+    name = np.dtype(dtype).name
+    if ndim is None:
+        return f"{name} or lists of them"
+    return f"lists of {name}" if ndim else name
 
 
 def require_found(field: str, suffixes: Sequence[str], looked_at: str, *, are_all: bool) -> None:

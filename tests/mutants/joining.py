@@ -4,6 +4,18 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "readers.mixtures.indexed:MixtureSource._joined_shards",
+        "component.index, first, name)",
+        "component.index, first)",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "readers.joined.joined_fields:with_kinds",
+        ").with_fitted_default(transforms)",
+        ")",
+        "readers/joined/test_joined_fields.py",
+    ),
+    Mutant(
         "shards.joins.building:_write_values",
         "num_values + len(given)",
         "num_values + len(values)",

@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.keys:check_new_field",
+        'field.startswith(".")',
+        'field.startswith("..")',
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
         "dataprep.inspection.findings:finding_of",
         "isinstance(error, DamagedShardError)",
         "True",

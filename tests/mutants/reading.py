@@ -137,6 +137,18 @@ MUTANTS = [
         "samples/test_optional_fields.py",
     ),
     Mutant(
+        "samples.optional_fields:Default.fitted",
+        "return Default(array.item() if kind[1] == 0 else array)",
+        "return self",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "readers.batch_reader:decode_column",
+        "(members.has_gaps or default.number_type)",
+        "members.has_gaps",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
         "samples.member_bytes:MemberBytes.are_read",
         "((self._starts >= 0) | (self._sizes < 0)).all()",
         "(self._starts >= 0).all()",

@@ -58,7 +58,7 @@ def make_module(urls, tmp_path):
     def make(reader="indexed", split=None, **settings):
         options = {"sampling": "sequential", "remainder": "balanced", **(split or {})}
         return ShardDataModule(
-            train=SplitConfig(urls, reader=reader, **options),
+            train=SplitConfig(**{"urls": urls, "reader": reader, **options}),
             **{
                 "fields": FIELDS,
                 "decode": {"image": "gray", "mask": "gray"},
@@ -130,6 +130,94 @@ def test_a_default_takes_the_place(make_module, reader):
     assert rows(module, "text")[0][4] == ""
     own = make_module(reader, defaults={"label": -1}, split={"defaults": {"label": -2}})
     assert rows(own, "label")[0][1] == -2
+
+
+TYPED = {
+    "int": (b"7", 2.0, torch.int64),
+    "json_float64": (b"2.5", 0, torch.float64),
+    "json_float32": (b"[2.5, 0.1]", [0, 0.1], torch.float32),
+    "json_int64": (b"[2, 3]", torch.tensor([1.0, 2.0]), torch.int64),
+    "float32": (np.ones(2, np.float32).tobytes(), [0, 0.1], torch.float32),
+    "uint8": (bytes(2), np.array([1.0, 255.0]), torch.uint8),
+}
+
+
+@pytest.fixture
+def make_valued(make_module, tmp_path):
+    """Makes modules of samples 0 to 5, of which the later ones have a value."""
+
+    def make(reader, values, decoder, default, **settings):
+        with TarWriter(str(tmp_path / "valued.tar")) as writer:
+            for number in range(6):
+                value = {"value": values[number - 3]} if number > 2 else {}
+                writer.write({"__key__": f"{number:02d}", "cls": str(number)} | value)
+        return make_module(
+            reader,
+            split={"urls": str(tmp_path / "valued.tar"), "sampling": "sequential"},
+            fields={"label": "cls", "value": "value?"},
+            decode={"value": decoder},
+            defaults={"value": default},
+            **settings,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("decoder", TYPED)
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batch_size):
+    """Batches without a value, with values alone, and (of two samples) with either."""
+    data, default, dtype = TYPED[decoder]
+    module = make_valued(reader, [data] * 3, decoder, default, batch_size=batch_size)
+    values = [batch["value"] for batch in module.loader("train")]
+    assert [value.dtype for value in values] == [dtype] * (6 // batch_size)
+    assert values[0][0].tolist() == torch.as_tensor(default).to(dtype).tolist()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "default", "values"),
+    [
+        ("int", 0.5, "int64;"),
+        ("int", float("nan"), "int64;"),
+        ("int", 2**63, "int64;"),
+        ("int", "none", "int64;"),
+        ("int", [1], "int64;"),
+        ("uint8", [256], "lists of uint8"),
+        ("uint8", 0, "lists of uint8"),
+        ("float32", [[1.0], [2.0, 3.0]], "lists of float32"),
+        ("float16", [1e9], "lists of float16"),
+        ("json_float64", 2**53 + 1, "float64 or lists of them"),
+    ],
+)
+def test_a_default_that_would_lose_something_is_refused(make_valued, decoder, default, values):
+    message = f"defaults gives .* for 'value', whose values are {values}.*leave it out"
+    with pytest.raises(ConfigError, match=message):
+        make_valued("indexed", [b""] * 3, decoder, default)
+
+
+@pytest.mark.parametrize(("default", "text"), [(0, b"2.5"), (0.0, b"2"), (0, b"true")])
+@pytest.mark.parametrize("batch_size", [2, 3])
+@pytest.mark.parametrize("reader", ["stream", "indexed"])
+def test_numbers_of_json_must_have_the_type_of_the_default(
+    make_valued, reader, default, text, batch_size
+):
+    module = make_valued(reader, [text] * 3, "json", default, batch_size=batch_size)
+    with pytest.raises(ConfigError, match=r"sample '0\d' of .*the default of 'value', 0.*alike"):
+        list(module.loader("train"))
+
+
+def test_other_values_of_json_and_transforms_may_have_any_type(make_valued, reader):
+    module = make_valued(reader, [b"2.5", b"2", b"true"], "json", 0, transforms={"value": number})
+    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: 2.5, 4: 2, 5: 1}
+    module = make_valued(reader, [b"{}", b"2", b"null"], "json", 0, batch_size=6)
+    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: {}, 4: 2, 5: None}
+
+
+def number(value):
+    return float(value)
+
+
+number.deterministic = True
 
 
 def add_number(label):

@@ -263,6 +263,7 @@ def test_a_damaged_shard_is_refused_before_anything_is_written(refused, shards, 
     [
         (("--rename", "cls=txt"), "sample '0000' has 'txt' "),
         (("--rename", "cls"), "--rename must be OLD=NEW"),
+        (("--rename", "cls=.label"), "'.label' cannot be a field: it begins with a dot"),
         (("--fields", "png"), "has no field"),
         (("--num-shards", 51), "too few for 51 shards"),
         (("--prefix", "../x"), "cannot be the name of a split or a prefix"),

@@ -68,6 +68,22 @@ def check_field(field: str) -> None:
         )
 
 
+def check_new_field(field: str) -> None:
+    """Refuse what `check_field` does, and a first dot, which readers would take for a part of it.
+
+    Members that exist may have two dots before their suffix, as `a..cls` has.
+
+    Raises:
+        SampleError: The message has the reason and the remedy.
+    """
+    if field.startswith("."):
+        raise SampleError(
+            f"{field!r} cannot be a field: it begins with a dot, and the dot between key and field "
+            f"is written anyway; write {field.lstrip('.') or 'jpg'!r}"
+        )
+    check_field(field)
+
+
 def _fault_of(key: str) -> str:
     """The reason why this is not a valid key; empty if it is."""
     parts = key.removeprefix("./").split("/")  # `tar c .` writes ./0001.jpg

@@ -19,6 +19,7 @@ from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, InputFiles
 from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
+from lightning_shards.dataprep.writing.keys import check_new_field
 from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
 from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
@@ -274,7 +275,10 @@ def _edited(
 ) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
     for key, extents in samples:
         if edit.is_needed:
-            sample = edit(_read(key, extents, files))
+            before = _read(key, extents, files)
+            sample = edit(before)
+            for name in sample.keys() - before.keys():
+                check_new_field(name)
             fields = ((name, as_bytes(data, key, name)) for name, data in sample.items())
             yield key, (pair for pair in fields if pair[0] != "__key__")
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.keys import escape_key
+from lightning_shards.dataprep.writing.keys import check_new_field, escape_key
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.parquet import parquet_rows
 from lightning_shards.errors import ConfigError, SampleError
@@ -43,11 +43,13 @@ class Columns:
     root: str = "."
 
     def __post_init__(self) -> None:
-        """Refuse columns without contents or without keys."""
+        """Refuse columns without contents or without keys, and fields that would not be found."""
         if not (self.files or self.values):
             raise ConfigError("no column has contents: name columns of files or of values")
         if not (self.files or self.key):
             raise ConfigError("samples without files need a column of keys; name it")
+        for name in (*filter(None, self.files.values()), *self.values.values()):
+            check_new_field(name)
 
     @property
     def names(self) -> list[str]:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
-from lightning_shards.dataprep.writing.keys import check_field, check_key
+from lightning_shards.dataprep.writing.keys import check_key, check_new_field
 from lightning_shards.dataprep.writing.packing import DEFAULT_MAX_BYTES
 from lightning_shards.dataprep.writing.tar_writer import (
     TarWriter,
@@ -172,7 +172,7 @@ class ShardWriter:
             if not (name.startswith("__") and name.endswith("__"))
         ]
         for name, _ in fields:
-            check_field(name)
+            check_new_field(name)
         if not fields:
             raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
         return key, fields

@@ -79,7 +79,7 @@ class _Part:
     def __init__(self, joined: JoinedShards, cache: CacheFolder, store: TableStore) -> None:
         index, first = joined.index, joined.first_shard
         self._joins, self._cache = joined.joins, cache
-        self._kept_joins = KeptJoins(index, cache, store)
+        self._kept_joins = KeptJoins(index, cache, store, joined.component)
         self.shards = range(first, first + index.num_shards)
         self.kept: dict[str, KeptJoin] = {}
         assert index.counts is not None  # the reader's choice sees to it

@@ -212,8 +212,8 @@ class MixtureSource:
         """The joins of each component, whose shards lie one after the other."""
         joined: list[JoinedShards] = []
         first = 0
-        for component in self.components:
-            joined.append(JoinedShards(component.joins, component.index, first))
+        for name, component in zip(self.order.slots.names, self.components, strict=True):
+            joined.append(JoinedShards(component.joins, component.index, first, name))
             first += component.index.num_shards
         return joined
 

@@ -89,11 +89,13 @@ class JoinedShards:
         joins: Of these shards.
         index: These shards.
         first_shard: The number that the first of them has in the split.
+        component: Its name, for messages; empty if they are all shards of the split.
     """
 
     joins: tuple[Join, ...]
     index: ShardIndex
     first_shard: int = 0
+    component: str = ""
 
 
 def joins_identity(joins: Iterable[Join], component: str = "") -> dict[str, str]:

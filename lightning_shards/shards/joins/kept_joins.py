@@ -60,7 +60,7 @@ def prepare_joins(joined: Iterable[JoinedShards], cache: CacheFolder, store: Tab
     with without_copies([join for each in shards for join in each.joins], cache):
         for each in shards:
             for join in each.joins:
-                KeptJoins(each.index, cache, store).prepare(join)
+                KeptJoins(each.index, cache, store, each.component).prepare(join)
 
 
 @contextmanager
@@ -74,16 +74,20 @@ def without_copies(joins: Iterable[Join], cache: CacheFolder) -> Generator[None,
 
 
 class KeptJoins:
-    """What is kept of the joins of one split.
+    """What is kept of the joins of one split, or of one component of a mix.
 
     Args:
-        index: The shards of the split, with their counts.
+        index: The shards, with their counts.
         cache: Where it is kept.
         store: The member tables of the shards.
+        component: The name of the component, for messages; empty for a split.
     """
 
-    def __init__(self, index: ShardIndex, cache: CacheFolder, store: TableStore) -> None:
+    def __init__(
+        self, index: ShardIndex, cache: CacheFolder, store: TableStore, component: str = ""
+    ) -> None:
         self._index, self._cache, self._store = index, cache, store
+        self._component = component
 
     def prepare(self, join: Join) -> None:
         """Make what is kept of a join unless it is there, whole and of these shards.
@@ -96,7 +100,7 @@ class KeptJoins:
         """
         kept = self._opened(join, is_checked=True) or self.renewed(join)
         facts = self._require_values(join, kept)
-        _log_lacking(join, facts)
+        self._log_lacking(join, facts)
 
     def open(self, join: Join) -> KeptJoin:
         """The kept join, which is made if it is not there; raises what `prepare` does."""
@@ -106,7 +110,7 @@ class KeptJoins:
                 kept = self._opened(join)
                 if kept is None:
                     kept = self._made(join)
-                    _log_lacking(join, self._facts(kept))
+                    self._log_lacking(join, self._facts(kept))
         self._require_values(join, kept)
         return kept
 
@@ -121,12 +125,32 @@ class KeptJoins:
         lacking = facts.without_row + facts.without_value
         if lacking and join.settings.missing == "raise":
             raise ConfigError(
-                f"join {join.settings.name!r}: {lacking:,} of "
+                f"{self._named(join)}: {lacking:,} of "
                 f"{count_of(facts.num_samples, 'sample')} have no value in {join.where}, first "
                 f"{facts.lacking}; add rows for them, or set missing: none, which gives them "
                 "None or their default"
             )
         return facts
+
+    def _named(self, join: Join) -> str:
+        of = f" of component {self._component!r}" if self._component else ""
+        return f"join {join.settings.name!r}{of}"
+
+    def _log_lacking(self, join: Join, facts: JoinFacts) -> None:
+        """Say in one line how many samples have no value, and how many rows no sample."""
+        told: list[str] = []
+        if facts.without_row or facts.without_value:
+            told.append(
+                f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
+                f"{facts.without_value:,} a row without a value, first {facts.lacking}: they get "
+                "None or the default of the field"
+            )
+        if facts.unmatched:
+            of = " of this component" if self._component else ""
+            rows = count_of(facts.rows, "row")
+            told.append(f"of {rows} {facts.unmatched:,} match no sample{of}")
+        if told:
+            _log.warning("%s with %s: %s", self._named(join), join.where, "; ".join(told))
 
     def _facts(self, kept: KeptJoin) -> JoinFacts:
         """What was counted, over the samples that the filter of the split keeps alone.
@@ -278,18 +302,3 @@ class _SplitKeys:
         key = self._store.table_of(self._urls[shard]).key(number)
         shown = key.encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(self._urls[shard])[1]}:{number})"
-
-
-def _log_lacking(join: Join, facts: JoinFacts) -> None:
-    """Say in one line how many samples have no value, and how many rows no sample."""
-    told: list[str] = []
-    if facts.without_row or facts.without_value:
-        told.append(
-            f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
-            f"{facts.without_value:,} a row without a value, first {facts.lacking}: they get "
-            "None or the default of the field"
-        )
-    if facts.unmatched:
-        told.append(f"of {count_of(facts.rows, 'row')} {facts.unmatched:,} match no sample")
-    if told:
-        _log.warning("join %r with %s: %s", join.settings.name, join.where, "; ".join(told))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tarfile
 from pathlib import Path
 from urllib.parse import unquote
@@ -188,6 +189,13 @@ def test_keys_that_would_not_come_back_are_refused(write, key):
 def test_fields_that_would_not_come_back_are_refused(write, field):
     with pytest.raises(SampleError, match="cannot be a field"):
         write([{"__key__": "a", field: b"1"}])
+
+
+@pytest.mark.parametrize(("field", "right"), [(".cls", "cls"), ("..seg.png", "seg.png")])
+def test_a_field_with_a_first_dot_is_refused(write, field, right):
+    message = f"{re.escape(repr(field))} cannot be a field: it begins with a dot.*write '{right}'"
+    with pytest.raises(SampleError, match=message):
+        write([{"__key__": "a", field: "1"}])
 
 
 @pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])

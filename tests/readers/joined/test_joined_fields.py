@@ -184,6 +184,47 @@ def test_a_default_stands_for_missing_values_before_transforms(
     assert batch["score"].tolist() == [*(2.0 * key for key in KEYS[:-2]), -2.0, -2.0]
 
 
+DEFAULTS = {
+    "whole": (-1.0, torch.int64),
+    "real": (0, torch.float64),
+    "half": (float("nan"), torch.float64),
+    "flag": (0, torch.bool),
+    "embedding": ([0, 0, 0.1], torch.float32),
+    "tokens": ([0.0, 1.0], torch.uint16),
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_default_has_the_type_of_the_column(kind, make_module, pack_shards, write_table):
+    """Batches without a value, with values alone, and with either have one type."""
+    default, dtype = DEFAULTS[kind]
+    join = {kind: write_table(KEYS[4:], {kind: column(kind, KEYS[4:])})}
+    split = SplitConfig(pack_shards(COUNTS), join=join, sampling="sequential")
+    module = make_module(split, batch_size=3, defaults={kind: default})
+    made = [batch[kind] for batch in module.loader("train", rank=0, world_size=1)]
+    assert [values.dtype for values in made] == [dtype] * 3
+    expected = torch.as_tensor(default).to(dtype)
+    assert torch.equal(made[0], torch.stack([expected] * 3)) or np.isnan(default)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "values"),
+    [
+        ("whole", 0.5, "int64"),
+        ("flag", 2, "bool"),
+        ("real", "none", "float64"),
+        ("tokens", [-1], "lists of uint16"),
+    ],
+)
+def test_a_default_that_the_column_cannot_hold_is_refused(
+    kind, default, values, make_module, pack_shards, write_table
+):
+    join = {kind: write_table(KEYS[4:], {kind: column(kind, KEYS[4:])})}
+    module = make_module(SplitConfig(pack_shards(COUNTS), join=join), defaults={kind: default})
+    with pytest.raises(ConfigError, match=f"defaults gives .* '{kind}', whose values are {values}"):
+        module.source("train")
+
+
 def test_decoders_classes_and_sample_transforms_take_joined_fields(
     make_module, pack_shards, write_table
 ):

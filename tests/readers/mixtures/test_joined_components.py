@@ -77,6 +77,19 @@ def test_one_table_of_the_split_is_for_all_components(tmp_path, write):
         assert each["text"] == [expected_of(key) for key in each["__key__"]]
 
 
+def test_what_matches_nothing_is_counted_by_component(tmp_path, write, caplog):
+    tables = [write(WEB), write(MORE, numbers=[0, 2, 3])]
+    mix, split = mix_of(tmp_path / "shards", (WEB, MORE)), {"join": {"text": {"table": tables}}}
+    made(tmp_path, mix, split).source("train").prepare()
+    of_web, of_more = [text for text in caplog.messages if text.startswith("join")]
+    web, more = sum(COUNTS[WEB]), sum(COUNTS[MORE])
+    assert of_web.startswith(f"join 'text' of component 'web' with {tables[0]} and 1 more: ")
+    assert of_web.endswith(f": of {web + 3} rows 3 match no sample of this component")
+    assert of_more.startswith("join 'text' of component 'more' with ")
+    assert f": of {more} samples {more - 3} have no row and 0 a row without a value" in of_more
+    assert of_more.endswith(f"; of {web + 3} rows {web} match no sample of this component")
+
+
 def test_a_component_takes_its_own_joins_instead_of_those_of_the_split(tmp_path, write):
     own = {"table": write(MORE, column="other"), "column": "other"}
     mix = mix_of(tmp_path / "shards", (WEB, MORE), more={"join": {"text": own}})
@@ -116,7 +129,7 @@ def test_missing_rows_are_those_of_one_component(tmp_path, write, missing, caplo
     joins["more"] = {"join": {"text": {"table": table, "missing": missing}}}
     module = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), **joins))
     if missing == "raise":
-        with pytest.raises(ConfigError, match=r"1 of 7 samples have no value in .*'more001'"):
+        with pytest.raises(ConfigError, match=r"'text' of component 'more': 1 of 7 .*'more001'"):
             module.source("train").prepare()
         return
     module.source("train").prepare()

@@ -130,6 +130,12 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
         ("id,x\n1,a\n1,b\n", ["--values", "x=txt"], "share their keys"),
         ("id,x\n../1,a\n", ["--values", "x=txt"], "cannot be a key"),
         ("id,x\n1,a\n", ["--values", "x=TXT"], "'TXT' cannot be a field"),
+        ("id,x\n1,a\n", ["--values", "x=.txt"], "'.txt' cannot be a field: it begins with a dot"),
+        (
+            "id,x\n1,a\n",
+            ["--files", "x=.jpg"],
+            "is written anyway; write 'jpg'",
+        ),
         ("id,x\n1,a\n", [], "no column has contents"),
         ("id,x\n1,a\n", ["--values", "x"], "must be COLUMN=FIELD"),
         ("id,x\n1,a\n", ["--values", "x=txt", "--no-classes"], "--no-classes is for a folder"),
