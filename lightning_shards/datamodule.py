@@ -1,8 +1,9 @@
 """The data module for Lightning: four splits and their loaders, on which all ranks agree first.
 
-Where to go on: `build.sources` (what makes batches), `readers.batch_reader` (batches from members),
-`shards.storage.local` (the bytes of local ones), `plan.epoch` (lengths), `progress` (where a
-resumed fit goes on), `shards.scheme_table` (what reads a URL).
+Where to go on: `build.sources` (what makes batches, and the samples of an epoch), `plan.epoch` (its
+steps), `readers.batch_reader` (batches from members), `shards.storage.local` (the bytes of local
+ones), `callbacks.resume` and `progress` (where a resumed fit goes on), `shards.scheme_table` (what
+reads a URL).
 """
 
 import warnings

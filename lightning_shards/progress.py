@@ -1,4 +1,4 @@
-"""Where a fit stands or goes on: the only reader of Lightning's progress counters.
+"""Where a fit stands or goes on: with `restored` the only reader of Lightning's progress counters.
 
 They are read when the first batch of an iteration is requested. By then Lightning has restored and
 reset them; hooks run too early or, on a resume, not at all.
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_shards.errors import StateError
@@ -20,12 +21,11 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, limited_steps
+from lightning_shards.restored import restored_counters
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
-    reading_counters,
     require_same,
-    require_state,
 )
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.signals import DeferredSignal
@@ -159,6 +159,8 @@ class TrainProgress:
     def require_known(self, loader: Loader, saved: State) -> None:
         """Refuse a checkpoint whose count of batches means nothing in this run.
 
+        It warns of one whose epoch Lightning counts as done before its end.
+
         Args:
             loader: The train loader of this run.
             saved: The state of a loader in the checkpoint, `{}` if there is none.
@@ -167,9 +169,11 @@ class TrainProgress:
             StateError: The checkpoint is from within an epoch, and its batches are of another or
                 unknown size; or its epoch ends earlier now, so that Lightning would train it again.
         """
-        restored = _restored(self._trainer)
-        if restored is not None:
-            limit = limit_of(self._trainer, len(loader))
+        restored = restored_counters(self._trainer)
+        limit = limit_of(self._trainer, len(loader))
+        if restored.is_cut_off and restored.batches < limit:
+            _warn_of_cut_off(restored.batches)
+        if restored.is_restarting:
             is_cut = restored.batches < limit if restored.is_over else True
             if restored.batches and is_cut:
                 _require_shape(loader, saved or restored.loader, restored.batches)
@@ -243,51 +247,14 @@ class TrainProgress:
         return progress.processed, batches
 
 
-class _Restored(NamedTuple):
-    """The position in a checkpoint by Lightning's own counters.
-
-    Attributes:
-        batches: Batches of its epoch that are trained.
-        is_over: Whether all batches of the epoch are trained.
-        is_within: Whether it was saved at the end of a batch that was not the epoch's last.
-        loader: The state of its loader, if Lightning saved it.
-    """
-
-    batches: int
-    is_over: bool
-    is_within: bool
-    loader: State
-
-
-def _restored(trainer: Any) -> _Restored | None:
-    """The counters of a checkpoint that is resumed; None if the fit starts from the beginning.
-
-    If Lightning estimates the steps of a fit, it requests the loader before it restores its
-    counters; they are then read from the checkpoint itself.
-    """
-    fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
-    with reading_counters():
-        if checkpoint:
-            saved = checkpoint["loops"]["fit_loop"]
-            epochs, batch = saved["epoch_progress"], saved["epoch_loop.batch_progress"]
-            states = saved["state_dict"].get("combined_loader")
-        else:
-            epochs = fit_loop.epoch_progress.state_dict()
-            batch = fit_loop.epoch_loop.batch_progress.state_dict()
-            states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-        is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
-        is_over = batch["is_last_batch"] or not is_open
-        is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
-        restored = _Restored(batch["current"]["processed"], is_over, is_within, _first(states))
-    if checkpoint:
-        is_restarting = is_open or fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
-    else:
-        is_restarting = fit_loop.restarting
-    return restored if is_restarting else None
-
-
-def _first(states: list[State] | None) -> State:
-    return require_state(states[0], "the train loader") if states else {}
+def _warn_of_cut_off(batches: int) -> None:
+    rank_zero_warn(
+        f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, by "
+        "max_steps or a callback, and Lightning counts that epoch as done: the rest of it will not "
+        "be trained, and with max_steps as many batches of the next epoch may be left out, too. To "
+        "go on with the next sample, have ExactResume() among the trainer's callbacks of both "
+        "runs, or resume from a checkpoint of ModelCheckpoint(every_n_train_steps=...)"
+    )
 
 
 def _require_shape(loader: Loader, saved: State, batches: int) -> None:

@@ -335,6 +335,6 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
         raise ConfigError(
             f"dataset_size={dataset_size} of {split!r} differs from the {known} samples that "
             f"{'are left of its shards' if index.kept else 'its shards hold'}; leave it out, or "
-            "take sampling='resampled', where an epoch is nominal"
+            "take sampling='resampled', whose epochs may have any length"
         )
     return dataset_size

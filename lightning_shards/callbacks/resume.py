@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_shards.callbacks.places import require_own_places
 from lightning_shards.callbacks.resume_counters import (
@@ -133,8 +133,7 @@ class ExactResume(pl.Callback):
         if saved is None or progress is None:
             return
         state, fit_loop = _checked(loader, saved), _fit_loop_of(checkpoint)
-        self._loader = loader
-        limit = limit_of(trainer, len(loader))
+        self._loader, limit = loader, limit_of(trainer, len(loader))
         position = position_after(state, loader.epochs, loader.place.world_size, limit)
         cursor = Cursor(int(state["epoch"]), int(state["samples"]))
         is_open = cursor.epoch == position.epoch
@@ -146,6 +145,7 @@ class ExactResume(pl.Callback):
             stepped=steps if pl_module.automatic_optimization else position.total,
             accumulate=trainer.accumulate_grad_batches,
         )
+        rank_zero_info(_place_told(loader, progress.anchor, limit, is_due=position.validation_due))
         self._begin_at(
             position, str(state["validation"]), is_cut_short=position.is_over and is_open
         )
@@ -237,6 +237,16 @@ def _fit_loop_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def _progress_of(loader: object) -> TrainProgress | None:
     progress = loader.progress if isinstance(loader, ShardLoader) else None
     return progress if isinstance(progress, TrainProgress) else None
+
+
+def _place_told(loader: ShardLoader, anchor: EpochAnchor, limit: int, *, is_due: bool) -> str:
+    """The line of the log that says where a resumed run goes on; steps are of this run's size."""
+    cursor = anchor.cursor
+    return (
+        f"ExactResume: goes on at sample {cursor.samples:,} of {loader.epochs.samples:,} in epoch "
+        f"{cursor.epoch}, step {anchor.batches:,} of {limit:,}"
+        f"{', after the validation that is due' * is_due}"
+    )
 
 
 def position_after(state: State, epochs: EpochSchedule, world_size: int, end: int) -> FitPosition:

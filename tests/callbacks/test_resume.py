@@ -93,6 +93,28 @@ def test_an_open_accumulation_window_is_not_in_the_state(tmp_path: Path) -> None
 # --- with and without it -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("step", "batch_size", "told"),
+    [
+        (9, 4, "sample 12 of 26 in epoch 1, step 3 of 6"),
+        (9, 2, "sample 12 of 26 in epoch 1, step 6 of 13"),
+        (STEPS, 4, "sample 0 of 26 in epoch 1, step 0 of 6, after the validation that is due"),
+    ],
+)
+def test_the_log_says_where_a_resumed_fit_goes_on(
+    step: int,
+    batch_size: int,
+    told: str,
+    saved: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path).fit(Ledger(), ToyData(batch_size), ckpt_path=saved[f"step={step}"])
+    lines = [line for line in caplog.messages if line.startswith("ExactResume: ")]
+    assert lines == [f"ExactResume: goes on at {told}"]
+
+
 @pytest.mark.parametrize("step", [1, 5, 6, 9])
 @pytest.mark.parametrize("batch_size", [2, 3, 8])
 def test_another_batch_size_goes_on_with_the_next_sample(

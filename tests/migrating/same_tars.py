@@ -69,9 +69,8 @@ def loader(data, split="val", *, urls=None, place=None, **settings):
     cache = LoaderConfig(
         pool=pool, cache_dir=str(data.folder / "cache"), multiprocessing_context="fork"
     )
-    module = ShardDataModule(
-        **{split: SplitConfig(urls or data.urls, **of_split)}, loader=cache, **settings
-    )
+    shards = None if "mix" in of_split else urls or data.urls
+    module = ShardDataModule(**{split: SplitConfig(shards, **of_split)}, loader=cache, **settings)
     return module.loader(split, **(place or {}))
 
 

@@ -2,8 +2,11 @@
 
 import itertools
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from same_tars import (
     BATCH,
     NUM_SAMPLES,
@@ -20,6 +23,7 @@ from same_tars import (
 from webdataset import filters
 from webdataset.autodecode import handle_extension
 from webdataset.compat import FluidInterface, WebDataset, WebLoader
+from webdataset.mix import RandomMix
 from webdataset.pipeline import DataPipeline
 
 from lightning_shards.tools import reshard
@@ -49,6 +53,10 @@ def double(samples):
 
 def is_even(sample):
     return int(sample["cls"]) % 2 == 0
+
+
+def has_even_key(shard):
+    return np.array([int(key) % 2 == 0 for key in shard.keys])
 
 
 def parse(data):
@@ -153,6 +161,8 @@ def _(data):
         data, "train", sampling="resampled", reader="stream", stages=[filters.select(is_even)]
     )
     assert all(sample in selected for sample in values(staged))
+    if data.reader == "indexed":
+        assert values(loader(data, keep=has_even_key)) == selected
     return selected, values(loader(data, urls=urls))
 
 
@@ -195,6 +205,10 @@ def _(data):
     )
     assert 0 < len(kept) < NUM_SAMPLES
     assert kept == again
+    if data.reader == "indexed":
+        half = values(loader(data, keep={"hash_of": "key", "of": 2, "parts": [0]}))
+        assert 0 < len(half) < NUM_SAMPLES
+        assert half == [sample for sample in everything if sample in half]
     assert [sample for sample in everything if sample in drawn] == drawn
     return [sample for sample in everything if sample in kept], kept
 
@@ -281,7 +295,35 @@ def _(data):
         return sample | extra[sample["__key__"]]
 
     ours = loader(data, sample_transforms=[look_up])
+    if data.reader == "indexed":
+        path = data.folder / "texts.parquet"
+        rows = {"__key__": list(extra), "text": [row["text"] for row in extra.values()]}
+        parquet.write_table(pa.table(rows), path)
+        joined = values(loader(data, join={"text": str(path)}), "cls", "text")
+        assert joined == values(ours, "cls", "text")
     return values_of(associated, "cls", "text"), values(ours, "cls", "text")
+
+
+@row("RandomMix")
+def _(data):
+    """Both serve each sample once if they end with the longest; ours in batches of 3 and 1."""
+    parts = {"many": data.urls[:3], "few": data.urls[3:]}
+    mixed = RandomMix(
+        [theirs(data, urls).decode() for urls in parts.values()], [3, 1], longest=True
+    )
+    mix = {
+        name: {"urls": urls, "weight": weight}
+        for (name, urls), weight in zip(parts.items(), (3, 1), strict=True)
+    }
+    sampling = "shuffled" if data.reader == "indexed" else "resampled"
+    ours = list(loader(data, "train", mix=mix, dataset_size=NUM_SAMPLES, sampling=sampling))
+    counts = [batch["__component__"].bincount().tolist() for batch in ours]
+    assert counts == [[3, 1]] * (NUM_SAMPLES // BATCH)
+    expected = sorted(values_of(mixed))
+    if data.reader == "stream":  # which draws with replacement
+        assert all(sample in expected for sample in values(ours))
+        return expected, expected
+    return expected, sorted(values(ours))
 
 
 @row("info")
@@ -314,7 +356,8 @@ def test_the_table_has_every_method_and_filter():
     others = {name for name, value in vars(filters).items() if isinstance(value, kinds)}
     rows = rows_of("Every method of webdataset")
     assert set(rows) == methods | {name for name in others if f".{name}" not in methods} | {
-        "WebLoader"
+        "WebLoader",
+        "RandomMix",
     }
     assert CASES.keys() == rows.keys() - WITHOUT_CASE
     assert all(rows[name][1].startswith("none: ") for name in WITHOUT_CASE)

@@ -226,6 +226,12 @@ MUTANTS = [
         "callbacks/test_resume_refused.py trainer/test_resumed_fits.py",
     ),
     Mutant(
+        "restored:restored_counters",
+        "is_cut_off = not is_open and not",
+        "is_cut_off = is_open and not",
+        "trainer/test_resumed_fits.py",
+    ),
+    Mutant(
         "progress:TrainProgress.require_known",
         "if restored.batches and is_cut:",
         "if False:",

@@ -185,6 +185,48 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_ou
         make_trainer().fit(kind(), make_data(**options), ckpt_path=checkpoints[checkpoint])
 
 
+@pytest.mark.parametrize("options", [{"max_epochs": 3}, {"max_steps": 30}], ids=str)
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize("saved_by", ["hand", "epoch"])
+def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
+    saved_by: str,
+    kind: type[Recorder],
+    options: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    """Lightning counts an epoch that `max_steps` cut as done."""
+    first = make_trainer(max_steps=STEPS + 4, callbacks=[Saver(tmp_path, "epoch-{step}")])
+    first.fit(Recorder(), make_data())
+    first.save_checkpoint(tmp_path / "hand-step=14.ckpt")
+    model, second = kind(), make_trainer(**options)
+    with pytest.warns(UserWarning, match=r"ended after batch 4 of an epoch, before its end"):
+        second.fit(model, make_data(), ckpt_path=tmp_path / f"{saved_by}-step=14.ckpt")
+    assert len(model.steps) == (STEPS if "max_epochs" in options else 30 - STEPS - 4)
+
+
+@pytest.mark.parametrize(("steps", "at"), [(STEPS, STEPS), (STEPS + 4, STEPS + 4)])
+def test_a_fit_that_leaves_nothing_out_does_not_warn(
+    steps: int,
+    at: int,
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    saver = Saver(tmp_path, "{step}", every_n_train_steps=at)
+    first = make_trainer(max_steps=steps, callbacks=[saver])
+    first.fit(Recorder(), make_data())
+    paths = [tmp_path / f"step={at}.ckpt"]
+    if steps % STEPS == 0:
+        paths.append(tmp_path / "hand.ckpt")
+        first.save_checkpoint(paths[-1])
+    for path in paths:
+        model = Recorder()
+        make_trainer().fit(model, make_data(), ckpt_path=path)  # warnings are errors
+        assert len(model.steps) == 3 * STEPS - steps
+
+
 @pytest.mark.parametrize("limit", [3, 4])
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(

@@ -51,6 +51,9 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Our names of options, which are alike for all stores, and those of obstore."""
 
+_STORES: Final[Mapping[str, str]] = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+"""Their classes in obstore.store, which is imported with the first request."""
+
 _PROVIDERS: Final[Mapping[str, str]] = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity or container role, then the "
     "metadata service of the instance; a profile of ~/.aws is asked if storage_options name one",
@@ -220,7 +223,7 @@ class CloudBackend(RequestBackend):
 
     def _make(self, bucket: str) -> Any:
         os.environ.setdefault("TOKIO_WORKER_THREADS", _THREADS)  # read at the first request
-        from obstore.store import AzureStore, GCSStore, S3Store
+        from obstore import store
 
         settings: dict[str, Any] = {
             name: self._options[own]
@@ -235,11 +238,9 @@ class CloudBackend(RequestBackend):
             "allow_http": str(self._options.get("endpoint", "")).startswith("http://"),
         }
         settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}
-        if self._scheme == "s3":
-            if "profile" in self._options:
-                settings["credential_provider"] = _profile(str(self._options["profile"]))
-            return S3Store(bucket, **settings)
-        return (GCSStore if self._scheme == "gs" else AzureStore)(bucket, **settings)
+        if self._scheme == "s3" and "profile" in self._options:
+            settings["credential_provider"] = _profile(str(self._options["profile"]))
+        return getattr(store, _STORES[self._scheme])(bucket, **settings)
 
     def _call(self, act: Callable[[], Any]) -> Any:
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
