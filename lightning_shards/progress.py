@@ -171,7 +171,10 @@ class TrainProgress:
         """
         restored = restored_counters(self._trainer)
         limit = limit_of(self._trainer, len(loader))
-        if restored.is_cut_off and restored.batches < limit:
+        is_resumed = (
+            self._trainer.ckpt_path is not None
+        )  # no trial of the Tuner
+        if is_resumed and restored.is_cut_off and restored.batches < limit:
             _warn_of_cut_off(restored.batches)
         if restored.is_restarting:
             is_cut = restored.batches < limit if restored.is_over else True

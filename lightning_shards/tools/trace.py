@@ -94,11 +94,10 @@ def _trace(options: Namespace) -> int:
     given: int | None = options.world_size
     world_size = _world_size(options.config) if given is None else given
     source = data.source(options.split)
-    is_nominal = source.describe().is_nominal
-    source.epochs.plan(world_size).require_steps(options.split, is_nominal=is_nominal)
+    told = source.describe()
+    source.epochs.plan(world_size).require_steps(options.split, is_nominal=told.is_nominal)
     pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
-    slots = pool.describe().slots
-    told, index = source.describe(), source.describe().index
+    slots, index = pool.describe().slots, told.index
     is_readable = index is not None and (not told.is_streamed or all(map(is_local, index.urls)))
     if options.samples is not None and not is_readable:
         raise ConfigError(

@@ -148,5 +148,5 @@ def test_a_configuration_is_left_as_it_was() -> None:
 def test_two_sets_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("fields: {label: cls}\nval_sets:\n  web: a.tar\n  web: b.tar\n")
-    with pytest.raises(ConfigError, match="duplicate key web"):
+    with pytest.raises(ConfigError, match="the key 'web' is there twice, in lines 3 and 4"):
         ShardDataModule.from_config(path)

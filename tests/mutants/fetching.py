@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead._run",
-        "self._is_closed or self._reached >= due",
+        "self._is_closed or self._reached >= self._due",
         "True",
         "readers/ahead/test_fetch_ahead.py",
     ),
@@ -274,8 +274,8 @@ MUTANTS = [
         "shards/remote/cache/test_piece_files.py",
     ),
     Mutant(
-        "shards.remote.cache.piece_names:Piece.folder",
-        "\\n{self.version}",
+        "shards.remote.cache.piece_names:_folder_of",
+        "\\n{version}",
         "",
         "shards/remote/cache/test_piece_names.py",
     ),

@@ -130,9 +130,9 @@ MUTANTS = [
         "readers/mixtures/test_joined_components.py",
     ),
     Mutant(
-        "readers.mixtures.indexed:MixtureSource._makers",
-        "not has_joins and",
-        "",
+        "readers.mixtures.indexed:MixtureSource._fields_together",
+        "others and any(component.joins for component in self.components)",
+        "False",
         "readers/mixtures/test_joined_components.py",
     ),
     Mutant(

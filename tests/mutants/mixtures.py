@@ -44,8 +44,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.mixtures.indexed:MixtureSource._fields_together",
-        '"transforms", "sample_transforms", "joins"',
-        '"sample_transforms", "joins"',
+        '"transforms", "sample_transforms"',
+        '"sample_transforms"',
         ROWS,
     ),
     Mutant("readers.mixtures.fields:_differ", "(each.decodings, ", "(", ROWS),

@@ -389,14 +389,14 @@ MUTANTS = [
         "samples/test_loaded_torch.py",
     ),
     Mutant(
-        "readers.ahead.remote_batches:ShardTables.tables_of",
+        "readers.ahead.remote_batches:ShardTables._opened",
         "self._wait_for_others(of_others)",
         "pass",
         "shards/remote/test_remote_cache.py",
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead._run",
-        "self._is_closed or self._batches > 1",
+        "self._is_closed or self._batches >= _SECOND",
         "True",
         "readers/ahead/test_fetch_ahead.py",
     ),
