@@ -171,9 +171,7 @@ class TrainProgress:
         """
         restored = restored_counters(self._trainer)
         limit = limit_of(self._trainer, len(loader))
-        is_resumed = (
-            self._trainer.ckpt_path is not None
-        )  # no trial of the Tuner
+        is_resumed = self._trainer.ckpt_path is not None  # no trial of the Tuner
         if is_resumed and restored.is_cut_off and restored.batches < limit:
             _warn_of_cut_off(restored.batches)
         if restored.is_restarting:
