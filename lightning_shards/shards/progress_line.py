@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event, RLock, Thread
 from typing import Any, Final, cast
 
@@ -67,34 +67,24 @@ def progress_bar(
         yield begin
 
 
-@contextmanager
 def bytes_bar(
     verb: str, total: int, *, show: bool | None = None
-) -> Generator[Callable[[int], object], None, None]:
+) -> AbstractContextManager[Callable[[int], object]]:
     """A function to call with the bytes of each part: `fetched:  48%|####     | 11.3G/23.6G`.
 
     `show=None` draws only on a terminal.
     """
-    if not _is_shown(show):
-        yield lambda _: None
-        return
-    with _Bar(total=total, desc=verb, unit="B", unit_scale=True, ascii=True) as bar:
-        yield bar.update
+    return _amounts_bar(verb, total, "B", show)
 
 
-@contextmanager
 def rows_bar(
     verb: str, total: int, *, show: bool | None = None
-) -> Generator[Callable[[int], object], None, None]:
+) -> AbstractContextManager[Callable[[int], object]]:
     """A function to call with the rows of each part: `join 'text':  48%|####     | 1.13M/2.4M`.
 
     `show=None` draws only on a terminal.
     """
-    if not _is_shown(show):
-        yield lambda _: None
-        return
-    with _Bar(total=total, desc=verb, unit=" rows", unit_scale=True, ascii=True) as bar:
-        yield bar.update
+    return _amounts_bar(verb, total, " rows", show)
 
 
 @contextmanager
@@ -130,6 +120,17 @@ def watched_bytes_bar(
             ended.set()
             thread.join()
             draw()
+
+
+@contextmanager
+def _amounts_bar(
+    verb: str, total: int, unit: str, show: bool | None
+) -> Generator[Callable[[int], object], None, None]:
+    if not _is_shown(show):
+        yield lambda _: None
+        return
+    with _Bar(total=total, desc=verb, unit=unit, unit_scale=True, ascii=True) as bar:
+        yield bar.update
 
 
 def _is_shown(show: bool | None) -> bool:
