@@ -239,5 +239,23 @@ def test_the_driver_starts_without_any_installed_package():
 
 def test_batches_of_the_measured_mixture_are_composed_exactly(modules, tmp_path):
     quotas = importlib.import_module("benchmarks.peers.quotas")
-    counts = [list(batch).count("small") for batch in quotas.ours(tmp_path)]
-    assert counts == [16] * quotas.BATCHES
+    assert quotas.counts_of("ours", tmp_path) == [16] * quotas.BATCHES
+
+
+def test_a_mixture_resumed_on_fewer_ranks_loses_and_repeats_nothing(modules, tmp_path):
+    resumed = importlib.import_module("benchmarks.peers.resumed_mixtures")
+    resumed.MIXTURES["ours"].prepare(tmp_path)
+    for rank in range(2):
+        resumed.run_rank("ours", tmp_path, resumed.FIRST, rank, 2, resumed=False)
+    seen = resumed.names_of(tmp_path, 2)
+    resumed.run_rank("ours", tmp_path, resumed.EPOCH - resumed.FIRST, 0, 1, resumed=True)
+    seen += resumed.names_of(tmp_path, 1)
+    assert resumed.counted(seen) == {"trained": 4096, "lost": 0, "repeated": 0}
+    again = resumed.counted(seen[:-64] + seen[:64])
+    assert again == {"trained": 4096, "lost": 64, "repeated": 64}
+
+
+def test_a_rank_that_fails_is_told_in_its_own_words(modules, tmp_path):
+    resumed = importlib.import_module("benchmarks.peers.resumed_mixtures")
+    with pytest.raises(resumed.JobError, match="invalid choice: 'nobody'"):
+        resumed.train("nobody", tmp_path, batches=1, ranks=2, resumed=False)
