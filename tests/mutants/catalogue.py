@@ -1,6 +1,7 @@
 """All bugs that are planted."""
 
 from tests.mutants import (
+    decoding,
     fetching,
     filters,
     joining,
@@ -33,6 +34,7 @@ MUTANTS = [
     *mixtures_seen.MUTANTS,
     *seen.MUTANTS,
     *reading.MUTANTS,
+    *decoding.MUTANTS,
     *values.MUTANTS,
     *running.MUTANTS,
     *sets.MUTANTS,

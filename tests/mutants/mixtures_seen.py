@@ -4,7 +4,7 @@ from tests.mutants.planting import Mutant
 
 TRACE = "tools/trace/test_trace_mixtures.py"
 MONITOR = "callbacks/test_throughput_mixtures.py"
-ROWS = "readers/mixtures/test_mixture_indexed.py"
+SUBSTITUTES = "readers/mixtures/test_mixture_substitutes.py"
 REMOTE = "shards/remote/test_remote_mixtures.py"
 
 MUTANTS = [
@@ -21,7 +21,7 @@ MUTANTS = [
         "readers.making.rows:EpochRows._stand_in",
         "len(tried) - 1",
         "self.settings.max_bad + 1",
-        ROWS,
+        SUBSTITUTES,
     ),
     Mutant(
         "readers.source:SourceDescription.component_of",

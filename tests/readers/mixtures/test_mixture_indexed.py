@@ -323,63 +323,6 @@ def test_whole_batches_of_one_component_may_differ_in_shapes_and_fields(tmp_path
     assert [seen[number] for number in range(3)] == [15, 6, 3]
 
 
-def spoil(url, key, suffix):
-    """Give a member other bytes, in a shard that is counted as it was."""
-    with tarfile.open(url) as tar:
-        member = tar.getmember(f"{key}.{suffix}")
-    with Path(url).open("r+b") as file:
-        file.seek(member.offset_data)
-        file.write(b"!" * member.size)
-
-
-@pytest.mark.parametrize(
-    ("names", "suffix", "spoilt"),
-    [(ALIKE, "class.txt", (0, 1, 3)), (DIFFERENT, "cls", (1, 3, 4))],
-    ids=["alike", "different"],
-)
-def test_a_substitute_is_of_the_same_component(tmp_path, names, suffix, spoilt):
-    mix = mix_of(tmp_path / "shards", names)
-    last = names[-1]
-    for number in spoilt:
-        spoil(mix[last]["urls"][0], f"{last}{number:03d}", suffix)
-    split = {"on_bad_sample": "substitute", "max_bad": 20}
-    module = module_of(tmp_path, mix, split)
-    source, replaced = module.source("train"), 0
-    for step, loaded in enumerate(islice(source.batches(Place(), Cursor()), 4)):
-        batch, planned = loaded.batch, source.order.components(0, 8 * step, 8 * step + 8)
-        assert batch["__component__"].tolist() == planned.tolist()
-        assert [key[:-3] for key in batch["__key__"]] == [names[number] for number in planned]
-        wrong = [row for row, weight in enumerate(batch["__weight__"].tolist()) if not weight]
-        assert {names[planned[row]] for row in wrong} <= {last}
-        assert len(wrong) == len(loaded.bad)
-        replaced += len(wrong)
-    assert replaced > 0
-
-
-@pytest.mark.parametrize(
-    ("counts", "note"),
-    [
-        ([2, 1], "the 2 samples that follow it in the order are bad, too"),
-        ([0, 2], "the sample that follows it in the order is bad, too"),
-        ([1], "there is no other sample that could stand for it"),
-    ],
-)
-def test_the_samples_that_were_tried_are_those_of_the_component(tmp_path, counts, note):
-    """Each of them once, though what follows in a small component begins again and again."""
-    mix = mix_of(tmp_path / "shards", ("web",))
-    urls, number = pack_component(tmp_path / "shards", "few", counts), 0
-    for url, count in zip(urls, counts, strict=True):
-        for _ in range(count):
-            spoil(url, f"few{number:03d}", "cls")
-            number += 1
-    mix["few"] = {"urls": urls, "weight": 3}
-    split = {"on_bad_sample": "substitute", "max_bad": 20}
-    loader = module_of(tmp_path, mix, split).loader("train")
-    with pytest.raises(SampleError, match=r"few00\d' of .*cannot be decoded") as raised:
-        next(iter(loader))
-    assert raised.value.__notes__ == [note]
-
-
 def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
     wrong = {"labels": {"fields": {"image": "img.png", "label": "class.json"}, "decode": {}}}
     source = mixture(tmp_path, components=wrong).source("train")

@@ -1,0 +1,78 @@
+"""Bugs in what makes a value of a member's bytes: decoders, crops, the parsing of JPEG."""
+
+from tests.mutants.planting import Mutant
+
+MUTANTS = [
+    Mutant(
+        "samples.decoding.decoders:decoding_of",
+        "return Decoding(own, is_unpacked and own != RAW)",
+        "return Decoding(own, is_gzipped and own != RAW)",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:gunzip",
+        "if len(unpacked) > _MOST_BYTES:",
+        "if len(unpacked) > 2**40:",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.decoding.compressed:decode_npz",
+        "file.read(entry.file_size)",
+        "file.read()",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_require_few_pixels",
+        "if width * height > MAX_PIXELS:",
+        "if False:",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_eight_bits",
+        "np.asarray(image) >> bits_to_drop",
+        "np.asarray(image)",
+        "samples/decoding/test_images.py samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_TurboImage.cut",
+        "(bottom + _CONTEXT_ROW) * factor",
+        "bottom * factor",
+        "samples/decoding/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_TurboImage._upper_rows",
+        "pixels if _ROWS_LEFT_OUT in str(error) else None",
+        "pixels",
+        "samples/decoding/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.decoding.crops:DecodeRandomResizedCrop._box",
+        "narrow + (broad - narrow) * rng.random()",
+        "broad - (broad - narrow) * rng.random()",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.images:put_channels_first",
+        'backend == "turbo" and is_dense(out)',
+        'backend == "turbo"',
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.jpeg:read_frame",
+        "or not data.endswith(_END)",
+        "",
+        "samples/decoding/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.decoding.jpeg:read_frame",
+        "or scanned_components != components",
+        "",
+        "samples/decoding/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.decoding.jpeg:_segments",
+        "position += 2 + length",
+        'position = data.find(b"\\xff", position + 4)',
+        "samples/decoding/test_jpeg.py",
+    ),
+]
