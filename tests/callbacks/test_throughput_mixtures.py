@@ -7,10 +7,10 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers.logger import Logger
 
 from lightning_shards import Cursor, DataThroughputMonitor, ExactResume
 from lightning_shards.profiling.mixture_progress import MixtureProgress
+from tests.callbacks.kept_metrics import KeptMetrics
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
 pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -19,30 +19,6 @@ pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.
 
 NAMES = ("web", "labels", "more")
 SIZES = {name: sum(COUNTS[name]) for name in NAMES}
-
-
-class KeptMetrics(Logger):
-    """Keeps the figures of components that it is given, by step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_step: dict[Any, dict[str, float]] = {}
-
-    @property
-    def name(self) -> str:
-        return "kept"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
-        pass
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        told = {key: value for key, value in metrics.items() if "component" in key}
-        if told:
-            self.by_step[step] = told
 
 
 class Noting(pl.LightningModule):
@@ -102,8 +78,8 @@ def counted(rows: list[list[int]]) -> dict[str, float]:
 )
 def test_what_is_logged_is_what_was_trained(tmp_path: Path, split: dict[str, Any]) -> None:
     model, logger, _ = fit(tmp_path, module(tmp_path, split), max_epochs=3)
-    assert list(logger.by_step) == [1, 3, 5, 7, 9, 11]
-    for step, told in logger.by_step.items():
+    assert list(logger.by_step("component")) == [1, 3, 5, 7, 9, 11]
+    for step, told in logger.by_step("component").items():
         assert told == pytest.approx(counted(model.rows[: step + 1]))
 
 
@@ -111,10 +87,11 @@ def test_a_step_of_the_optimiser_is_what_counts(tmp_path: Path) -> None:
     data = module(tmp_path, batch_size=4)
     options: dict[str, Any] = {"accumulate_grad_batches": 3, "log_every_n_steps": 1}
     model, logger, _ = fit(tmp_path, data, max_epochs=1, **options)
-    assert list(logger.by_step) == [0, 1, 2]
-    assert logger.by_step[0] == pytest.approx(counted(model.rows[:3]))
-    assert logger.by_step[1] == pytest.approx(counted(model.rows[:6]))
-    assert logger.by_step[2] == pytest.approx(counted(model.rows))  # the end of the epoch
+    told = logger.by_step("component")
+    assert list(told) == [0, 1, 2]
+    assert told[0] == pytest.approx(counted(model.rows[:3]))
+    assert told[1] == pytest.approx(counted(model.rows[:6]))
+    assert told[2] == pytest.approx(counted(model.rows))  # the end of the epoch
 
 
 def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
@@ -124,7 +101,7 @@ def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
     data = module(tmp_path, batch_size=4)
     options: dict[str, Any] = {"ckpt_path": path, "max_epochs": 3, "log_every_n_steps": 1}
     model, logger, _ = fit(tmp_path, data, **options)
-    told = list(logger.by_step.values())
+    told = list(logger.by_step("component").values())
     assert told[0] == pytest.approx(counted(first.rows + model.rows[:2]))
     assert told[-1] == pytest.approx(counted(first.rows + model.rows)) == figures([60, 24, 12])
 
@@ -136,10 +113,10 @@ def test_what_an_epoch_drops_is_passed_over_and_what_it_repeats_is_not_counted(
     for remainder, steps in (("drop", 2), ("pad", 3)):
         data = module(tmp_path, {"remainder": remainder}, batch_size=12)
         model, logger, _ = fit(tmp_path, data, max_epochs=2, log_every_n_steps=1)
-        assert logger.by_step[steps] == pytest.approx(
+        assert logger.by_step("component")[steps] == pytest.approx(
             figures(np.add([20, 8, 4], np.bincount(model.rows[steps], minlength=3)))
         )
-        assert logger.by_step[2 * steps - 1] == figures([40, 16, 8])
+        assert logger.by_step("component")[2 * steps - 1] == figures([40, 16, 8])
 
 
 def test_a_component_of_unknown_size_has_no_passes(tmp_path: Path) -> None:
@@ -159,4 +136,4 @@ def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: P
         (module(tmp_path), {"overfit_batches": 2}),
     ):
         _, logger, _ = fit(tmp_path, data, max_epochs=2, **options)
-        assert logger.by_step == {}
+        assert logger.by_step("component") == {}

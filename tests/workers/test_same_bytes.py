@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ddp,
     pytest.mark.timeout(600),  # eight processes on a loaded core
-    # torch's word to machines with fewer cores than workers
 ]
 
 
