@@ -33,6 +33,7 @@ _UNKNOWN = (
     re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
     re.compile(r"(\S+(?:: mix\.\S+)?): Option '([\w.]+)' is not accepted"),
     re.compile(r"unrecognized arguments: --(\w+)\.([\w.]+)"),
+    re.compile(r"Subcommand '\w+' does not accept option '(\w+)\.([\w.]+)'"),
 )
 """The wording of errors in jsonargparse 4.53; other messages are passed on as they are."""
 
@@ -163,17 +164,35 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     "; did you mean 'batch_size'?"
     >>> did_you_mean("data: Group 'data' does not accept option 'pool'", keys)
     "; did you mean 'data.loader.pool'?"
+    >>> did_you_mean("unrecognized arguments: --data.trian.batch_size=3", keys)
+    "; did you mean 'data.train'?"
     """
     match = next(filter(None, (pattern.search(message) for pattern in _UNKNOWN)), None)
     if match is None:
         return ""
     place = match[1].replace(": ", ".")  # of a component: ``data.train: mix.web``
-    section, _, name = f"{place}.{match[2]}".rpartition(".")
-    known = [key.rpartition(".") for key in dict.fromkeys(keys)]
-    here = [key_name for key_section, _, key_name in known if fnmatchcase(section, key_section)]
-    elsewhere = ["".join(key) for key in known if key[2] == name]
-    meant = get_close_matches(name, here, 1) or elsewhere[:1]
-    return f"; did you mean {meant[0]!r}?" if meant else ""
+    given = f"{place}.{match[2]}".split(".")
+    known = [key.split(".") for key in dict.fromkeys(keys) if ".help" not in key]
+    meant = _nearest(given, known)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+def _nearest(given: list[str], known: list[list[str]]) -> str | None:
+    """What the first unknown part of a key stands for; an entry of a dict, ``*``, has any name."""
+    for number, name in enumerate(given):
+        here = {key[number]: None for key in known if _is_below(key, given[:number])}
+        if name not in here and "*" not in here:
+            is_last = number == len(given) - 1
+            if close := get_close_matches(name, here, 1):
+                return close[0] if is_last else ".".join([*given[:number], close[0]])
+            return next((".".join(key) for key in known if is_last and key[-1] == name), None)
+    return None
+
+
+def _is_below(key: list[str], section: list[str]) -> bool:
+    return len(key) > len(section) and all(
+        fnmatchcase(name, part) for name, part in zip(section, key, strict=False)
+    )
 
 
 def nearest_attribute(error: BaseException) -> str:

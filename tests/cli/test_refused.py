@@ -67,6 +67,28 @@ def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
     assert refused(data=data, trainer=trainer).endswith(f"; did you mean {meant!r}?")
 
 
+def test_a_misspelt_group_in_the_yaml_is_answered_by_the_nearest(
+    refused: Refused, config: dict[str, Any]
+) -> None:
+    data = config["data"] | {"vall": {"urls": "val.tar"}}
+    assert refused(data=data).endswith("vall.urls'; did you mean 'data.val'?")
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("data.trian.urls", "; did you mean 'data.train'?"),
+        ("data.lodaer.pool", "; did you mean 'data.loader'?"),
+        ("data.nothing_near.urls", ""),
+        ("dta.train.urls", "; did you mean 'data'?"),
+    ],
+)
+def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(
+    option: str, meant: str, refused: Refused
+) -> None:
+    assert refused(f"--{option}=x") == f"unrecognized arguments: --{option}=x{meant}"
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
