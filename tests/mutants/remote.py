@@ -147,6 +147,7 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant("shards.remote.hub:HubBackend._known", "location.until <= self._now()", "False", HUB),
+    Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         "shards.remote.cloud:_require_own_process",
         "if _USED_BY[0] != os.getpid():",
