@@ -10,6 +10,7 @@ CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
+CALLS = "shards/remote/test_bounded_calls.py"
 
 MUTANTS = [
     Mutant(
@@ -30,6 +31,13 @@ MUTANTS = [
         "nullcontext()",
         DRIPPING,
     ),
+    Mutant(
+        "shards.remote.answers.bounded_calls:_outcome",
+        "reports.get(timeout=limit_s)",
+        "reports.get()",
+        CALLS,
+    ),
+    Mutant("shards.remote.answers.bounded_calls:_Caller.__init__", "daemon=True", "", CALLS),
     Mutant(
         "shards.storage.remote:RemoteStorage.read_ranges",
         "self._fetcher is None or len(wanted) < len(reads)",
@@ -139,6 +147,7 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant("shards.remote.hub:HubBackend._known", "location.until <= self._now()", "False", HUB),
+    Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         "shards.remote.cloud:_require_own_process",
         "if _USED_BY[0] != os.getpid():",

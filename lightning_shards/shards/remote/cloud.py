@@ -7,6 +7,10 @@ It follows up to ten redirects, to any host, which cannot be switched off. That 
 signature, but the session token of s3, and in `Referer` the SAS token of az: an endpoint is
 trusted with where it redirects to. A 200 to a range is refused, because stores of these kinds know
 ranges; Google's answers so where it decompresses what it sends.
+
+A read timeout begins anew with each byte, also in the page of an error, which obstore reads by
+itself. So a request ends after the time that a mebibyte may take: a body that has brought one by
+then goes on from there.
 """
 
 import os
@@ -30,13 +34,12 @@ from lightning_shards.shards.remote.backend import (
     version_of,
 )
 from lightning_shards.shards.remote.options import require_store_options
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.retries import PROGRESS, RetryPolicy
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
 _THREADS: Final = "2"
-_REQUEST_S: Final = 24 * 3600.0  # a stalled request is ended by its read timeout, not by this
 
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "s3": {
@@ -192,7 +195,8 @@ class CloudBackend(RequestBackend):
     def put(self, url: str, data: bytes) -> None:
         """Write by one PUT."""
         bucket, key = self._split(url)
-        self._call(lambda: self._store(bucket).put(key, data, use_multipart=False))
+        store = self._call(lambda: self._store(bucket, len(data)))
+        self._call(lambda: store.put(key, data, use_multipart=False))
 
     def refresh(self, url: str) -> None:
         """Forget the bucket's store, and with it the credentials that it has found."""
@@ -214,14 +218,17 @@ class CloudBackend(RequestBackend):
             )
         return bucket, key
 
-    def _store(self, bucket: str) -> Any:
+    def _store(self, bucket: str, largest: int = 0) -> Any:
+        """A store whose requests may take as long as so many bytes, or a mebibyte."""
         _require_own_process(self._scheme)
+        if largest > PROGRESS:  # of an index, which is written once
+            return self._make(bucket, largest)
         with self._lock:
             if bucket not in self._stores:
-                self._stores[bucket] = self._make(bucket)
+                self._stores[bucket] = self._make(bucket, PROGRESS)
             return self._stores[bucket]
 
-    def _make(self, bucket: str) -> Any:
+    def _make(self, bucket: str, largest: int) -> Any:
         os.environ.setdefault("TOKIO_WORKER_THREADS", _THREADS)  # read at the first request
         from obstore import store
 
@@ -234,7 +241,7 @@ class CloudBackend(RequestBackend):
         settings["client_options"] = {
             "connect_timeout": timedelta(seconds=policy.connect_s),
             "read_timeout": timedelta(seconds=policy.stall_s),
-            "timeout": timedelta(seconds=_REQUEST_S),
+            "timeout": timedelta(seconds=policy.longest_s(largest)),
             "allow_http": str(self._options.get("endpoint", "")).startswith("http://"),
         }
         settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}

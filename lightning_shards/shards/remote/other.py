@@ -1,4 +1,7 @@
-"""Shards of any further scheme that fsspec knows: `sftp://`, `ftp://`, `hdfs://` and others."""
+"""Shards of any further scheme that fsspec knows: `sftp://`, `ftp://`, `hdfs://` and others.
+
+Few of its file systems know time limits, so each call is made in a thread that can be given up.
+"""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -7,6 +10,7 @@ from typing import Any, Final, cast
 import fsspec
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.remote.answers.bounded_calls import Alive, BoundedCalls
 from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
@@ -14,6 +18,10 @@ from lightning_shards.shards.remote.backend import (
     version_of,
 )
 from lightning_shards.shards.remote.options import require_no_secret
+from lightning_shards.shards.remote.retries import RetryPolicy
+
+_READ_AT_ONCE: Final = 1 << 20
+"""Bytes that must come within the read timeout; each further call may open the file anew."""
 
 _ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "uid")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
@@ -26,15 +34,18 @@ class OtherBackend(RequestBackend):
         scheme: What fsspec knows it by.
         options: The arguments of that file system, such as `host` and `port`; what a URL says goes
             before them.
+        policy: Its time limits.
 
     Raises:
         ConfigError: An option looks like a secret.
     """
 
-    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, scheme: str, options: Mapping[str, Any], policy: RetryPolicy) -> None:
         require_no_secret(scheme, options)
         self._scheme = scheme
         self._options = dict(options)
+        self._policy = policy
+        self._calls = BoundedCalls()
 
     @contextmanager
     def get(
@@ -42,38 +53,47 @@ class OtherBackend(RequestBackend):
     ) -> Generator[RangeAnswer, None, None]:
         """Read a range, and ask afterwards what the object is: it may be replaced meanwhile."""
 
-        def read() -> RangeAnswer:
+        def read(alive: Alive) -> RangeAnswer:
             files, path = self._opened(url)
-            before = None if version is not None else _described(files, path)
-            size = before[1] if before else end
-            data = b"" if begin >= size else cast("bytes", files.cat_file(path, begin, end))
+            alive()
+            is_known = version is not None and end - begin <= _READ_AT_ONCE
+            before = None if is_known else _described(files, path)
+            size = min(end, before[1]) if before else end
+            data = _read(files, path, range(begin, size), alive)
             found = _described(files, path)
             if before is not None and found != before:
                 raise RequestFailure("it changed while it was read")
             stop = min(begin + len(data), max(begin, found[1]))
             return RangeAnswer(begin, stop, found[1], found[0], (data,) if data else ())
 
-        yield self._call(read)
+        yield self._call(read, self._policy.stall_s)
 
     def put(self, url: str, data: bytes) -> None:
         """Write a whole file."""
 
-        def write() -> None:
+        def write(alive: Alive) -> None:
             files, path = self._opened(url)
+            alive()
             files.pipe_file(path, data)
 
-        self._call(write)
+        self._call(write, self._policy.longest_s(len(data)))
+
+    def close(self) -> None:
+        """End the threads that wait for calls; those within a call end when it returns."""
+        self._calls.close()
 
     def _opened(self, url: str) -> tuple[Any, str]:
         return cast("tuple[Any, str]", cast("Any", fsspec).core.url_to_fs(url, **self._options))
 
-    def _call(self, act: Callable[[], Any]) -> Any:
-        """What fsspec gives; its errors may hold the URL, so they go no further."""
+    def _call(self, act: Callable[[Alive], Any], limit_s: float) -> Any:
+        """What fsspec gives in time; its errors may hold the URL, so they go no further."""
         failure: Exception
         try:
-            return act()
+            return self._calls.call(act, limit_s)
         except RequestFailure:
             raise
+        except TimeoutError:
+            failure = RequestFailure("the server stalled")
         except FileNotFoundError:
             failure = RequestFailure("there is no such file", "absent")
         except PermissionError:
@@ -90,6 +110,19 @@ class OtherBackend(RequestBackend):
                 f"fsspec raised {type(error).__name__}", "final", remedy="check storage_options"
             )
         raise failure
+
+
+def _read(files: Any, path: str, wanted: range, alive: Alive) -> bytes:
+    """The bytes of a range, or those in front of the file's end."""
+    parts: list[bytes] = []
+    for begin in wanted[::_READ_AT_ONCE]:
+        alive()
+        end = min(begin + _READ_AT_ONCE, wanted.stop)
+        parts.append(cast("bytes", files.cat_file(path, begin, end)))
+        if len(parts[-1]) < end - begin:
+            break
+    alive()
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _described(files: Any, path: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.remote.backend import RequestFailure
 
-_PROGRESS = 1 << 20
+PROGRESS: Final = 1 << 20
 """Bytes by which a request that broke off has shown that the server works."""
 
 
@@ -47,6 +47,10 @@ class RetryPolicy:
     stall_s: float = 30.0
     least_rate: int = 1024
     relief_s: float = 10.0
+
+    def longest_s(self, size: int) -> float:
+        """Seconds in which so many bytes come at the least rate, and the wait for the first one."""
+        return self.stall_s + size / self.least_rate
 
     def scaled(self, factor: float) -> "RetryPolicy":
         """The same policy with all times multiplied, for tests."""
@@ -101,7 +105,7 @@ class Tries:
             gained: Bytes that it brought.
         """
         self.failed += 1
-        if gained >= _PROGRESS:
+        if gained >= PROGRESS:
             self._began = self._now()
         if failure.kind == "denied":
             is_first, self._was_denied = not self._was_denied, True

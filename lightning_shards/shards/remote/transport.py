@@ -121,9 +121,9 @@ class Transport(Protocol):
     def close(self) -> None:
         """Let go of all connections of this process.
 
-        Reads under way in other threads end with a StorageError: those of http(s), hf and ais
-        within a second, also where the server has stalled; those of other stores at the end of
-        their read timeout at the latest. A later call opens connections again.
+        Reads under way in other threads end with a StorageError: those of s3, gs and az at the end
+        of their read timeout at the latest, all others within a second, also where the server has
+        stalled. A later call opens connections again.
         """
         ...
 
@@ -397,4 +397,4 @@ def make_backend(
         return CloudBackend(scheme, options, settings.policy)
     from lightning_shards.shards.remote.other import OtherBackend
 
-    return OtherBackend(scheme, options)
+    return OtherBackend(scheme, options, settings.policy)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from lightning_shards.shards.remote.transport import RemoteTransport, TransportS
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(120)]
 
-POLICY = RetryPolicy(tries=2, total_s=2, stall_s=0.3, first_pause_s=0.01, longest_pause_s=0.01)
+POLICY = RetryPolicy(
+    tries=2, total_s=2, stall_s=0.3, first_pause_s=0.01, longest_pause_s=0.01, least_rate=1 << 20
+)
 DRIP_S = 0.01
 RANGE = b"HTTP/1.1 206 Partial Content\r\n"
 WHOLE = b'HTTP/1.1 200 OK\r\nETag: "1"\r\n'
@@ -88,18 +91,19 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.parametrize("scheme", ["http", "ais", "hf"])
+@pytest.mark.parametrize("scheme", ["http", "ais", "hf", "s3"])
 def test_an_answer_that_drips_is_given_up(name, scheme, make_server, tmp_path):
     server = make_server(*ANSWERS[name])
-    options = {each: {"endpoint": server.url} for each in ("ais", "hf")}
-    options["hf"]["anonymous"] = True
+    options: dict[str, dict[str, Any]] = {"ais": {"endpoint": server.url}}
+    for each in ("hf", "s3"):
+        options[each] = {"endpoint": server.url, "anonymous": True}
     transport = RemoteTransport(TransportSettings(options, 4, POLICY, str(tmp_path)))
     errors: list[ShardError] = []
-    url = {"http": f"{server.url}/a.tar", "ais": "ais://b/a.tar", "hf": "hf://datasets/a/b/c.tar"}
+    path = {"http": f"{server.url[7:]}/a.tar", "hf": "datasets/a/b/c.tar"}.get(scheme, "b/a.tar")
 
     def read() -> None:
         with pytest.raises(ShardError) as caught:
-            transport.read(url[scheme], 0, 50_000)
+            transport.read(f"{scheme}://{path}", 0, 50_000)
         errors.append(caught.value)
 
     thread = threading.Thread(target=read, daemon=True)

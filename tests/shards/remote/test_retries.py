@@ -43,6 +43,12 @@ def run(failures, policy=RetryPolicy(), *, takes_s=0.0, gained=0, what="bytes"):
     return tries.failed, clock
 
 
+def test_the_time_of_a_request_is_that_of_its_bytes_at_the_least_rate_and_of_the_first_one():
+    policy = RetryPolicy(stall_s=30, least_rate=1024)
+    assert policy.longest_s(0) == 30
+    assert policy.longest_s(MIB) == 30 + 1024
+
+
 def test_ten_tries_are_made():
     failed, clock = run([RequestFailure("no")] * 99)
     assert (failed, len(clock.pauses)) == (10, 9)

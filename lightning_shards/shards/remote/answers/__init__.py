@@ -1,1 +1,1 @@
-"""What comes back on a connection of HTTP."""
+"""What comes back from a store: answers of HTTP, calls without limits, memory for bodies."""
