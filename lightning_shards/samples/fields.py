@@ -85,7 +85,9 @@ class Field:
 
     def missing_value(self) -> Any:
         """The value in a sample without such a member, of a field that is optional."""
-        return self.default.copied() if self.default else None
+        if self.default is None or not self.decoders <= PIXEL_DECODERS:
+            return self.default.copied() if self.default else None
+        return self.default.copied_as_pixels(is_array=self.gives_arrays)
 
     def with_fitted_default(self, transforms: Container[str]) -> "Field":
         """The same, whose default has the type of its decoded values.
