@@ -21,6 +21,7 @@ from lightning_shards.samples.loaded_torch import (
     is_tensor,
     load_torch,
     tensor_class,
+    tensor_of,
     torch_has,
 )
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
@@ -119,7 +120,7 @@ def collate(
 ) -> dict[str, Any]:
     """One batch as a dict: `__key__` and other lists first, then arrays, then other reserved ones.
 
-    Arrays of one shape are stacked, and so are tensors; numbers become an array (int64, float64 or
+    Arrays and tensors of one shape are stacked together; numbers become an array (int64, float64 or
     bool, as in torch's `default_collate`), and everything else stays a list.
 
     Args:
@@ -257,13 +258,16 @@ def column_of(
         SampleError: A sample has no such field, or the shapes differ.
     """
     values = values_of(samples, field)
-    is_tensors = all(map(is_tensor, values))
-    if is_tensors or all(map(_is_numeric, values)):
-        _require_one_shape(samples, field)
+    has_tensors = any(map(is_tensor, values))
+    if all(is_tensor(value) or _is_numeric(value) for value in values):
         try:
+            values = list(map(tensor_of, values)) if has_tensors else values
+            _require_one_shape(samples, values, field)
             if pixels is not None:
                 return np.stack(values, out=pixels.new_column(len(values), arena))
-            return _stacked_tensors(values, arena) if is_tensors else _stacked(values, arena)
+            return _stacked_tensors(values, arena) if has_tensors else _stacked(values, arena)
+        except SampleError:
+            raise
         except (TypeError, ValueError, RuntimeError, MemoryError) as error:
             raise SampleError(
                 f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
@@ -371,14 +375,14 @@ def _is_numeric(value: Any) -> bool:
     return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in NUMBERS
 
 
-def _require_one_shape(samples: Sequence[Sample], field: str) -> None:
-    first = samples[0]
-    for sample in samples:
-        if sample[field].shape != first[field].shape or sample[field].dtype != first[field].dtype:
+def _require_one_shape(samples: Sequence[Sample], values: Sequence[Any], field: str) -> None:
+    first = values[0]
+    for sample, value in zip(samples, values, strict=True):
+        if value.shape != first.shape or value.dtype != first.dtype:
             raise SampleError(
-                f"field {field!r} does not fit into one tensor: {_describe(first, field)}, but "
-                f"{_describe(sample, field)}; give the field a transform that makes them alike"
-                f"{_padding_remedy(first[field], sample[field], field)}"
+                f"field {field!r} does not fit into one tensor: {_describe(samples[0], field)}, "
+                f"but {_describe(sample, field)}; give the field a transform that makes them alike"
+                f"{_padding_remedy(first, value, field)}"
             )
 
 

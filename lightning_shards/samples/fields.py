@@ -85,7 +85,9 @@ class Field:
 
     def missing_value(self) -> Any:
         """The value in a sample without such a member, of a field that is optional."""
-        return self.default.copied() if self.default else None
+        if self.default is None or not self.decoders <= PIXEL_DECODERS:
+            return self.default.copied() if self.default else None
+        return self.default.copied_as_pixels(is_array=self.gives_arrays)
 
     def with_fitted_default(self, transforms: Container[str]) -> "Field":
         """The same, whose default has the type of its decoded values.
@@ -273,10 +275,12 @@ def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
-    if not all(field.suffixes) or field.name.startswith(("__", ".")):
+    are_plain = all(suffix and not suffix.startswith(".") for suffix in field.suffixes)
+    if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', none empty, and let no field's name begin with '__' or '.'"
+            "'jpg;png', none empty, no dot before them, and let no field's name begin with '__' or "
+            "'.'"
         )
     reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
     if reserved:

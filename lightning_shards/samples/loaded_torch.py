@@ -110,8 +110,15 @@ def _with_tensor(column: Any) -> Any:
             f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
             "such numbers; let the collate_fn or the source that made it give another type"
         )
-    is_native = column.dtype.isnative
-    native = column if is_native else column.astype(column.dtype.newbyteorder("="))
+    return tensor_of(column)
+
+
+def tensor_of(value: Any) -> "torch.Tensor":
+    """A tensor itself, or that of an array of numbers, which shares its memory where it can."""
+    if is_tensor(value):
+        return value
+    is_ready = value.dtype.isnative and value.flags.writeable  # torch warns of read-only memory
+    native = value if is_ready else value.astype(value.dtype.newbyteorder("="))
     try:
         return as_tensor(native)
     except ValueError:  # strides that torch has not, as of an array that is read backwards

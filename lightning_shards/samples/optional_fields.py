@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoding.decoders import CLASS, DecoderChoice
+from lightning_shards.samples.decoding.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
+from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
 from lightning_shards.samples.own_generators import are_same
 from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
 
@@ -21,6 +23,12 @@ _SHOWN: Final = 80
 
 _SCALARS: Final = {"int": "int64", CLASS: "int64"} | SCALAR_DTYPES
 """The type of the single numbers that a decoder gives."""
+
+_PIXELS: Final = ("uint8", 3)
+"""The type and the dimensions of decoded images."""
+
+_ARRAYS: Final = frozenset({"npy"})
+"""Decoders of arrays of any type."""
 
 _NUMBER_TYPES: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
 """The type of a column of such numbers."""
@@ -45,6 +53,13 @@ class Default:
         """A copy of the value, which belongs to one sample."""
         return copy.deepcopy(self.value)
 
+    def copied_as_pixels(self, *, is_array: bool) -> Any:
+        """A copy as decoded pixels would be: an array or a tensor, whichever of them was given."""
+        value: Any = self.copied()
+        if is_tensor(value):
+            return value.numpy(force=True) if is_array else value
+        return as_tensor(value) if type(value) is np.ndarray and not is_array else value
+
     def fitted(
         self, field: str, decoders: Collection[DecoderChoice], *, is_transformed: bool
     ) -> "Default":
@@ -61,6 +76,10 @@ class Default:
             return self
         types = {_type_of(decoder) for decoder in decoders}
         (kind,) = types if len(types) == 1 else (None,)
+        if is_transformed and kind == _PIXELS:  # its transform may take whatever was given
+            return self
+        if _ARRAYS.issuperset(decoders) and not is_transformed:
+            return Default(_as_array(self.value))
         if kind is None:
             number_type = "" if is_transformed else _number_type(self.value)
             return replace(self, number_type=number_type)
@@ -147,7 +166,17 @@ def _type_of(decoder: DecoderChoice) -> tuple[str, int | None] | None:
         return _SCALARS[str(decoder)], 0
     if decoder in NUMBER_DECODERS:
         return str(decoder), 1
+    if decoder in PIXEL_DECODERS:
+        return _PIXELS
     return (str(decoder).removeprefix("json_"), None) if decoder in JSON_DECODERS else None
+
+
+def _as_array(value: Any) -> Any:
+    """Numbers, lists of them and tensors as an array; anything else as it is."""
+    with suppress(TypeError, ValueError, RuntimeError):  # as in `_converted`
+        array = np.asarray(value)
+        return array if array.dtype.kind in "biufc" else value
+    return value
 
 
 def _converted(value: Any, dtype: str, ndim: int | None) -> NDArray[Any] | None:
@@ -172,6 +201,8 @@ def _converted(value: Any, dtype: str, ndim: int | None) -> NDArray[Any] | None:
 
 def _in_words(dtype: str, ndim: int | None) -> str:
     name = np.dtype(dtype).name
+    if (dtype, ndim) == _PIXELS:
+        return f"{name} of shape (channels, height, width)"
     if ndim is None:
         return f"{name} or lists of them"
     return f"lists of {name}" if ndim else name

@@ -22,6 +22,18 @@ MUTANTS = [
         "shards/joins readers/joined",
     ),
     Mutant(
+        "shards.joins.building:_different",
+        "different = dict.fromkeys(values)",
+        "return values, np.arange(len(values))",
+        "shards/joins/test_kept_joins.py",
+    ),
+    Mutant(
+        "shards.joins.building:_different",
+        "len({(value[:_END], value[-_END:]) for value in values}) == len(values)",
+        "values",
+        "shards/joins/test_kept_joins.py",
+    ),
+    Mutant(
         "shards.joins.building:_write_slots",
         'of_part[records["sample"] - start]',
         'of_part[records["sample"] % PART_RECORDS - 1]',

@@ -143,6 +143,18 @@ MUTANTS = [
         "samples/test_optional_fields.py",
     ),
     Mutant(
+        "samples.collate:column_of",
+        "all(is_tensor(value) or _is_numeric(value) for value in values)",
+        "all(map(is_tensor, values)) or all(map(_is_numeric, values))",
+        "samples/test_collate.py samples/test_optional_fields.py",
+    ),
+    Mutant(
+        "samples.fields:Field.missing_value",
+        "self.default is None or not self.decoders <= PIXEL_DECODERS",
+        "True",
+        "samples/test_optional_fields.py",
+    ),
+    Mutant(
         "readers.batch_reader:decode_column",
         "(members.has_gaps or default.number_type)",
         "members.has_gaps",

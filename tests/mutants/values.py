@@ -70,7 +70,7 @@ MUTANTS = [
         "samples/test_loaded_torch.py",
     ),
     Mutant(
-        "samples.loaded_torch:_with_tensor",
+        "samples.loaded_torch:tensor_of",
         "native.copy()",
         "native",
         "samples/test_loaded_torch.py",

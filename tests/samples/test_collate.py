@@ -37,6 +37,10 @@ def column(*values):
         ((np.zeros(0, bool),) * 2, torch.bool, (2, 0)),
         ((np.ones((1, 2), np.complex64),) * 2, torch.complex64, (2, 1, 2)),
         ((np.ones(2, ">c16"),) * 2, torch.complex128, (2, 2)),
+        ((torch.zeros(3), np.zeros(3, np.float32)), torch.float32, (2, 3)),
+        ((np.zeros(3, ">i4"), torch.zeros(3).int()), torch.int32, (2, 3)),
+        ((np.frombuffer(bytes(8), np.float64), torch.ones(1).double()), torch.float64, (2, 1)),
+        ((np.ones(3)[::-1], torch.ones(3).double(), np.ones(3)), torch.float64, (3, 3)),
     ],
 )
 def test_numbers_and_arrays_become_one_tensor(values, dtype, shape):
@@ -64,6 +68,11 @@ def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size
     )
     with pytest.raises(SampleError, match=described):
         column(*[np.ones(size, dtype)] * 2)
+
+
+def test_arrays_among_tensors_that_torch_lacks_are_an_error():
+    with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
+        column(np.zeros(2, np.longdouble), torch.zeros(2))
 
 
 def test_values_keep_their_order():
@@ -98,6 +107,8 @@ def test_without_weights_there_is_no_weight():
     [
         (torch.zeros(1, 4), torch.zeros(1, 5), r"\(1, 4\) torch.float32.*'k0'.*\(1, 5\).*'k1'"),
         (torch.zeros(2), torch.zeros(2).int(), r"\(2,\) torch.float32.*torch.int32 in sample 'k1'"),
+        (torch.zeros(2), np.zeros(2), r"\(2,\) torch.float32.*'k0', but \(2,\) float64.*'k1'"),
+        (np.zeros(2), torch.zeros(3), r"\(2,\) float64.*'k0', but \(3,\) torch.float32.*'k1'"),
         (np.zeros(2), np.zeros(3), r"\(2,\) float64 in sample 'k0'.*\(3,\) float64.*'k1'"),
     ],
 )

@@ -124,6 +124,7 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
         ({"x": "bin"}, {"y": "raw"}, r"decode names \['y'\], and the fields are \['x'\]; name a"),
         ({"__key__": "txt"}, {}, r"fields names \['__key__'\]"),
         ({"__x": "txt"}, {}, r"no field's name begin with '__'|let no field's name begin"),
+        ({"x": "png;.jpg?"}, {}, r"suffixes \['png', '\.jpg'\].*no dot before them"),
         ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),
         ({"x": ""}, {}, r"suffixes \[''\]"),
     ],

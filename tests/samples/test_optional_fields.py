@@ -132,6 +132,52 @@ def test_a_default_takes_the_place(make_module, reader):
     assert rows(own, "label")[0][1] == -2
 
 
+MASKS = {
+    "array": np.full((1, 4, 4), 255, np.uint8),
+    "floats": torch.full((1, 4, 4), 255.0),
+    "list": [[[255] * 4] * 4],
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_default_of_an_image_of_another_type_makes_tensors(make_module, reader, kind, batch_size):
+    module = make_module(reader, defaults={"mask": MASKS[kind]}, batch_size=batch_size)
+    masks, kinds = rows(module, "mask")
+    assert set(kinds) == {torch.Tensor}
+    assert {mask.dtype for mask in masks.values()} == {torch.uint8}
+    assert {n for n, mask in masks.items() if mask.min() == 255} == LACKING
+
+
+def all_of_one_type(mask):
+    assert isinstance(mask, torch.Tensor)
+    return mask
+
+
+def all_arrays(mask):
+    assert isinstance(mask, np.ndarray)
+    return mask
+
+
+all_of_one_type.deterministic = all_arrays.deterministic = all_arrays.takes_arrays = True
+
+
+@pytest.mark.parametrize("transform", [all_of_one_type, all_arrays])
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_transform_gets_a_default_as_it_gets_pixels(make_module, reader, transform, kind):
+    mask = MASKS["array"] if kind == "array" else torch.as_tensor(MASKS["array"])
+    module = make_module(reader, defaults={"mask": mask}, transforms={"mask": transform})
+    assert set(rows(module, "mask")[1]) == {torch.Tensor}
+
+
+def test_a_crop_and_a_default_that_is_an_array_make_tensors(make_module, reader):
+    blank = np.zeros((3, 2, 2), np.uint8)
+    crop = {"transforms": {"mask": DecodeResize(size=2)}, "decode": {"image": "gray"}}
+    masks, kinds = rows(make_module(reader, defaults={"mask": blank}, **crop), "mask")
+    assert kinds == [torch.Tensor] * 3
+    assert masks[4].sum() == 0 < masks[3].sum()
+
+
 TYPED = {
     "int": (b"7", 2.0, torch.int64),
     "json_float64": (b"2.5", 0, torch.float64),
@@ -163,6 +209,24 @@ def make_valued(make_module, tmp_path):
     return make
 
 
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "default", [[1.5, 2.5], np.array([1.5, 2.5]), torch.tensor([1.5, 2.5]).double()]
+)
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_default_of_npy_is_an_array_like_the_others(make_valued, reader, default, batch_size):
+    data = npy(np.array([3.5, 4.5]))
+    module = make_valued(reader, [data] * 3, "npy", default, batch_size=batch_size)
+    values = [batch["value"] for batch in module.loader("train")]
+    assert {(type(value), value.dtype) for value in values} == {(torch.Tensor, torch.float64)}
+    assert torch.cat(values).tolist() == [[1.5, 2.5]] * 3 + [[3.5, 4.5]] * 3
+
+
 @pytest.mark.parametrize("decoder", TYPED)
 @pytest.mark.parametrize("batch_size", [2, 3])
 def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batch_size):
@@ -186,6 +250,7 @@ def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batc
         ("uint8", 0, "lists of uint8"),
         ("float32", [[1.0], [2.0, 3.0]], "lists of float32"),
         ("float16", [1e9], "lists of float16"),
+        ("rgb", 0, r"uint8 of shape \(channels, height, width\);"),
         ("json_float64", 2**53 + 1, "float64 or lists of them"),
     ],
 )

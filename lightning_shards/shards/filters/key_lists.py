@@ -12,9 +12,11 @@ import hashlib
 import os
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ _Ints = NDArray[np.int64]
 
 _ID_MARK = b"#"
 _ESCAPE = b"\\"
-_KEYS_AT_ONCE = 2**16
+_LINES_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,36 +63,60 @@ class KeyList:
         return found
 
 
-def read_key_list(path: str) -> KeyList:
-    """The keys and ids in a file.
+def read_key_list(path: str, shard_name: str = "") -> KeyList:
+    """The keys and ids in a file; `shard_name` is that of some shard, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or a line is no id although it begins like one.
     """
     digests: list[_Words] = []
-    keys: list[bytes] = []
     numbers: dict[bytes, array[int]] = {}
     with os.fdopen(open_list(path), "rb") as file:
-        if file.read(len(BOM_UTF8)) != BOM_UTF8:
-            file.seek(0)
-        for line in file:
-            entry = line.rstrip(b"\r\n")
-            if entry[:1] == _ID_MARK:
-                name, number = _parse_id(entry, path)
-                numbers.setdefault(name, array("q")).append(number)
-                continue
-            if entry[:2] in (_ESCAPE + _ID_MARK, _ESCAPE + _ESCAPE):
-                entry = entry[1:]
-            if entry:
-                keys.append(entry)
-            if len(keys) == _KEYS_AT_ONCE:
-                digests.append(digests_of(keys))
-                keys.clear()
-    digests.append(digests_of(keys))
+        for entries in _batches(file):
+            for entry in entries:
+                if entry[:1] == _ID_MARK:
+                    name, number = _parse_id(entry, path, shard_name)
+                    numbers.setdefault(name, array("q")).append(number)
+            digests.append(digests_of(_keys_among(entries)))
     by_name = {
         os.fsdecode(name): np.unique(np.array(listed, np.int64)) for name, listed in numbers.items()
     }
-    return _key_list(np.concatenate(digests), by_name)
+    return _key_list(np.concatenate([np.empty((0, 2), np.uint64), *digests]), by_name)
+
+
+def first_unmatched(path: str, listed: KeyList, matched: NDArray[np.bool_]) -> bytes:
+    """The first key of a file that is not among those that were matched; empty if all are.
+
+    Args:
+        path: Of the file, which is read again.
+        listed: What was read of it.
+        matched: For each key of `listed`, whether it was matched.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    with os.fdopen(open_list(path), "rb") as file:
+        for entries in _batches(file):
+            keys = _keys_among(entries)
+            for key, place in zip(keys, listed.find(digests_of(keys)).tolist(), strict=True):
+                if place < 0 or not matched[place]:
+                    return key
+    return b""
+
+
+def _batches(file: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a file that are not empty, many at a time."""
+    if file.read(len(BOM_UTF8)) != BOM_UTF8:
+        file.seek(0)
+    while lines := list(islice(file, _LINES_AT_ONCE)):
+        yield list(filter(None, (line.rstrip(b"\r\n") for line in lines)))
+
+
+def _keys_among(entries: Iterable[bytes]) -> list[bytes]:
+    """The keys among these lines, without the backslash that takes the meaning of a mark."""
+    escaped = (_ESCAPE + _ID_MARK, _ESCAPE + _ESCAPE)
+    keys = (entry for entry in entries if entry[:1] != _ID_MARK)
+    return [key[1:] if key[:2] in escaped else key for key in keys]
 
 
 def digest_of_list(path: str) -> str:
@@ -130,12 +156,13 @@ def _key_list(digests: _Words, numbers: Mapping[str, _Ints]) -> KeyList:
     return KeyList(first, second, 1 + int(np.count_nonzero(alike)), numbers)
 
 
-def _parse_id(entry: bytes, path: str) -> tuple[bytes, int]:
+def _parse_id(entry: bytes, path: str, shard_name: str) -> tuple[bytes, int]:
     name, colon, number = entry[1:].rpartition(b":")
     if not colon or not name or not number.isdigit() or len(number) > 18:  # noqa: PLR2004 of int64
+        as_in = f", as in #{shard_name}:0" if shard_name else ""
         raise ConfigError(
             f"exclude: {path} has the line {os.fsdecode(entry)!r}, which begins with # and is no "
-            "#SHARD-FILE-NAME:NUMBER; put a backslash before a key that begins with #"
+            f"#SHARD-FILE-NAME:NUMBER{as_in}; put a backslash before a key that begins with #"
         )
     return name, int(number)
 

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,19 @@ from lightning_shards.shards.filters.key_hashes import (
     keys_of_table,
     prefix_of,
 )
-from lightning_shards.shards.filters.key_lists import KeyList, content_of_lists, read_key_list
+from lightning_shards.shards.filters.key_lists import (
+    KeyList,
+    content_of_lists,
+    first_unmatched,
+    read_key_list,
+)
 from lightning_shards.shards.filters.sample_filter import SampleFilter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import split_url
+
+_SHOWN: Final = 80
+"""Letters of a key that a message shows."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +46,7 @@ class KeyTests:
         identity: Hash of what is asked, in whatever order lists have their keys.
         matched: For each list, which of its keys were found in a table, bool.
         prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
+        seen: The first key in the tables, for messages; empty if there is none.
     """
 
     names: Sequence[str]
@@ -46,6 +56,7 @@ class KeyTests:
     identity: str
     matched: dict[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
     prefixes: set[bytes] = field(default_factory=set[bytes])
+    seen: list[bytes] = field(default_factory=list[bytes])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyTests) and self.identity == other.identity
@@ -60,6 +71,8 @@ class KeyTests:
         if self.keep is not None or self.exclude is not None or has_keys:
             keys = keys_of_table(table)
             mask &= self._kept_keys(keys)
+            if not self.seen:
+                self.seen.extend(keys[:1])
             if self._of_prefixes and len(self.prefixes) <= 1:
                 self.prefixes.update(map(prefix_of, keys))
         for listed in self.lists.values():
@@ -84,19 +97,31 @@ class KeyTests:
             of_keys = self.matched.get(path, np.empty(0, np.bool_))
             num_ids = sum(map(len, listed.numbers.values()))
             num_found = int(np.count_nonzero(of_keys))
+            if not len(listed.first) and not num_ids:
+                raise ConfigError(
+                    f"exclude: {path} has no line with a key or an id; leave the list out until "
+                    "there is something in it"
+                )
+            if num_found == len(listed.first):
+                continue
+            unlike = self._unlike(first_unmatched(path, listed, of_keys))
             if not num_found and not num_ids:
                 raise ConfigError(
                     f"exclude: none of the {count_of(len(listed.first), 'key')} of {path} is the "
-                    "key of a sample of this split; write them as `lightning-shards show` does, "
-                    "folders included and suffixes not, or leave the list out"
+                    f"key of a sample of this split: {unlike}; write keys with folders and without "
+                    "suffixes, as `lightning-shards show` does, or leave the list out"
                 )
-            if num_found < len(listed.first):
-                what = (
-                    "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
-                    "left out for them; keys have folders and no suffixes"
-                )
-                missing = len(listed.first) - num_found
-                _log.warning(what, f"{missing:,}", f"{len(listed.first):,}", path)
+            what = (
+                "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
+                "left out for them: %s; keys have folders and no suffixes"
+            )
+            missing = len(listed.first) - num_found
+            _log.warning(what, f"{missing:,}", f"{len(listed.first):,}", path, unlike)
+
+    def _unlike(self, key: bytes) -> str:
+        """A key that is of no sample, beside one that is."""
+        shown = [repr(os.fsdecode(each)[:_SHOWN]) for each in (key, *self.seen)]
+        return f"the first of them is {', the first key of the samples '.join(shown)}"
 
     def warn_of_one_prefix(self, samples: int) -> None:
         """Say so where parts are made of prefixes, and the samples of all tables have the same."""
@@ -139,8 +164,8 @@ def read_key_tests(chosen: SampleFilter, index: ShardIndex) -> KeyTests:
     """
     keep = chosen.keep if isinstance(chosen.keep, HashParts) else None
     exclude = chosen.exclude if isinstance(chosen.exclude, HashParts) else None
-    lists = {path: read_key_list(path) for path in chosen.lists}
     names = [split_url(url)[1] for url in index.urls]
+    lists = {path: read_key_list(path, *names[:1]) for path in chosen.lists}
     for path, listed in lists.items():
         _require_ids(listed, path, names, index)
     asked = f"{keep!r}\n{exclude!r}\n{content_of_lists(lists.values())}"
@@ -163,7 +188,8 @@ def _require_ids(listed: KeyList, path: str, names: Sequence[str], index: ShardI
         if name not in shards:
             raise ConfigError(
                 f"exclude: {path} names samples of {name!r}, and no shard of this split has that "
-                "file name; take these lines out, or put them into the list of another split"
+                f"file name, the first one is {names[0]!r}; take these lines out, or put "
+                "them into the list of another split"
             )
         count = None if index.counts is None else int(index.counts[shards[name]])
         if count is not None and numbers[-1] >= count:

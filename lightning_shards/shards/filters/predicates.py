@@ -60,15 +60,26 @@ class ShardColumns:
         return list(map(os.fsdecode, keys_of_table(self.table)))
 
     def has(self, suffix: str) -> NDArray[np.bool_]:
-        """Whether each sample has a member with this suffix, shape (num_samples,)."""
-        return self.table.members_with([suffix.lower()]) >= 0
+        """Whether each sample has a member with this suffix, shape (num_samples,).
+
+        Raises:
+            ValueError: It begins with a dot, and no suffix of the shard does.
+        """
+        return self._members(suffix) >= 0
 
     def sizes(self, suffix: str) -> NDArray[np.int64]:
-        """Bytes of each sample's member with this suffix, -1 where it has none."""
-        members = self.table.members_with([suffix.lower()])
+        """Bytes of each sample's member with this suffix, -1 where it has none; errors as `has`."""
+        members = self._members(suffix)
         sizes = np.full(len(members), -1, np.int64)
         sizes[members >= 0] = self.table.sizes[members[members >= 0]]
         return sizes
+
+    def _members(self, suffix: str) -> NDArray[np.int64]:
+        if suffix.startswith(".") and suffix.lower() not in self.suffixes:
+            raise ValueError(
+                f"suffixes have no dot before them: {suffix.lstrip('.')!r}, not {suffix!r}"
+            )
+        return self.table.members_with([suffix.lower()])
 
 
 def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:

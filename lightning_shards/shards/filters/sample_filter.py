@@ -11,6 +11,7 @@ from lightning_shards.shards.filters.key_lists import digest_of_list
 from lightning_shards.shards.filters.list_digests import remembered_digest
 from lightning_shards.shards.filters.predicates import Predicate, digest_of_predicate
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.urls import redact, scheme_of
 
 _VERSION = 1
 """Of what a filter does; what was kept by another one is not used."""
@@ -96,6 +97,15 @@ def _kept_by(keep: object) -> HashParts | Predicate | None:
     return cast("Callable[..., Any] | None", keep)
 
 
+def _require_path(path: str) -> str:
+    if scheme_of(path) and ("://" in path or scheme_of(path) in ("file", "pipe")):
+        raise ConfigError(
+            f"exclude names the list {redact(path)!r}, and a list is the path of a file of this "
+            "machine; copy it here, and name the copy"
+        )
+    return path
+
+
 def _excluded_by(exclude: object) -> HashParts | tuple[str, ...] | None:
     if exclude is None:
         return None
@@ -105,7 +115,7 @@ def _excluded_by(exclude: object) -> HashParts | tuple[str, ...] | None:
     if isinstance(paths, Sequence) and paths:
         listed = cast("Sequence[object]", paths)
         if all(isinstance(path, str) and path for path in listed):
-            return tuple(cast("Sequence[str]", listed))
+            return tuple(map(_require_path, cast("Sequence[str]", listed)))
     raise ConfigError(
         "exclude must be the path of a text file with one key a line, a list of such paths, or a "
         f"mapping of hash_of, of and parts, got {exclude!r}"

@@ -24,6 +24,9 @@ _Step: TypeAlias = Callable[[int], object]
 
 _SLOT: Final = np.dtype([("sample", "<i8"), ("slot", "<i8")])
 _COPIED_BYTES: Final = 1 << 22
+_LONG_BYTES: Final = 1 << 9
+"""From this mean length on it is faster to look at the ends of values before all their bytes."""
+_END: Final = 64
 
 
 class ShardKeys(NamedTuple):
@@ -202,11 +205,12 @@ def _write_values(
         rows, back = np.unique(found["row"], return_inverse=True)
         values = chunk.values(rows - start) if len(rows) else []
         is_there = np.array([value is not None for value in values], bool)
-        given = [value for value in values if value is not None]
+        given, numbers = _different([value for value in values if value is not None])
         writer.write(b"".join(given))
         stops = stop + np.cumsum(np.fromiter(map(len, given), np.int64, len(given)))
         offsets.write(stops.astype("<i8").tobytes())
-        slot_of_row = np.where(is_there, num_values + np.cumsum(is_there) - 1, -1)
+        slot_of_row = np.full(len(rows), -1, np.int64)
+        slot_of_row[is_there] = num_values + numbers
         records = np.empty(len(found), _SLOT)
         records["sample"], records["slot"] = found["sample"], slot_of_row[back]
         records = records[records["slot"] >= 0]
@@ -214,6 +218,23 @@ def _write_values(
         start, num_values = start + chunk.num_rows, num_values + len(given)
         stop = int(stops[-1]) if len(stops) else stop
     return num_values, stop
+
+
+def _different(values: list[bytes]) -> tuple[list[bytes], RowNumbers]:
+    """The different ones of these values, in the order in which each is first, and who has which.
+
+    Equal values of rows that are read together are written once: of labels and texts that repeat
+    some megabytes of a table are enough.
+    """
+    is_long = sum(map(len, values)) > _LONG_BYTES * len(values)
+    if is_long and len({(value[:_END], value[-_END:]) for value in values}) == len(values):
+        return values, np.arange(len(values))  # without a hash of all their bytes
+    different = dict.fromkeys(values)
+    if len(different) == len(values):
+        return values, np.arange(len(values))
+    number_of = dict(zip(different, range(len(different)), strict=True))
+    numbers = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
+    return list(different), numbers
 
 
 def _in_order(pairs: Spill) -> Callable[[int], NDArray[np.void]]:

@@ -42,7 +42,7 @@ class JoinFacts:
     Attributes:
         num_samples: Samples of all shards.
         num_shards: Shards, repeats included.
-        num_values: Values that some sample has.
+        num_values: Values that some sample has; equal ones may be one.
         data_bytes: bytes of these values.
         rows: Rows of the table.
         unmatched: Rows whose key no sample has.

@@ -163,8 +163,8 @@ def _require_suffix(settings: JoinSettings, key: str | None) -> None:
             f"key={key!r} of join {name!r} has no effect, because its tars have the keys of their "
             "samples; leave it out"
         )
-    if column is None or not set(column).isdisjoint(";?"):
+    if column is None or column.startswith(".") or not set(column).isdisjoint(";?"):
         raise ConfigError(
             f"join {name!r} reads tars, and column={column!r} is not the suffix of their members; "
-            "set one suffix, as in column: txt"
+            "set one suffix, without a dot before it, as in column: txt"
         )

@@ -16,6 +16,7 @@ import pytest
 from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError
 from lightning_shards.shards.filters import applying
 from lightning_shards.shards.filters.key_hashes import parse_parts
+from lightning_shards.shards.filters.sample_filter import sample_filter
 from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
@@ -295,7 +296,10 @@ def test_a_filter_that_drops_nothing_leaves_all(urls, cache, no_tables):
 def test_keys_that_match_no_sample_are_counted(urls, cache, listed, caplog):
     caplog.set_level(logging.INFO)
     applied(urls, cache, exclude=listed("0003", "x", "y"))
-    assert re.search(r"2 of 3 keys of .*out\.txt are of no sample", caplog.text)
+    said = (
+        r"2 of 3 keys of .*out\.txt are of no sample.*the first of them is 'x', the first key of "
+    )
+    assert re.search(said + "the samples '0000'; keys have folders", caplog.text)
     assert re.search(r"exclude: 29 of 30 samples are left, found out in", caplog.text)
 
 
@@ -319,9 +323,37 @@ def none_left(shard):
     return np.zeros(shard.num_samples, bool)
 
 
+def dotted(shard):
+    return shard.sizes(".TXT") > 3
+
+
+def dotted_has(shard):
+    return ~shard.has(".cls")
+
+
 REFUSED = {
-    "no key": ({"exclude": ["x", "y"]}, "none of the 2 keys of .* is the key of a sample"),
-    "unknown shard": ({"exclude": ["#t.tar:0"]}, "names samples of 't.tar', and no shard of this"),
+    "no key": (
+        {"exclude": ["0001.txt", "y"]},
+        r"none of the 2 keys .*: the first of them is '0001\.txt', the first key .* '0000'; write",
+    ),
+    "an escaped key": (
+        {"exclude": ["\\#1"]},
+        "none of the 1 key .*the first of them is '#1', the",
+    ),
+    "an empty list": ({"exclude": [""]}, "has no line with a key or an id; leave the list out"),
+    "no id": (
+        {"exclude": ["# no id"]},
+        r"has the line '# no id'.*NUMBER, as in #s0\.tar:0; put a b",
+    ),
+    "unknown shard": (
+        {"exclude": ["#t.tar:0"]},
+        r"names samples of 't.tar', and no shard of this split has .* the first one is 's0\.tar';",
+    ),
+    "a dot before a suffix": (
+        {"keep": dotted},
+        "no dot before them: 'TXT', not '.TXT'; correct it",
+    ),
+    "a dot in has": ({"keep": dotted_has}, "no dot before them: 'cls', not '.cls'; correct it"),
     "too far": ({"exclude": ["#s0.tar:5"]}, "sample 5 of 's0.tar', which holds 5 samples, counted"),
     "nothing left": ({"keep": none_left}, "keep leaves none of 30 samples of 6 shards"),
     "raises": ({"keep": raising}, r"raising raised KeyError for .*s0\.tar: 'depth'; correct it"),
@@ -341,6 +373,28 @@ def test_a_filter_that_cannot_work_is_refused_in_one_sentence(urls, cache, liste
     with pytest.raises(ConfigError, match=message) as error:
         applied(urls, cache, **given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("https://me:secret@host/out.txt", "https://host/out.txt"),
+        ("s3://bucket/out.txt?key=secret", "s3://bucket/out.txt"),
+        ("file:///data/out.txt", "file:///data/out.txt"),
+        ("pipe:cat out.txt", "pipe:cat ..."),
+    ],
+)
+def test_a_list_of_another_machine_is_refused_at_once(path, shown):
+    with pytest.raises(
+        ConfigError, match=r"names the list .* is the path of a file of this"
+    ) as error:
+        sample_filter(None, ["a.txt", path])
+    assert repr(shown) in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_path_with_a_colon_is_a_path(urls, cache, listed):
+    assert 3 not in numbers_left(applied(urls, cache, exclude=listed("0003", name="a:b.txt")))
 
 
 def test_two_shards_of_one_file_name_cannot_be_told_apart(tmp_path, cache, listed):

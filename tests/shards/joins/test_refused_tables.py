@@ -25,8 +25,12 @@ BAD_SETTINGS = {
     "a command": ({"t": "pipe:cat a.parquet"}, r"\['pipe:cat ...'\]; name either Parquet files"),
     "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "is 'skip'; take 'none'"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, "key of join 't' must be the name of a col"),
-    "tars without a suffix": ({"t": "a.tar"}, "set one suffix, as in column: txt"),
+    "tars without a suffix": ({"t": "a.tar"}, "set one suffix, .*as in column: txt"),
     "tars with two": ({"t": {"table": "a.tar", "column": "txt;json"}}, "column='txt;json' is not"),
+    "tars with a dot": (
+        {"t": {"table": "a.tar", "column": ".txt"}},
+        "without a dot before it, as in",
+    ),
     "tars with a key": (
         {"t": {"table": "a.tar", "column": "txt", "key": "id"}},
         "key='id' of join 't' has no eff",
