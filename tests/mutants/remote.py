@@ -147,6 +147,19 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant("shards.remote.hub:HubBackend._known", "location.until <= self._now()", "False", HUB),
+    Mutant(
+        "shards.remote.cloud:CloudBackend._split",
+        "not _KEY.fullmatch(key)",
+        "False",
+        "shards/remote/test_transport.py",
+    ),
+    Mutant(
+        "shards.remote.http:_whole_size",
+        'response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS',
+        "False",
+        HTTP,
+    ),
+    Mutant("shards.remote.http:_retry_after_s", "(then - now).total_seconds()", "0.0", HTTP),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         "shards.remote.cloud:_require_own_process",

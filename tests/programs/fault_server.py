@@ -264,7 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
         getattr(self, f"_do_{fault.kind}")(fault, body)
 
     def _reply(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
+        has_own_date = "Date" in headers
+        (self.send_response_only if has_own_date else self.send_response)(status)
         self.send_header("Content-Length", str(len(body)))
         for name, value in headers.items():
             self.send_header(name, value)

@@ -65,6 +65,8 @@ _PROVIDERS: Final[Mapping[str, str]] = {
     "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID and those beside "
     "them, then the managed identity of the instance",
 }
+_PART: Final = r"(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+"
+_KEY = re.compile(f"{_PART}(/{_PART})*")
 _STATUS = re.compile(r"status code: (\d{3})")
 _DENIED: Final = (401, 403)
 _REDIRECTS: Final = range(300, 400)
@@ -93,7 +95,6 @@ _OF_CREDENTIALS: Final = (
     ),
 )
 _OTHERS: Final = (
-    _Reason(re.compile("^InvalidPathError"), "the key cannot be read", "final"),
     _Reason(
         re.compile("BareRedirect"),
         "the server redirects to no address",
@@ -117,6 +118,12 @@ _OTHERS: Final = (
         "the server does not say which version its object is",
         "final",
         "check the endpoint in storage_options",
+    ),
+    _Reason(
+        re.compile("source: (MissingContentLength|InvalidContentLength|BadHeader)"),
+        "the headers of the answer do not say what it is",
+        "final",
+        "check the endpoint in storage_options, and any proxy before it",
     ),
     _Reason(  # "bytes 9-8/9" and "bytes 0--1/0", by which Azurite answers where others say 416
         re.compile(r"StartTooLarge|ParseContentRange \{\s*value: .bytes [^/]*/0\b"),
@@ -215,6 +222,12 @@ class CloudBackend(RequestBackend):
                 "the URL cannot be read",
                 "final",
                 remedy=f"write {self._scheme}://BUCKET/KEY, without keys or passwords",
+            )
+        if not _KEY.fullmatch(key):  # obstore refuses some, and reads others of another name
+            raise RequestFailure(
+                "the key holds an empty part, a part . or .., or a control character",
+                "final",
+                remedy="copy the object to another key",
             )
         return bucket, key
 

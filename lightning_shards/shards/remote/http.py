@@ -4,6 +4,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from email.utils import parsedate_to_datetime
 from itertools import chain
 from time import perf_counter
 from typing import Any, Final
@@ -48,6 +49,7 @@ _CONTENT_RANGE = re.compile(f"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER})")
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _SHOWN: Final = 64  # bytes of a page that is no shard
 _LOOKED_AT: Final = 4096
+_AS_IT_IS: Final = frozenset({"", "identity", "aws-chunked"})  # the last one is how it was written
 _SIGN: Final = 4  # characters by which a secret is known
 
 
@@ -165,7 +167,8 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     changed = headers.get("Last-Modified") or headers.get("Ais-Version")
     if response.status == _PARTIAL:
         match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
-        if match is None:
+        kind = headers.get("Content-Type", "")
+        if match is None or kind.lower().startswith("multipart/byteranges"):
             raise RequestFailure("the server does not say which bytes of how many it answers with")
         first, last, size = map(int, match.groups())
         if not first <= last < size:
@@ -195,6 +198,12 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
 
 
 def _whole_size(response: BaseHTTPResponse) -> int:
+    if response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
+        raise RequestFailure(
+            "the server compresses what it sends, and answers with no range",
+            "final",
+            remedy="switch its compression off for shards, or copy the shards here",
+        )
     length = response.headers.get("Content-Length", "")
     if not re.fullmatch(_NUMBER, length):
         raise RequestFailure(
@@ -207,11 +216,20 @@ def _whole_size(response: BaseHTTPResponse) -> int:
 
 def _refused(response: BaseHTTPResponse) -> RequestFailure:
     """Why a request was refused; what its page says is not shown, as it may repeat the URL."""
-    seconds = response.headers.get("Retry-After", "").strip()
+    retry_after_s = _retry_after_s(response.headers)
     drain(response)
-    is_number = seconds.isascii() and seconds.isdecimal()
-    retry_after_s = float(seconds[:9]) if is_number else None
     return failure_of_status(response.status, retry_after_s=retry_after_s)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """The seconds that a server asks to wait: a number, or up to a time by its own clock."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isascii() and asked.isdecimal():
+        return float(asked[:9])
+    with suppress(ValueError, TypeError, OverflowError):
+        then, now = map(parsedate_to_datetime, (asked, headers.get("Date", "")))
+        return max(0.0, (then - now).total_seconds())
+    return None
 
 
 def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:

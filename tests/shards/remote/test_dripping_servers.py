@@ -80,6 +80,7 @@ ANSWERS = {
     "a header": (RANGE + b"X-A: ", b"x"),
     "headers": (RANGE, b"X-A: a\r\n"),
     "answers to wait": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "answers that announce one": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"),
     "a page of an error": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 60000\r\n\r\n", b"x"),
     "an error in parts": (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
     "a redirect": (b"HTTP/1.1 302 F\r\nLocation: /b\r\nContent-Length: 60000\r\n\r\n", b"x"),

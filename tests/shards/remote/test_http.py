@@ -131,6 +131,46 @@ def test_an_answer_that_does_not_say_what_it_is_is_refused(content_range, transp
     assert transport.counts.repeated == 1
 
 
+def test_an_answer_in_several_parts_is_refused(transport, url, server):
+    kind = ("Content-Type", "Multipart/ByteRanges; boundary=x")
+    server.faults = [Fault("headers", None, (kind,))]
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    assert transport.counts.repeated == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "BR", "gzip, aws-chunked"])
+def test_a_whole_object_that_is_compressed_is_refused(encoding, transport, url, server):
+    server.always = Fault("whole", None, (("Content-Encoding", encoding),))
+    with pytest.raises(StorageError, match=r"compresses what it sends.*try 1 of 10.*switch its"):
+        transport.read(url, 5, 9)
+
+
+@pytest.mark.parametrize("encoding", ["identity", "aws-chunked"])
+def test_one_that_is_not_is_read(encoding, transport, url, server):
+    server.always = Fault("whole", None, (("Content-Encoding", encoding),))
+    assert transport.read(url, 5, 9).data == DATA[5:9]
+
+
+@pytest.mark.parametrize("announced", [b"", b"Link: </a>; rel=preload\r\n"])
+def test_answers_that_announce_one_are_passed_over(announced, make_transport):
+    early = b"HTTP/1.1 103 Early Hints\r\n" + announced + b"\r\n"
+    final = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-1/9\r\nContent-Length: 2\r\n\r\nab"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection = listening.accept()[0]
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(2 * early + final)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = listening.getsockname()[1]
+        body = make_transport().read(f"http://127.0.0.1:{port}/a.tar", 0, 2)
+        thread.join(20)
+    assert body.data == b"ab"
+
+
 def test_connections_are_kept(transport, url, server):
     server.connections = 0
     for begin in range(0, 90_000, 3_000):
@@ -228,6 +268,19 @@ def test_retry_after_is_waited_for(make_transport, url, server):
     assert slept[:2] == [7, 60]
     assert max(slept[2:4]) < 15
     assert slept[4] == 60
+
+
+def test_a_time_that_a_server_asks_to_wait_for_is_one_of_its_own_clock(make_transport, url, server):
+    slept = []
+    transport = make_transport(RetryPolicy(), sleep=slept.append)
+    now = ("Date", "Sun, 22 Nov 2020 20:00:00 GMT")
+    asked = ["Sun, 22 Nov 2020 20:00:17 GMT", "Mon, 23 Nov 2020 20:00:00 GMT"]
+    asked += ["Sun, 22 Nov 2020 19:00:00 GMT", "Sun, 22 Nov 2020 20:00:17 -0000", "Sun, 22 Nov"]
+    server.faults = [Fault("status", 503, (now, ("Retry-After", time))) for time in asked]
+    server.faults.append(Fault("status", 503, (("Date", "now"), ("Retry-After", asked[1]))))
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    assert slept[:2] == [17, 60]
+    assert max(slept[2:]) < 15
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -78,6 +78,13 @@ def test_a_url_of_a_bucket_needs_a_key_and_no_credentials(url):
     assert "s3cr3t" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["/a.tar", "a.tar/", "x//a.tar", "./a", "x/../a", "x/.", "a\tb"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_key_that_obstore_would_read_as_another_one_is_refused(scheme, key):
+    with pytest.raises(StorageError, match=r"key holds an empty part.*try 1 .*copy the object to"):
+        RemoteTransport().read(f"{scheme}://bucket/{key}", 0, 9)
+
+
 def test_without_obstore_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(cloud, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[remote\]'"):
@@ -139,6 +146,7 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
         ('ParseContentRange {\n    value: "bytes 0--1/9",', "again", "another range"),
         ("RetryError kind: Timeout", "again", "stalled"),
         ("RetryError kind: Connect,", "again", "no connection"),
+        ("Header { source: MissingContentLength, }", "final", "do not say what it is"),
         ("inner: BareRedirect", "final", "redirects to no address"),
         ("something s3cr3t", "final", "obstore raised GenericError"),
     ],

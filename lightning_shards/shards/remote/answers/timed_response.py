@@ -7,7 +7,8 @@ deadline before it waits for the next bytes.
 import io
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.client import HTTPResponse
+from http import HTTPStatus
+from http.client import HTTPResponse, parse_headers
 from typing import Any, Final, cast
 
 from urllib3.response import BaseHTTPResponse
@@ -43,6 +44,14 @@ class TimedResponse(HTTPResponse):
         """
         super().begin()
         self._file.allow(None)
+
+    def _read_status(self) -> tuple[str, int, str]:
+        """Pass over all answers that only announce one; http.client knows the first kind alone."""
+        while True:
+            version, status, reason = cast("Any", super())._read_status()  # noqa: SLF001 the one seam
+            if not HTTPStatus.SWITCHING_PROTOCOLS < status < HTTPStatus.OK:
+                return version, status, reason
+            parse_headers(cast("Any", self.fp))
 
     @contextmanager
     def in_time(self, limit_s: float | None = None) -> Generator[None, None, None]:
