@@ -134,10 +134,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a bad image": (
         bad_image,
         (
-            "sample '0' of a.tar: member 'png' (8 bytes) cannot be decoded as 'rgb' for field "
-            "'image': "
-            "cannot identify image file <_io.BytesIO object at ADDRESS>; repair the shard, or name "
-            f"another decoder in `decode`{FEW}"
+            "sample '0' of a.tar: member 'png' of field 'image': this is no image of a known "
+            f"format, it begins with b'no image'; fetch it again, or leave it out{FEW}"
         ),
     ),
     "boxes of unequal numbers": (

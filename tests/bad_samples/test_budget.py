@@ -80,5 +80,5 @@ def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader
     plain = data.module(
         reader=reader, sampling="sequential", on_bad_sample="raise", max_bad=0
     ).loader("train")
-    with pytest.raises(SampleError, match=r"'0000' of .* cannot be decoded"):
+    with pytest.raises(SampleError, match=r"'0000' of .* this is no image"):
         plain.source.first_sample(Place())

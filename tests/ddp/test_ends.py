@@ -96,7 +96,7 @@ def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
     assert 0 not in statuses
     assert "SampleError: sample '0000" in output
     assert "member 'png'" in output
-    assert "cannot be decoded as 'gray' for field 'image'" in output
+    assert "of field 'image': this is no image" in output
 
 
 UNGUARDED = """

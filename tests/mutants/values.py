@@ -189,4 +189,10 @@ MUTANTS = [
         "if storages := Storages(self.storages):",
         "readers/test_indexed.py",
     ),
+    Mutant(
+        "samples.decoding.images:_open",
+        'raise SampleError(f"this is {about_no_image(data)}") from error',
+        "raise",
+        "samples/decoding/test_images.py",
+    ),
 ]

@@ -6,37 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Final
 from zlib import compress
 
 import numpy as np
 
 from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.samples.decoding.file_kinds import kind_of
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tables import TableStore
 
-_KINDS: Final = (
-    (b"\xff\xd8\xff", "JPEG", True),
-    (b"\x89PNG", "PNG", True),
-    (b"RIFF", "WebP or WAV", False),
-    (b"GIF8", "GIF", True),
-    (b"\x1f\x8b", "gzip", True),
-    (b"\x28\xb5\x2f\xfd", "zstandard", True),
-    (b"BZh", "bzip2", True),
-    (b"\xfd7zXZ", "xz", True),
-    (b"PK\x03\x04", "zip or npz", True),
-    (b"\x93NUMPY", "npy", False),
-    (b"fLaC", "FLAC", True),
-    (b"OggS", "Ogg", True),
-    (b"ID3", "MP3", True),
-    (b"\x80\x04", "pickle", False),
-    (b"\x80\x05", "pickle", False),
-)
-_MP4 = (b"ftyp", 4)
 _MAX_SAMPLES = 32
 _MAX_BYTES = 1 << 16
 _MAX_PREVIEWED = 1 << 20  # bytes: a larger member is not read to show its beginning
@@ -85,7 +67,7 @@ def content_of(members: Sequence[bytes]) -> Content:
     >>> content_of([b"a cat, a cat, a cat, a cat"] * 9).kind
     'text'
     """
-    kinds = Counter(map(_kind, members))
+    kinds = Counter(map(kind_of, members))
     kind, is_compressed = kinds.most_common(1)[0][0]
     before = sum(map(len, members))
     after = sum(len(compress(member, 1)) for member in members)
@@ -128,7 +110,7 @@ def preview(sample: ChosenSample, suffix: str) -> str | None:
     if sample.sizes[suffix] > _MAX_PREVIEWED:
         return None
     data = sample.read(suffix)
-    kind = _kind(data)[0] if data else "nothing"
+    kind = kind_of(data)[0] if data else "nothing"
     if kind == "npy":
         return _layout_of(data)
     if kind != "text":
@@ -157,22 +139,3 @@ def _layout_of(npy: bytes) -> str | None:
     except ValueError:
         return None
     return f"{dtype} {shape}"
-
-
-def _kind(data: bytes) -> tuple[str, bool]:
-    """The kind of a member, and whether that kind is compressed."""
-    for magic, kind, is_compressed in _KINDS:
-        if data.startswith(magic):
-            if kind == "WebP or WAV":
-                is_webp = data[8:12] == b"WEBP"
-                return ("WebP", True) if is_webp else ("WAV", False)
-            return kind, is_compressed
-    magic, start = _MP4
-    if data[start : start + len(magic)] == magic:
-        return "MP4", True
-    try:
-        # The end is left out, because a letter may be cut in two there.
-        data[: _MAX_BYTES - 4].decode()
-    except UnicodeDecodeError:
-        return "bytes", False
-    return "text", False

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.samples.decoding.file_kinds import about_no_image
 from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_height
 
 MAX_PIXELS = 89_478_485
@@ -132,6 +133,7 @@ def decode_pil(data: bytes) -> Any:
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
+        SampleError: It is no image; the message says what it is, and what helps.
         OSError: Pillow cannot read it.
     """
     image = _open(data)
@@ -168,6 +170,7 @@ def open_image(
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels, or pixels of no known range.
+        SampleError: As of `decode_pil`.
         OSError: It cannot be read.
     """
     mode = "L" if is_gray else "RGB"
@@ -205,9 +208,12 @@ def put_channels_first(pixels: Pixels, out: Pixels, backend: Backend) -> None:
 
 
 def _open(data: bytes) -> Any:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    image = Image.open(BytesIO(data), formats=_FORMATS)
+    try:
+        image = Image.open(BytesIO(data), formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        raise SampleError(f"this is {about_no_image(data)}") from error
     _require_few_pixels(image.width, image.height)
     return image
 
