@@ -135,7 +135,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         bad_image,
         (
             "sample '0' of a.tar: member 'png' of field 'image': this is no image of a known "
-            f"format, it begins with b'no image'; fetch it again, or leave it out{FEW}"
+            "format, it begins with b'no image'; fetch the image again, leave its sample out, or "
+            f"name another decoder in `decode`{FEW}"
         ),
     ),
     "boxes of unequal numbers": (

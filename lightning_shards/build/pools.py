@@ -8,6 +8,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS
+from lightning_shards.samples.fields import optional_names
 from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
@@ -34,7 +35,8 @@ def make_pool(
         num_workers: Number of workers of this rank; 0: its own thread makes the batches.
         source: Makes the batches.
         place: The rank and the world size.
-        sample: A batch of one sample; None: it is made if the pool needs its size.
+        sample: A batch of one sample; None: it is made if the pool needs its size, or samples may
+            lack a field.
         on_cuda: Whether batches go to a CUDA device.
         ranks: Number of ranks of this machine.
 
@@ -42,6 +44,8 @@ def make_pool(
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
+        if sample is None and optional_names(source.describe().fields):
+            source.first_sample(place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s, can_grow=config.pool != "inline")
     sample = sample or source.first_sample(place)
     if config.pool == "threads" or config.threads_per_worker > 1:

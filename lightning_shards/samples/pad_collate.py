@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.collate import Column, Layouts, Sample, column_of, values_of
-from lightning_shards.samples.loaded_torch import NUMBERS, is_tensor, load_torch, torch_has
+from lightning_shards.samples.loaded_torch import (
+    NUMBERS,
+    is_tensor,
+    load_torch,
+    tensor_of,
+    torch_has,
+)
+from lightning_shards.samples.sample_transforms import fields_of
 
 
 @dataclass(frozen=True)
@@ -18,10 +25,10 @@ class PadCollate:
     """Pads some fields to one tensor for each of them, and adds their lengths.
 
     Give an instance to `ShardDataModule` or `SplitConfig` as `collate_fn`. The values of a padded
-    field are tensors, arrays or lists of numbers, with equal numbers of dimensions. Each dimension
-    is padded at its end to the longest value of the batch. `FIELD_length`, int64 of shape (batch,),
-    is the size of dimension 0 of each value before. All other fields are what they are without a
-    `collate_fn`.
+    field are tensors, arrays, or lists of either or of numbers, with equal numbers of dimensions;
+    where one is a tensor, all become tensors. Each dimension is padded at its end to the longest
+    value of the batch. `FIELD_length`, int64 of shape (batch,), is the size of dimension 0 of each
+    value before. All other fields are what they are without a `collate_fn`.
 
     =============================  ===========  ================  ============
     shapes of two values           to_multiple  shape of FIELD    FIELD_length
@@ -81,7 +88,7 @@ class PadCollate:
         """
         self._require_fields(samples[0])
         columns: dict[str, Column] = {}
-        for name in _field_names(samples[0]):
+        for name in fields_of(samples[0]):
             if name in self.fields:
                 columns[name], lengths = self._padded(samples, name)
                 columns[f"{name}_length"] = lengths
@@ -91,7 +98,7 @@ class PadCollate:
         return lists | columns
 
     def _require_fields(self, sample: Sample) -> None:
-        names = _field_names(sample)
+        names = fields_of(sample)
         missing = sorted(set(self.fields).difference(names))
         if missing:
             raise ConfigError(
@@ -118,10 +125,6 @@ class PadCollate:
         return column, np.array([shape[0] for shape in shapes], np.int64)
 
 
-def _field_names(sample: Sample) -> list[str]:
-    return [name for name in sample if not name.startswith("__")]
-
-
 def _filled(shape: tuple[int, ...], value: float, dtype: Any, name: str) -> Any:
     """An array or tensor of one value, which its type must be able to hold."""
     is_array = not hasattr(dtype, "is_floating_point")
@@ -145,44 +148,71 @@ def _refused_value(value: float, dtype: object, name: str) -> ConfigError:
 def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
     """The values of a field, all as tensors or all as arrays, of one type and number of dimensions.
 
-    An empty list has those of the other values.
+    A list without a number in it has those of the other values.
     """
     values = values_of(samples, name)
-    is_empty = [isinstance(value, list | tuple) and not value for value in values]
-    if all(map(is_tensor, values)):
-        parts: list[Any] = [value.detach() for value in values]
+    are_lists = [isinstance(value, list | tuple) for value in values]
+    if any(map(_is_of_tensors, values)):
+        parts = [_as_tensor(sample, name) for sample in samples]
     else:
         parts = [_as_array(sample, name) for sample in samples]
-    if all(isinstance(value, list | tuple) for value in values):
-        given = _type_of_lists(samples, name, parts, fill)
-        parts = [_list_as_array(sample, name, given) for sample in samples]
-    known = [part for part, empty in zip(parts, is_empty, strict=True) if not empty]
-    if not known:
-        return parts
-    dtype, ndim = known[0].dtype, len(known[0].shape)
-    for sample, part, empty in zip(samples, parts, is_empty, strict=True):
-        if not empty and (ndim == 0 or (part.dtype, len(part.shape)) != (dtype, ndim)):
-            first = next(each for each in samples if each[name] is values[is_empty.index(False)])
-            raise _refused_parts(name, (first, known[0]), (sample, part))
-    return [
-        np.empty((0,) * ndim, dtype) if empty else part
-        for part, empty in zip(parts, is_empty, strict=True)
-    ]
+        if all(are_lists):
+            given = _type_of_lists(samples, name, parts, fill)
+            parts = [_list_as_array(sample, name, given) for sample in samples]
+    is_empty = [is_list and 0 in part.shape for is_list, part in zip(are_lists, parts, strict=True)]
+    dims = [len(part.shape) for part in parts]
+    first = dims.index(max(dims)) if all(is_empty) else is_empty.index(False)
+    dtype, ndim = parts[first].dtype, dims[first]
+    for row, (sample, part) in enumerate(zip(samples, parts, strict=True)):
+        if is_empty[row]:
+            sizes = tuple(part.shape) if dims[row] == ndim else (0,) * ndim
+            parts[row] = _filled(sizes, 0, dtype, name)
+        elif ndim == 0 or (part.dtype, dims[row]) != (dtype, ndim):
+            raise _refused_parts(name, (samples[first], parts[first]), (sample, part))
+    return parts
 
 
-def _as_array(sample: Sample, name: str) -> Any:
+def _is_of_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or lists of them."""
+    leaf = value
+    while type(leaf) in (list, tuple) and leaf:
+        leaf = leaf[0]
+    return is_tensor(leaf)
+
+
+def _as_tensor(sample: Sample, name: str) -> Any:
+    """The value as a tensor among others: lists of tensors are stacked."""
     value = sample[name]
+    if not _is_of_tensors(value):
+        return tensor_of(_as_array(sample, name))
     try:
-        array: Any = value.detach().numpy() if is_tensor(value) else np.asarray(value)
+        tensor = _stacked(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refused_value_of(sample, name, str(error)) from error
+    if tensor.layout != load_torch().strided:
+        raise _refused_value_of(sample, name, "it is sparse")
+    return tensor
+
+
+def _stacked(value: Any) -> Any:
+    is_list = isinstance(value, list | tuple)
+    return load_torch().stack(list(map(_stacked, cast("list[Any]", value)))) if is_list else value
+
+
+def _as_array(sample: Sample, name: str) -> NDArray[Any]:
+    value = sample[name]
+    try:
+        array: Any = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        problem = "its lists differ in length" if "inhomogeneous" in str(error) else str(error)
+        raise _refused_value_of(sample, name, problem) from error
     if array.dtype.kind == "O":
         raise _refused_value_of(sample, name, "no numbers, or some that fit no int64")
     if array.dtype.kind not in NUMBERS:
         raise _refused_value_of(sample, name, "no numbers")
     if not torch_has(array.dtype) and not isinstance(value, list | tuple):
         raise _refused_value_of(sample, name, f"torch has no {array.dtype}")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _type_of_lists(samples: list[Sample], name: str, arrays: list[Any], fill: float) -> Any:
@@ -234,8 +264,10 @@ def _list_as_array(sample: Sample, name: str, dtype: Any) -> NDArray[Any]:
 
 
 def _refused_value_of(sample: Sample, name: str, problem: str) -> SampleError:
+    value = sample[name]
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return SampleError(
-        f"field {name!r} of sample {sample['__key__']!r} is a {type(sample[name]).__name__} that "
+        f"field {name!r} of sample {sample['__key__']!r} is a {type(value).__name__}{shape} that "
         f"cannot be padded: {problem}; PadCollate pads tensors, arrays and lists of numbers"
     )
 

@@ -28,6 +28,7 @@ from lightning_shards.samples.decoding.decoders import (
     Decoding,
     decoding_of,
 )
+from lightning_shards.samples.sample_transforms import fields_of
 from lightning_shards.shards.urls import expand_urls
 
 _ONE_RANK = ("devices=1", "num_nodes=1", "strategy=auto")
@@ -191,7 +192,7 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 def _first_suffixes(urls: Sequence[str]) -> list[str]:
     for sample in _first_samples(urls):
-        return [name for name in sample if not name.startswith("__")]
+        return fields_of(sample)
     raise ConfigError(f"--urls names {count_of(len(urls), 'shard')} without a sample")
 
 

@@ -88,6 +88,12 @@ MUTANTS = [
         "samples/test_pad_collate.py",
     ),
     Mutant(
+        "samples.pad_collate:_parts_to_pad",
+        "if any(map(_is_of_tensors, values)):",
+        "if all(map(is_tensor, values)):",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
         "samples.pad_collate:_type_of_lists",
         "if not types:",
         "if False:",

@@ -361,6 +361,7 @@ def test_a_damaged_member_is_not_taken_for_a_missing_one(make_module, urls, name
 
 
 def test_members_with_gaps_are_not_read_sample_by_sample(make_module, monkeypatch):
+    loader = make_module().loader("train")  # looks at a first sample
     made = []
     batch = BatchReader.batch
 
@@ -369,7 +370,7 @@ def test_members_with_gaps_are_not_read_sample_by_sample(make_module, monkeypatc
         return made[-1]
 
     monkeypatch.setattr(BatchReader, "batch", counted)
-    assert len(list(make_module().loader("train"))) == len(made) == 3
+    assert len(list(loader)) == len(made) == 3
 
 
 # --- a field that all samples lack ----------------------------------------------------------------
@@ -389,6 +390,20 @@ def test_a_field_that_all_samples_lack_is_an_error_before_the_fit(
     ):
         module.source("train").first_sample(Place())
     assert "optional" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["stream", "indexed"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_without_a_trainer_it_is_an_error_of_the_loader(make_module, urls, name, num_workers):
+    module = make_module(
+        name,
+        {"urls": urls[:1]},
+        fields={"image": "png", "seg": "seg.png?"},
+        decode={},
+        num_workers=num_workers,
+    )
+    with pytest.raises(MissingFieldError, match="optional field 'seg' is in no sample"):
+        module.loader("train")
 
 
 def test_a_stream_of_several_shards_warns(make_module, caplog):

@@ -75,7 +75,19 @@ def test_each_dimension_is_padded_to_the_longest(kind, shapes, to_multiple, shap
         (([np.ones(2, np.float32)], [np.ones(1, np.float32)]), [[[1, 1]], [[1, 0]]], np.float32),
         ((np.array([1j]), np.array([1j])), [[1j], [1j]], np.complex128),
         (([], np.ones((1, 2), np.float32)), [[[0, 0]], [[1, 1]]], np.float32),
-        ((np.ones(1), torch.ones(2, dtype=torch.float64)), [[1, 0], [1, 1]], np.float64),
+        (([[], []], np.ones((2, 1), np.float32)), [[[0], [0]], [[1], [1]]], np.float32),
+        ((np.ones(1, ">f4"), np.ones(2, "<f4")), [[1, 0], [1, 1]], np.float32),
+        ((np.ones(1), torch.ones(2, dtype=torch.float64)), [[1, 0], [1, 1]], torch.float64),
+        ((torch.ones(1), np.ones(2, ">f4")), [[1, 0], [1, 1]], torch.float32),
+        (([], torch.ones(2).half()), [[0, 0], [1, 1]], torch.float16),
+        ((torch.ones(2).bfloat16(), []), [[1, 1], [0, 0]], torch.bfloat16),
+        (([torch.tensor(1)], [2, 3]), [[1, 0], [2, 3]], torch.int64),
+        (
+            ([torch.ones(2).bfloat16()], [torch.ones(1).bfloat16()] * 2),
+            [[[1, 1], [0, 0]], [[1, 0], [1, 0]]],
+            torch.bfloat16,
+        ),
+        (([torch.ones(1, requires_grad=True)], []), [[[1]], [[0]]], torch.float32),
     ],
 )
 def test_lists_of_numbers_are_padded_as_arrays(values, expected, dtype):
@@ -92,6 +104,14 @@ def test_lists_of_numbers_are_padded_as_arrays(values, expected, dtype):
 def test_where_all_lists_are_empty_the_value_gives_the_type(value, dtype, empty):
     made = padded(empty, empty, value=value)["x"]
     assert (made.shape, made.dtype) == ((2, *np.shape(empty)), dtype)
+
+
+@pytest.mark.parametrize("kind", [list, np.float32])
+def test_lists_of_several_depths_that_are_all_empty_are_padded(kind):
+    empty = [[], [[]], ([], [])] if kind is list else [[], [torch.ones(0)], [torch.ones(0)] * 2]
+    made = padded(*empty)
+    assert made["x"].shape == (3, 2, 0)
+    assert made["x_length"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("large", [[2**63 + 1], [2**63, -1], [-(2**63) - 1], [2**70], [1, 2**63]])
@@ -143,10 +163,26 @@ def test_other_fields_are_as_without_it():
         ),
         (("ab", "c"), "field 'x' of sample 'k0' is a str that cannot be padded: no numbers"),
         ((None, [1]), "field 'x' of sample 'k0' is a NoneType that cannot be padded"),
-        (([1], [[1], [1, 2]]), "field 'x' of sample 'k1' is a list that cannot be padded: setting"),
+        (
+            ([1], [[1], [1, 2]]),
+            "field 'x' of sample 'k1' is a list that cannot be padded: its lists",
+        ),
+        (([[1], [1, 2]],), "field 'x' of sample 'k0' is a list that .* its lists differ in length"),
+        (
+            ([torch.ones(2), torch.ones(3)],),
+            "sample 'k0' is a list that cannot .* got .2. at entry",
+        ),
+        (
+            (torch.ones(2), torch.eye(3).to_sparse()),
+            r"sample 'k1' is a Tensor of shape \(3, 3\) that cannot be padded: it is sparse",
+        ),
+        (
+            (np.ones(2, np.float32), torch.ones(1).bfloat16()),
+            r"\(2,\) torch.float32 in sample 'k0', but \(1,\) torch.bfloat16 in sample 'k1'; PadC",
+        ),
         (
             (np.ones(1, np.longdouble),),
-            "is a ndarray that cannot be padded: torch has no float",
+            r"is a ndarray of shape \(1,\) that cannot be padded: torch has no float",
         ),
     ],
 )

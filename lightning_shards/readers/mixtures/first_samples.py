@@ -12,6 +12,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.loaded_torch import map_columns
+from lightning_shards.samples.sample_transforms import fields_of
 
 
 def first_samples(
@@ -47,8 +48,7 @@ def require_alike_samples(
             configured = [field.name for field in of_component]
             columns = dict(zip(configured, cast("tuple[Any, ...]", loaded.batch), strict=True))
         sample = {key: column[0] for key, column in columns.items()}
-        made_fields = [key for key in sample if not key.startswith("__")]
-        rows.append(ComponentRow(name, made_fields, sample))
+        rows.append(ComponentRow(name, fields_of(sample), sample))
     require_alike(rows)
 
 

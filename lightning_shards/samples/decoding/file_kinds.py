@@ -76,19 +76,22 @@ def about_no_image(data: bytes) -> str:
 
     >>> about_no_image(b"<!DOCTYPE html><html>")
     'no image but HTML: it is the answer of a server that had no image; fetch the image again'
-    >>> about_no_image(b"no image")
-    "no image of a known format, it begins with b'no image'; fetch it again, or leave it out"
+    >>> about_no_image(b"")
+    'no image but no bytes; fetch the image again, or leave its sample out'
     """
     if not data.strip(b"\0"):
         what = "zeros alone, as of a file that was not written to its end" if data else "no bytes"
-        return f"no image but {what}; fetch it again, or leave it out"
+        return f"no image but {what}; fetch the image again, or leave its sample out"
     kind, begin = kind_of(data)[0], data[:_TEXT_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     kind = next((name for starts, name in _TEXTS if begin.startswith(starts)), kind)
     if kind in ("text", "bytes"):
-        shown = data[:_SHOWN]
         return (
-            f"no image of a known format, it begins with {shown}; fetch it again, or leave it out"
+            f"no image of a known format, it begins with {data[:_SHOWN]}; fetch the image again, "
+            "leave its sample out, or name another decoder in `decode`"
         )
     if kind in _DECODED:
-        return f"a {kind} that is damaged from its beginning on; fetch it again, or leave it out"
+        return (
+            f"a {kind} that is damaged from its beginning on; fetch the image again, or leave its "
+            "sample out"
+        )
     return f"no image but {kind}: {_REMEDIES.get(kind, _FOREIGN)}"

@@ -82,7 +82,13 @@ def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
 
 
 def names_callable(keep: object) -> bool:
-    """Whether `keep` is not given by values, but by what names a callable."""
+    """Whether `keep` is not given by values, but by what names a callable.
+
+    Raises:
+        ConfigError: It is the path of a file.
+    """
+    if isinstance(keep, str) and ("/" in keep or keep.endswith(".txt")):
+        raise _refused_keep(keep)
     return isinstance(keep, str) or (isinstance(keep, Mapping) and "class_path" in keep)
 
 
@@ -90,11 +96,15 @@ def _kept_by(keep: object) -> HashParts | Predicate | None:
     if isinstance(keep, Mapping):
         return parse_parts("keep", cast("Mapping[str, Any]", keep))
     if keep is not None and not callable(keep):
-        raise ConfigError(
-            "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns "
-            f"or its import path, got {keep!r}; a list of keys goes to exclude"
-        )
+        raise _refused_keep(keep)
     return cast("Callable[..., Any] | None", keep)
+
+
+def _refused_keep(keep: object) -> ConfigError:
+    return ConfigError(
+        "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns or "
+        f"its import path, got {keep!r}; a list of keys goes to exclude"
+    )
 
 
 def _require_path(path: str) -> str:

@@ -163,9 +163,12 @@ def test_bytes_that_are_no_whole_image_are_an_error(data):
 
 
 NO_IMAGES = {
-    "nothing": (b"", "no image but no bytes; fetch it again"),
+    "nothing": (b"", "no image but no bytes; fetch the image again"),
     "zeros": (bytes(5000), "no image but zeros alone, as of a file that was not written to"),
-    "text": (b"no image", "no image of a known format, it begins with b'no image'; fetch it"),
+    "text": (
+        b"no image",
+        "no image of a known format, it begins with b'no image'; fetch the image again, leave",
+    ),
     "bytes": (b"\xfe\x01" * 50, r"it begins with b'\\xfe\\x01"),
     "html": (b"\n <!DOCTYPE HTML><html>", "no image but HTML: it is the answer of a server that"),
     "json": (b'{"error": 404}', "no image but JSON: .* or decode it as 'json'"),
@@ -179,7 +182,7 @@ NO_IMAGES = {
     "pdf": (b"%PDF-1.7", "no image but PDF: write it as"),
     "jpeg": (
         b"\xff\xd8\xff" + bytes(9),
-        "this is a JPEG that is damaged from its beginning on; fetch",
+        "this is a JPEG that is damaged from its beginning on; fetch the image",
     ),
     "webp": (b"RIFF\0\0\0\0WEBP", "this is a WebP that is damaged"),
 }
