@@ -60,10 +60,8 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_finished = done >= trainer.max_epochs != -1 or steps >= trainer.max_steps != -1
         is_closed = not is_open and done > 0
         is_cut_off = is_closed and not batch["is_last_batch"]
-    if checkpoint:
-        is_restarting = is_open or fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
-    else:
-        is_restarting = fit_loop.restarting
+    by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
+    is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
     is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
     return RestoredCounters(
         epochs=done,
