@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_shards.errors import StateError
@@ -21,7 +20,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, limited_steps
-from lightning_shards.restored import restored_counters
+from lightning_shards.restored import restored_counters, warn_of_losses
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -159,7 +158,7 @@ class TrainProgress:
     def require_known(self, loader: Loader, saved: State) -> None:
         """Refuse a checkpoint whose count of batches means nothing in this run.
 
-        It warns of one whose epoch Lightning counts as done before its end.
+        It warns where Lightning will leave out batches.
 
         Args:
             loader: The train loader of this run.
@@ -171,9 +170,8 @@ class TrainProgress:
         """
         restored = restored_counters(self._trainer)
         limit = limit_of(self._trainer, len(loader))
-        is_resumed = self._trainer.ckpt_path is not None  # no trial of the Tuner
-        if is_resumed and restored.is_cut_off and restored.batches < limit:
-            _warn_of_cut_off(restored.batches)
+        if self._trainer.ckpt_path is not None:  # no trial of the Tuner
+            warn_of_losses(restored, limit, self._trainer.accumulate_grad_batches)
         if restored.is_restarting:
             is_cut = restored.batches < limit if restored.is_over else True
             if restored.batches and is_cut:
@@ -205,9 +203,9 @@ class TrainProgress:
         end = min(len(loader), fit_loop.max_batches)
         epoch, batches = progress.processed, batch.current.processed
         if progress.started == progress.processed:  # between epochs; batches are of the last one
-            if not (epoch and 0 < batches < end and self._ended_by_max_steps()):
+            if not (epoch and batches < end and self._was_cut_off()):
                 return FitPosition(epoch, 0, is_over=False, total=batch.total.processed)
-            epoch -= 1  # that epoch was not at its end; a fit with more steps goes on with it
+            epoch -= 1  # that epoch was not at its end; a resumed fit goes on with it
         if batches >= end:
             return FitPosition(epoch, batches, is_over=True, total=batch.total.processed)
         is_here = self.anchor is not None and self.anchor.cursor.epoch == epoch
@@ -226,8 +224,15 @@ class TrainProgress:
             return False
         return validates_now(self._trainer) and sum(self._trainer.num_val_batches) > 0
 
-    def _ended_by_max_steps(self) -> bool:
-        return self._trainer.global_step >= self._trainer.max_steps != -1
+    def _was_cut_off(self) -> bool:
+        """Whether the fit was ended before the last batch of its epoch.
+
+        Lightning counts a batch as the last one, too, where a hook has skipped the rest of the
+        epoch.
+        """
+        trainer = self._trainer
+        is_ended = trainer.should_stop or trainer.global_step >= trainer.max_steps != -1
+        return is_ended and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
     def _cursor(self, loader: Loader, epoch: int, batches: int) -> Cursor:
         anchor = self.anchor
@@ -246,16 +251,6 @@ class TrainProgress:
         if limit is not None and batches >= limit:
             return progress.processed + 1, 0
         return progress.processed, batches
-
-
-def _warn_of_cut_off(batches: int) -> None:
-    rank_zero_warn(
-        f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, by "
-        "max_steps or a callback, and Lightning counts that epoch as done: the rest of it will not "
-        "be trained, and with max_steps as many batches of the next epoch may be left out, too. To "
-        "go on with the next sample, have ExactResume() among the trainer's callbacks of both "
-        "runs, or resume from a checkpoint of ModelCheckpoint(every_n_train_steps=...)"
-    )
 
 
 def _require_shape(loader: Loader, saved: State, batches: int) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from lightning_shards.saved_state import State, reading_counters, require_state
 
 
@@ -9,19 +11,26 @@ class RestoredCounters(NamedTuple):
     """The position in a checkpoint by Lightning's own counters.
 
     Attributes:
+        epochs: Epochs that count as done.
         batches: Batches of its epoch that are trained.
+        total: Batches of all epochs.
         is_over: Whether Lightning counts that epoch as done.
         is_within: Whether it was saved at the end of a batch that was not the epoch's last.
         is_cut_off: Whether the epoch counts as done although batches were left, as where
-            `max_steps` ended the fit.
+            `max_steps` or a callback ended the fit.
+        is_skipping: Whether Lightning will go on, and will count the next epoch as done, too, as
+            it does with `max_steps` after a whole epoch.
         is_restarting: Whether Lightning goes on with this count of batches.
         loader: The state of its loader, if Lightning saved it.
     """
 
+    epochs: int
     batches: int
+    total: int
     is_over: bool
     is_within: bool
     is_cut_off: bool
+    is_skipping: bool
     is_restarting: bool
     loader: State
 
@@ -45,13 +54,56 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
         is_over = batch["is_last_batch"] or not is_open
         is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
-        batches = batch["current"]["processed"]
-        is_cut_off = not is_open and not batch["is_last_batch"] and batches > 0
-    if checkpoint:
-        is_restarting = is_open or fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
-    else:
-        is_restarting = fit_loop.restarting
-    return RestoredCounters(batches, is_over, is_within, is_cut_off, is_restarting, _first(states))
+        done = epochs["current"]["processed"]
+        batches, total = batch["current"]["processed"], batch["total"]["processed"]
+        steps = checkpoint["global_step"] if checkpoint else trainer.global_step
+        is_finished = done >= trainer.max_epochs != -1 or steps >= trainer.max_steps != -1
+        is_closed = not is_open and done > 0
+        is_cut_off = is_closed and not batch["is_last_batch"]
+    by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
+    is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
+    is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
+    return RestoredCounters(
+        epochs=done,
+        batches=batches,
+        total=total,
+        is_over=is_over,
+        is_within=is_within,
+        is_cut_off=is_cut_off,
+        is_skipping=is_whole and is_restarting and not is_finished,
+        is_restarting=is_restarting,
+        loader=_first(states),
+    )
+
+
+def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:
+    """Say what Lightning will leave out where it goes on from these counters."""
+    told, runs, batches = "", "both runs", restored.batches
+    if restored.is_cut_off and batches < limit:
+        told = (
+            f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, "
+            "by max_steps or a callback, and Lightning counts that epoch as done: the rest of it "
+            "will not be trained, and with max_steps as many batches of the next epoch may be left "
+            "out, too"
+        )
+    elif restored.is_skipping:
+        told = (
+            "the checkpoint is of an epoch's end, and with max_steps Lightning counts the next "
+            "epoch as done, too: none of it will be trained"
+        )
+        runs = "this run"
+    elif not restored.is_over and batches % accumulate:
+        told = (
+            f"the checkpoint was saved after batch {batches} of an epoch, within a window of "
+            f"accumulate_grad_batches={accumulate}: it does not hold the gradients of the last "
+            f"{batches % accumulate} of them, and Lightning will not train these again"
+        )
+    if told:
+        rank_zero_warn(
+            f"{told}. To go on with the next sample, have ExactResume() among the trainer's "
+            f"callbacks of {runs}, or resume from a checkpoint of "
+            "ModelCheckpoint(every_n_train_steps=...)"
+        )
 
 
 def _first(states: list[State] | None) -> State:

@@ -30,6 +30,7 @@ from lightning_shards.progress import (
     limit_of,
     train_loaders,
 )
+from lightning_shards.restored import restored_counters
 from lightning_shards.saved_state import (
     State,
     read_choice,
@@ -125,6 +126,8 @@ class ExactResume(pl.Callback):
             return
         saved: object = checkpoint["callbacks"].get(self.state_key)
         self.translates_batches = saved is not None
+        if saved is None:
+            self._begin_next_epoch(trainer, pl_module, checkpoint)
         data = cast("Any", trainer).datamodule
         if data is None or (saved is None and not train_loaders(trainer)):
             return
@@ -132,27 +135,33 @@ class ExactResume(pl.Callback):
         progress = _progress_of(loader)
         if saved is None or progress is None:
             return
-        state, fit_loop = _checked(loader, saved), _fit_loop_of(checkpoint)
+        state = _checked(loader, saved)
         self._loader, limit = loader, limit_of(trainer, len(loader))
         position = position_after(state, loader.epochs, loader.place.world_size, limit)
         cursor = Cursor(int(state["epoch"]), int(state["samples"]))
         is_open = cursor.epoch == position.epoch
         progress.anchor = EpochAnchor(cursor, position.batches if is_open else 0)
-        steps = checkpoint["global_step"]
-        write_counters(
-            fit_loop,
-            position,
-            stepped=steps if pl_module.automatic_optimization else position.total,
-            accumulate=trainer.accumulate_grad_batches,
-        )
+        _write(checkpoint, position, trainer, pl_module)
         rank_zero_info(_place_told(loader, progress.anchor, limit, is_due=position.validation_due))
         self._begin_at(
             position, str(state["validation"]), is_cut_short=position.is_over and is_open
         )
-        if steps == trainer.max_steps and (position.is_over or position.validation_due):
+        if checkpoint["global_step"] == trainer.max_steps and (
+            position.is_over or position.validation_due
+        ):
             self._overrides = TrainerOverrides(trainer)
         if trainer.strategy.restore_checkpoint_after_setup:
             self.on_fit_start(trainer, pl_module)  # Lightning called it before
+
+    def _begin_next_epoch(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep Lightning from leaving out an epoch after a checkpoint that has no state of ours."""
+        restored = restored_counters(trainer)
+        if restored.is_skipping:
+            position = FitPosition(restored.epochs, 0, is_over=False, total=restored.total)
+            _write(checkpoint, position, trainer, pl_module)
+            self._begin_at(position, "none", is_cut_short=False)
 
     def _begin_at(self, position: FitPosition, validation: str, *, is_cut_short: bool) -> None:
         here = (position.epoch, position.batches)
@@ -226,12 +235,23 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     return state
 
 
-def _fit_loop_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Lightning's state of its fit loop, whose counters are rewritten."""
+def _write(
+    checkpoint: dict[str, Any],
+    position: FitPosition,
+    trainer: pl.Trainer,
+    pl_module: pl.LightningModule,
+) -> None:
+    """Rewrite Lightning's counters in a checkpoint."""
     with reading_counters():
         fit_loop = checkpoint["loops"]["fit_loop"]
         fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"]
-    return fit_loop
+    is_counted = pl_module.automatic_optimization
+    write_counters(
+        fit_loop,
+        position,
+        stepped=checkpoint["global_step"] if is_counted else position.total,
+        accumulate=trainer.accumulate_grad_batches,
+    )
 
 
 def _progress_of(loader: object) -> TrainProgress | None:

@@ -31,13 +31,14 @@ def write_counters(
     """
     begun = position.epoch + (not position.is_between_epochs)
     epochs = _counts(begun, position.epoch, position.epoch)
-    is_within = not (position.is_over or position.validation_due or position.is_between_epochs)
+    is_last = position.is_over or position.is_between_epochs
+    is_within = not (is_last or position.validation_due)
     batches = _counts(position.batches, position.batches, position.batches - is_within)
     total = _counts(position.total, position.total, position.total - is_within)
     unfinished = _counts(1, 0, 0) if position.validation_due else _counts(0, 0, 0)
     fit_loop["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
     fit_loop["epoch_loop.batch_progress"] = {
-        "total": total, "current": batches, "is_last_batch": position.is_over,
+        "total": total, "current": batches, "is_last_batch": is_last,
     }  # fmt: skip
     fit_loop["epoch_loop.val_loop.batch_progress"] = {
         "total": unfinished, "current": _counts(0, 0, 0), "is_last_batch": False,

@@ -227,9 +227,45 @@ MUTANTS = [
     ),
     Mutant(
         "restored:restored_counters",
-        "is_cut_off = not is_open and not",
+        "is_cut_off = is_closed and not",
         "is_cut_off = is_open and not",
         "trainer/test_resumed_fits.py",
+    ),
+    Mutant(
+        "restored:restored_counters",
+        "is_whole and is_restarting and not is_finished",
+        "is_whole and is_restarting",
+        "trainer/test_resumed_fits.py",
+    ),
+    Mutant(
+        "restored:warn_of_losses",
+        "not restored.is_over and batches % accumulate",
+        "False",
+        "trainer/test_resumed_fits.py",
+    ),
+    Mutant(
+        "progress:TrainProgress._was_cut_off",
+        "trainer.should_stop or trainer",
+        "trainer",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
+        "progress:TrainProgress._was_cut_off",
+        "is_ended and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch",
+        "is_ended",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
+        "callbacks.resume_counters:write_counters",
+        "is_last = position.is_over or position.is_between_epochs",
+        "is_last = position.is_over",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
+        "callbacks.resume:ExactResume._begin_next_epoch",
+        "if restored.is_skipping:",
+        "if False:",
+        "resume/test_stopped.py",
     ),
     Mutant(
         "progress:TrainProgress.require_known",

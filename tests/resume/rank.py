@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from toy import Ledger, Snapshots, StopHereError, ToyData, make_trainer
+from toy import Ledger, ToyData, fit_until
 
 
 def join() -> None:
@@ -29,20 +29,11 @@ def join() -> None:
 
 
 def fit(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    model = Ledger(**job["model"])
-    stop: Any = tuple(job["stop"]) if job["stop"] else None
-    callbacks = [Snapshots(folder, stop)] if stop else []
+    stop: Any = (tuple(job["stop"]) if job["stop"] else None, job["raises"])
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-    trainer = make_trainer(
-        folder, callbacks, strategy=strategy, devices=job["world_size"], **job["trainer"]
-    )
+    options = {"strategy": strategy, "devices": job["world_size"]} | job["trainer"]
     data = ToyData(job["batch_size"], **job["data"])
-    saved = None
-    try:
-        trainer.fit(model, data, ckpt_path=job["checkpoint"])
-    except StopHereError:
-        saved = str(next(iter(callbacks[0].saved.values())))
-    return model.told() | {"saved": saved, "current_epoch": trainer.current_epoch}
+    return fit_until(folder, Ledger(**job["model"]), data, job["checkpoint"], stop, **options)
 
 
 def main(folder: Path) -> None:

@@ -45,7 +45,7 @@ def draw_chain(draws: random.Random, worlds: tuple[int, ...]) -> list[Segment]:
         hook = draws.choice(Snapshots.HOOKS)
         calls = {"on_train_start": 1}.get(hook, 12 if hook in OFTEN else 3)
         stop = (hook, draws.randrange(calls)) if number > 1 else None
-        segments.append(Segment(batch_size, world_size, stop))
+        segments.append(Segment(batch_size, world_size, stop, raises=draws.random() < 0.5))
     return segments
 
 

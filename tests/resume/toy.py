@@ -240,6 +240,24 @@ class Snapshots(Checkpoint):
         return save
 
 
+class ShouldStop(pl.Callback):
+    """Sets `trainer.should_stop` as (name of the hook, which of its calls) says."""
+
+    def __init__(self, stop: tuple[str, int]) -> None:
+        hook, self.calls_before = stop
+        setattr(self, hook, self._count)
+
+    def _count(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if not trainer.sanity_checking:
+            self.calls_before -= 1
+            if self.calls_before == -1:
+                self.act(trainer)
+
+    def act(self, trainer: pl.Trainer) -> None:
+        """End the fit."""
+        trainer.should_stop = True
+
+
 def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) -> pl.Trainer:
     """A trainer of one rank with `ExactResume`, which says and writes nothing by itself."""
     defaults: dict[str, Any] = {
@@ -254,6 +272,34 @@ def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) ->
     if not {"max_epochs", "max_steps"} & options.keys():
         defaults["max_epochs"] = 3
     return pl.Trainer(callbacks=[ExactResume(), *callbacks], **(defaults | options))
+
+
+def fit_until(
+    folder: Path,
+    model: Ledger,
+    data: ToyData,
+    checkpoint: str | None,
+    stop: tuple[tuple[str, int] | None, bool],
+    **options: Any,
+) -> dict[str, Any]:
+    """What the model told after a fit, and the checkpoint that was `saved` where it stopped.
+
+    With `stop` = (where, True) it raises an error there; with (where, False) it sets
+    `trainer.should_stop`, and saves after the fit.
+    """
+    where, raises = stop
+    snapshots, saved = Snapshots(folder, where), None
+    callbacks: list[Any] = [snapshots if raises else ShouldStop(where)] if where else []
+    options["enable_checkpointing"] = bool(callbacks) and raises
+    trainer = make_trainer(folder, callbacks, **options)
+    try:
+        trainer.fit(model, data, ckpt_path=checkpoint)
+    except StopHereError:
+        saved = str(next(iter(snapshots.saved.values())))
+    if trainer.should_stop:
+        saved = str(folder / "stopped.ckpt")
+        trainer.save_checkpoint(saved)
+    return model.told() | {"saved": saved, "current_epoch": trainer.current_epoch}
 
 
 def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:

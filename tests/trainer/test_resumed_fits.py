@@ -185,10 +185,26 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_ou
         make_trainer().fit(kind(), make_data(**options), ckpt_path=checkpoints[checkpoint])
 
 
+class Stopping(Recorder):
+    """Ends its fit in the middle of its second epoch."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.trainer.should_stop = self.trainer.global_step == STEPS + 4
+
+
+class StoppingEarly(Recorder):
+    """Ends its fit before its second epoch begins."""
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.should_stop = self.current_epoch == 1
+
+
 @pytest.mark.parametrize("options", [{"max_epochs": 3}, {"max_steps": 30}], ids=str)
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 @pytest.mark.parametrize("saved_by", ["hand", "epoch"])
+@pytest.mark.parametrize("stopped", [{"max_steps": STEPS + 4}, {}], ids=["max_steps", "callback"])
 def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
+    stopped: dict[str, int],
     saved_by: str,
     kind: type[Recorder],
     options: dict[str, Any],
@@ -196,14 +212,77 @@ def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
     make_trainer: Callable[..., pl.Trainer],
     tmp_path: Path,
 ) -> None:
-    """Lightning counts an epoch that `max_steps` cut as done."""
-    first = make_trainer(max_steps=STEPS + 4, callbacks=[Saver(tmp_path, "epoch-{step}")])
-    first.fit(Recorder(), make_data())
+    """Lightning counts an epoch that `max_steps` or `should_stop` cut as done."""
+    first = make_trainer(callbacks=[Saver(tmp_path, "epoch-{step}")], **stopped)
+    first.fit(Recorder() if stopped else Stopping(), make_data())
     first.save_checkpoint(tmp_path / "hand-step=14.ckpt")
     model, second = kind(), make_trainer(**options)
     with pytest.warns(UserWarning, match=r"ended after batch 4 of an epoch, before its end"):
         second.fit(model, make_data(), ckpt_path=tmp_path / f"{saved_by}-step=14.ckpt")
     assert len(model.steps) == (STEPS if "max_epochs" in options else 30 - STEPS - 4)
+
+
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+def test_a_fit_that_leaves_out_an_epoch_that_had_no_batch_warns_of_it(
+    kind: type[Recorder],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    first = make_trainer()
+    first.fit(StoppingEarly(), make_data())
+    first.save_checkpoint(tmp_path / "early.ckpt")
+    model = kind()
+    with pytest.warns(UserWarning, match=r"ended after batch 0 of an epoch, before its end"):
+        make_trainer().fit(model, make_data(), ckpt_path=tmp_path / "early.ckpt")
+    assert {epoch for epoch, _, _ in model.steps} == {2}
+
+
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+def test_a_fit_with_max_steps_that_leaves_out_the_epoch_after_its_checkpoint_warns_of_it(
+    kind: type[Recorder],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, path = kind(), checkpoints["epoch-epoch=0"]
+    with pytest.warns(UserWarning, match=r"of an epoch's end, and with max_steps .* none of it"):
+        make_trainer(max_steps=2 * STEPS).fit(model, make_data(), ckpt_path=path)
+    assert [ids for _, _, ids in model.steps] == checkpoints["model"].epochs()[2]
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 3 * STEPS}, {"max_steps": 40, "max_epochs": 3}])
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
+    kind: type[Recorder],
+    options: dict[str, int],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, path = kind(), checkpoints["epoch-epoch=2"]
+    make_trainer(**options).fit(model, make_data(), ckpt_path=path)  # warnings are errors
+    assert model.steps == []
+
+
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize(("step", "lost"), [(12, 2), (4, 1), (20, 0)])
+def test_a_fit_that_loses_the_gradients_of_an_open_window_warns_of_it(
+    step: int,
+    lost: int,
+    kind: type[Recorder],
+    checkpoints: dict[str, Any],
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Checkpoints after batches 2 and 4 of an epoch, and one of an epoch's end."""
+    trainer = make_trainer(accumulate_grad_batches=3)
+    trainer.fit(kind(), make_data(), ckpt_path=checkpoints[f"step-step={step}"])
+    told = [str(warning.message) for warning in recwarn if "gradients" in str(warning.message)]
+    assert len(told) == bool(lost)
+    assert all("within a window of accumulate_grad_batches=3: it does" in each for each in told)
+    assert all(f"gradients of the last {lost} of them" in each for each in told)
 
 
 @pytest.mark.parametrize(("steps", "at"), [(STEPS, STEPS), (STEPS + 4, STEPS + 4)])

@@ -1,0 +1,163 @@
+"""Fits that end in the middle of an epoch: whatever stops them, a resume loses and repeats nothing.
+
+Lightning counts the epoch as done where `max_steps`, a callback or a signal ended the fit.
+"""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from chains import Ranks, Segment, Variant, run_chain
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
+    pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model"),
+    pytest.mark.filterwarnings("ignore:.fit.ckpt_path=.last.. is set, but there is no last"),
+]
+
+WHOLE = {epoch: list(range(24)) for epoch in range(3)}  # 26 samples in steps of 4
+
+
+class SignalAt(ShouldStop):
+    """Sends this process a signal as (name of the hook, which of its calls) says."""
+
+    def __init__(self, number: signal.Signals, stop: tuple[str, int]) -> None:
+        super().__init__(stop)
+        self.number = number
+
+    def act(self, trainer: pl.Trainer) -> None:
+        signal.raise_signal(self.number)
+
+
+class Saver(ModelCheckpoint):
+    """Keeps all it saves, beside others of its kind."""
+
+    @property
+    def state_key(self) -> str:
+        return str(self.dirpath)
+
+
+class SkipsRest(Ledger):
+    """Ends its second epoch after two batches, and goes on with the next one."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if (self.current_epoch, batch_idx) == (1, 2) else None
+
+
+STOPS: dict[str, Callable[[], Any]] = {
+    "within an epoch": lambda: ShouldStop(("on_train_batch_end", 7)),
+    "before its first batch": lambda: ShouldStop(("on_train_epoch_start", 1)),
+    "before the fit": lambda: ShouldStop(("on_train_start", 0)),
+    "at its end": lambda: ShouldStop(("on_train_batch_end", 11)),
+    "EarlyStopping": lambda: EarlyStopping("val", patience=2, mode="max"),  # the third validation
+    "Timer": lambda: Timer(timedelta(seconds=0)),
+    "SIGINT": lambda: SignalAt(signal.SIGINT, ("on_train_batch_end", 7)),
+    "SIGTERM": lambda: SignalAt(signal.SIGTERM, ("on_train_batch_end", 7)),
+    "SIGTERM in a validation": lambda: SignalAt(signal.SIGTERM, ("on_validation_start", 2)),
+}
+SAVERS: dict[str, dict[str, Any]] = {
+    "steps": {"every_n_train_steps": 1},
+    "epochs": {"save_on_train_epoch_end": True},
+    "validations": {"save_on_train_epoch_end": False},
+}
+
+
+@pytest.fixture
+def _own_signals() -> Iterator[None]:
+    """The handlers of signals that were there before: Lightning leaves SIGINT ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def checkpoints_of_a_stopped_fit(folder: Path, stop: Any, **options: Any) -> dict[str, Path]:
+    """The last checkpoint of each kind that the fit has left."""
+    savers = {name: Saver(folder / name, save_top_k=-1, **kind) for name, kind in SAVERS.items()}
+    callbacks = [stop, *savers.values(), OnExceptionCheckpoint(folder, "exception")]
+    trainer = make_trainer(folder, callbacks, **options)
+    with contextlib.suppress(SystemExit, SIGTERMException):
+        trainer.fit(Ledger(), ToyData())
+    trainer.save_checkpoint(folder / "by_hand.ckpt")
+    found = {name: Path(saver.best_model_path) for name, saver in savers.items()}
+    found |= {name: folder / f"{name}.ckpt" for name in ("exception", "by_hand")}
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 50}], ids=str)
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_fit_goes_on_with_the_next_sample_after_any_stop(
+    stop: str, limits: dict[str, int], tmp_path: Path
+) -> None:
+    options = {"val_check_interval": 0.5, **limits}
+    saved = checkpoints_of_a_stopped_fit(tmp_path, STOPS[stop](), **options)
+    trained = {}
+    for name, path in saved.items():
+        model = Ledger()
+        make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=path)
+        trained[name] = positions_of(model.steps)
+    assert trained == dict.fromkeys(saved, WHOLE)
+
+
+def test_a_window_that_a_stop_left_open_is_trained_again(tmp_path: Path) -> None:
+    """7 of 12 batches, in windows of 3: the gradients of the last one are lost."""
+    options = {"accumulate_grad_batches": 3}
+    stop = ShouldStop(("on_train_batch_end", 7))
+    saved = checkpoints_of_a_stopped_fit(tmp_path, stop, **options)
+    model = Ledger()
+    make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=saved["by_hand"])
+    assert positions_of(model.steps) == WHOLE
+
+
+@pytest.mark.parametrize("saved_by", ["epochs", "by_hand"])
+@pytest.mark.parametrize("estimates", [False, True])
+def test_no_epoch_is_left_out_after_a_checkpoint_that_only_the_resumed_run_understands(
+    saved_by: str, tmp_path: Path, *, estimates: bool
+) -> None:
+    """With `max_steps` Lightning would count the next epoch as done; stopped in it, and resumed."""
+    options = {"max_epochs": 3, "max_steps": 50, "enable_checkpointing": False}
+    saver = ModelCheckpoint(tmp_path, "epochs")
+    first = bare_trainer(tmp_path, callbacks=[saver], max_epochs=1)
+    first.fit(Ledger(), ToyData())
+    first.save_checkpoint(tmp_path / "by_hand.ckpt")
+    second = make_trainer(tmp_path, [ShouldStop(("on_train_batch_end", 2))], **options)
+    model = Ledger(estimates=estimates)
+    second.fit(model, ToyData(), ckpt_path=tmp_path / f"{saved_by}.ckpt")
+    second.save_checkpoint(tmp_path / "second.ckpt")
+    assert positions_of(model.steps) == {0: WHOLE[0], 1: list(range(12))}
+    make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=tmp_path / "second.ckpt")
+    assert positions_of(model.steps) == WHOLE
+
+
+def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, [ShouldStop(("on_train_epoch_end", 1))])
+    trainer.fit(SkipsRest(), ToyData())
+    trainer.save_checkpoint(tmp_path / "skipped.ckpt")
+    model = SkipsRest()
+    make_trainer(tmp_path).fit(model, ToyData(), ckpt_path=tmp_path / "skipped.ckpt")
+    assert positions_of(model.steps) == WHOLE | {1: list(range(8))}
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks: Ranks, tmp_path: Path) -> None:
+    chain = [
+        Segment(2, 2, ("on_train_batch_end", 7), raises=False),
+        Segment(3, 1, ("on_train_batch_end", 0), raises=False),
+        Segment(2, 2),
+    ]
+    assert run_chain(ranks.fit, tmp_path, Variant("max_epochs"), chain) == 2
