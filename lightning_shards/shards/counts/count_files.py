@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
+from urllib.parse import unquote
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards import beside
@@ -33,10 +34,11 @@ from lightning_shards.shards.counts.count_formats import (
     other_counts,
 )
 from lightning_shards.shards.counts.wids import MARKER, counted_shards
-from lightning_shards.shards.urls import redact, split_url, url_beside, without_user
+from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside, without_user
 
 HTTP_TIMEOUT_S: Final = 10.0
 
+_WEB: Final = ("http", "https")
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
@@ -99,11 +101,13 @@ def remote_claims(
     Raises:
         IndexMismatchError: The two files disagree.
     """
-    wanted = frozenset(names)
+    asked = frozenset(names)
+    named = {unquote(name): name for name in asked if "%" in name and scheme_of(shard) in _WEB}
+    wanted = asked | named.keys()  # files have names as they are, or as URLs escape them
     parts = tuple(split_url(shard)[0].split("/"))
     claims: dict[str, CountClaim] = {}
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
-        if file_name in REMOTE_NAMES and wanted <= claims.keys():
+        if file_name in REMOTE_NAMES and asked <= claims.keys():
             break
         url = url_beside(shard, file_name)
         source = redact(url)
@@ -113,7 +117,7 @@ def remote_claims(
             _log.info("no counts from %s: %s", source, error)
             break  # the server does not answer: waiting once is enough
         for name, claim in _claims(content, source, parts, wanted):
-            _merge(claims, name, claim)
+            _merge(claims, name if name in asked else named[name], claim)
     return claims
 
 

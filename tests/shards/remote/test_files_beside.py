@@ -2,7 +2,9 @@
 
 import json
 import logging
+from pathlib import Path
 from shutil import rmtree
+from urllib.parse import quote
 
 import pytest
 
@@ -42,6 +44,23 @@ def test_the_batches_by_dali_s_indexes_are_those_of_local_shards(by_dali, local,
     server.asked.clear()
     batches(module(by_dali, tmp_path))
     assert asked_for(server, ".idx") == []  # they are kept
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "100%", "a#b", "a?b", "a%20b"])
+@pytest.mark.parametrize("is_escaped", [True, False])
+def test_counts_name_shards_as_they_are_or_as_urls_escape_them(
+    name, is_escaped, published_shards, local, server, tmp_path
+):
+    counted = json.loads(server.objects.pop("data/sizes.json"))
+    counts = {}
+    for path in map(Path, local):
+        given = f"{name}{path.name}"
+        for ending in ("", ".members"):
+            server.objects[f"data/{given}{ending}"] = server.objects[f"data/{path.name}{ending}"]
+        counts[quote(given) if is_escaped else given] = counted[path.name]
+    server.objects["data/sizes.json"] = json.dumps(counts).encode()
+    urls = published_shards.replace("shard-", f"{quote(name)}shard-")
+    assert batches(module(urls, tmp_path)) == batches(module(local, tmp_path))
 
 
 def test_an_index_without_names_is_streamed_and_it_is_said_why(by_dali, server, tmp_path, caplog):
