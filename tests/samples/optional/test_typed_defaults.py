@@ -1,0 +1,142 @@
+"""Defaults of optional fields have the type of the values, or are refused."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards import DecodeResize
+from lightning_shards.errors import ConfigError
+from tests.samples.optional.lacking_shards import LACKING, rows
+
+MASKS = {
+    "array": np.full((1, 4, 4), 255, np.uint8),
+    "floats": torch.full((1, 4, 4), 255.0),
+    "list": [[[255] * 4] * 4],
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_default_of_an_image_of_another_type_makes_tensors(make_module, reader, kind, batch_size):
+    module = make_module(reader, defaults={"mask": MASKS[kind]}, batch_size=batch_size)
+    masks, kinds = rows(module, "mask")
+    assert set(kinds) == {torch.Tensor}
+    assert {mask.dtype for mask in masks.values()} == {torch.uint8}
+    assert {n for n, mask in masks.items() if mask.min() == 255} == LACKING
+
+
+def all_of_one_type(mask):
+    assert isinstance(mask, torch.Tensor)
+    return mask
+
+
+def all_arrays(mask):
+    assert isinstance(mask, np.ndarray)
+    return mask
+
+
+all_of_one_type.deterministic = all_arrays.deterministic = all_arrays.takes_arrays = True
+
+
+@pytest.mark.parametrize("transform", [all_of_one_type, all_arrays])
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_transform_gets_a_default_as_it_gets_pixels(make_module, reader, transform, kind):
+    mask = MASKS["array"] if kind == "array" else torch.as_tensor(MASKS["array"])
+    module = make_module(reader, defaults={"mask": mask}, transforms={"mask": transform})
+    assert set(rows(module, "mask")[1]) == {torch.Tensor}
+
+
+def test_a_crop_and_a_default_that_is_an_array_make_tensors(make_module, reader):
+    blank = np.zeros((3, 2, 2), np.uint8)
+    crop = {"transforms": {"mask": DecodeResize(size=2)}, "decode": {"image": "gray"}}
+    masks, kinds = rows(make_module(reader, defaults={"mask": blank}, **crop), "mask")
+    assert kinds == [torch.Tensor] * 3
+    assert masks[4].sum() == 0 < masks[3].sum()
+
+
+TYPED = {
+    "int": (b"7", 2.0, torch.int64),
+    "json_float64": (b"2.5", 0, torch.float64),
+    "json_float32": (b"[2.5, 0.1]", [0, 0.1], torch.float32),
+    "json_int64": (b"[2, 3]", torch.tensor([1.0, 2.0]), torch.int64),
+    "float32": (np.ones(2, np.float32).tobytes(), [0, 0.1], torch.float32),
+    "uint8": (bytes(2), np.array([1.0, 255.0]), torch.uint8),
+}
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "default", [[1.5, 2.5], np.array([1.5, 2.5]), torch.tensor([1.5, 2.5]).double()]
+)
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_default_of_npy_is_an_array_like_the_others(make_valued, reader, default, batch_size):
+    data = npy(np.array([3.5, 4.5]))
+    module = make_valued(reader, [data] * 3, "npy", default, batch_size=batch_size)
+    values = [batch["value"] for batch in module.loader("train")]
+    assert {(type(value), value.dtype) for value in values} == {(torch.Tensor, torch.float64)}
+    assert torch.cat(values).tolist() == [[1.5, 2.5]] * 3 + [[3.5, 4.5]] * 3
+
+
+@pytest.mark.parametrize("decoder", TYPED)
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batch_size):
+    """Batches without a value, with values alone, and (of two samples) with either."""
+    data, default, dtype = TYPED[decoder]
+    module = make_valued(reader, [data] * 3, decoder, default, batch_size=batch_size)
+    values = [batch["value"] for batch in module.loader("train")]
+    assert [value.dtype for value in values] == [dtype] * (6 // batch_size)
+    assert values[0][0].tolist() == torch.as_tensor(default).to(dtype).tolist()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "default", "values"),
+    [
+        ("int", 0.5, "int64;"),
+        ("int", float("nan"), "int64;"),
+        ("int", 2**63, "int64;"),
+        ("int", "none", "int64;"),
+        ("int", [1], "int64;"),
+        ("uint8", [256], "lists of uint8"),
+        ("uint8", 0, "lists of uint8"),
+        ("float32", [[1.0], [2.0, 3.0]], "lists of float32"),
+        ("float16", [1e9], "lists of float16"),
+        ("rgb", 0, r"uint8 of shape \(channels, height, width\);"),
+        ("json_float64", 2**53 + 1, "float64 or lists of them"),
+    ],
+)
+def test_a_default_that_would_lose_something_is_refused(make_valued, decoder, default, values):
+    message = f"defaults gives .* for 'value', whose values are {values}.*leave it out"
+    with pytest.raises(ConfigError, match=message):
+        make_valued("indexed", [b""] * 3, decoder, default)
+
+
+@pytest.mark.parametrize(("default", "text"), [(0, b"2.5"), (0.0, b"2"), (0, b"true")])
+@pytest.mark.parametrize("batch_size", [2, 3])
+@pytest.mark.parametrize("reader", ["stream", "indexed"])
+def test_numbers_of_json_must_have_the_type_of_the_default(
+    make_valued, reader, default, text, batch_size
+):
+    module = make_valued(reader, [text] * 3, "json", default, batch_size=batch_size)
+    with pytest.raises(ConfigError, match=r"sample '0\d' of .*the default of 'value', 0.*alike"):
+        list(module.loader("train"))
+
+
+def test_other_values_of_json_and_transforms_may_have_any_type(make_valued, reader):
+    module = make_valued(reader, [b"2.5", b"2", b"true"], "json", 0, transforms={"value": number})
+    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: 2.5, 4: 2, 5: 1}
+    module = make_valued(reader, [b"{}", b"2", b"null"], "json", 0, batch_size=6)
+    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: {}, 4: 2, 5: None}
+
+
+def number(value):
+    return float(value)
+
+
+number.deterministic = True
