@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.samples.decoding.file_kinds import kind_of
+from lightning_shards.samples.decoding.file_kinds import file_kind
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -67,7 +67,7 @@ def content_of(members: Sequence[bytes]) -> Content:
     >>> content_of([b"a cat, a cat, a cat, a cat"] * 9).kind
     'text'
     """
-    kinds = Counter(map(kind_of, members))
+    kinds = Counter(map(file_kind, members))
     kind, is_compressed = kinds.most_common(1)[0][0]
     before = sum(map(len, members))
     after = sum(len(compress(member, 1)) for member in members)
@@ -110,7 +110,7 @@ def preview(sample: ChosenSample, suffix: str) -> str | None:
     if sample.sizes[suffix] > _MAX_PREVIEWED:
         return None
     data = sample.read(suffix)
-    kind = kind_of(data)[0] if data else "nothing"
+    kind = file_kind(data)[0] if data else "nothing"
     if kind == "npy":
         return _layout_of(data)
     if kind != "text":

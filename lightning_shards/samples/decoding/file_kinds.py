@@ -50,10 +50,10 @@ _SHOWN: Final = 24
 _TEXT_BYTES: Final = 1 << 16
 
 
-def kind_of(data: bytes) -> tuple[str, bool]:
+def file_kind(data: bytes) -> tuple[str, bool]:
     """The kind of a file, and whether that kind is compressed; `text` or `bytes` if it is unknown.
 
-    >>> kind_of(b"GIF89a..."), kind_of(b"a cat")
+    >>> file_kind(b"GIF89a..."), file_kind(b"a cat")
     (('GIF', True), ('text', False))
     """
     for magic, kind, is_compressed in _KINDS:
@@ -82,7 +82,7 @@ def about_no_image(data: bytes) -> str:
     if not data.strip(b"\0"):
         what = "zeros alone, as of a file that was not written to its end" if data else "no bytes"
         return f"no image but {what}; fetch the image again, or leave its sample out"
-    kind, begin = kind_of(data)[0], data[:_TEXT_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    kind, begin = file_kind(data)[0], data[:_TEXT_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     kind = next((name for starts, name in _TEXTS if begin.startswith(starts)), kind)
     if kind in ("text", "bytes"):
         return (
