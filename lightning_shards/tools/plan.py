@@ -160,7 +160,7 @@ def _find(configured: "ConfiguredData", options: Namespace) -> Found:
     remote = None
     if is_remote:
         remote = remote_plan(told, size_bytes, config, workers=workers, rate=options.rate)
-        size_bytes = size_bytes if remote is None else remote.data.size_bytes
+        size_bytes = size_bytes if remote is None else remote.size_bytes
     return Found(config, source, index, size_bytes, is_remote, batch_bytes, note, remote)
 
 

@@ -34,7 +34,10 @@ def mixture_text(plan: Mapping[str, Any]) -> list[str]:
             f"note: the run ends before the weights from {_begin_text(late[0], document)} on hold"
         )
     if plan["network"] is not None:
-        lines.append("note: requests and bytes to fetch are as if all components were passed alike")
+        lines.append(
+            "note: what is fetched is that of epoch 0, summed over the remote components; where it "
+            "passes one several times, what the cache keeps is fetched once"
+        )
     return [*lines, *_drop_notes(document)]
 
 

@@ -5,25 +5,62 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_shards.errors import count_of
+from lightning_shards.plan.mixtures.composition import samples_of_epoch
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed, kept_fraction, limit_for
 from lightning_shards.shards.remote.cache.run_cache import RunSize
 from lightning_shards.shards.remote.fetching.fetch_needs import (
+    FetchNeeds,
     NodeShare,
     ReadData,
     fetch_needs,
     suitable_run,
 )
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+from lightning_shards.shards.urls import is_local
 from lightning_shards.tools.console import human
 
 if TYPE_CHECKING:
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.plan.epoch import EpochPlan
     from lightning_shards.readers.source import SourceDescription
+    from lightning_shards.shards.index import ShardIndex
 
 RATE: Final = 1000.0
 """Samples a second that a rank trains, if none is given: images of 100 kB by a fast GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPart:
+    """A remote component of a mixture, or all shards of a split that has no components.
+
+    Attributes:
+        name: Of the component; empty if there are none.
+        data: What is read.
+        share: Its part of the samples of an epoch.
+        passes: How often an epoch of a mixture passes it; 1 where there are no components.
+    """
+
+    name: str
+    data: ReadData
+    share: float = 1.0
+    passes: float = 1.0
+
+    def needs(self, node: NodeShare) -> FetchNeeds:
+        """What a node fetches of it that keeps nothing."""
+        return fetch_needs(self.data, node._replace(samples=node.samples * self.share))
+
+    def repeated(self, kept: float) -> float:
+        """The part of `needs` that a node fetches in its first epoch, which may pass it again."""
+        again = max(0.0, self.passes - 1)
+        return (1 + again * (1 - kept)) / (1 + again)
+
+    def working_set_bytes(self, prepared: int) -> int:
+        """Of these shards, where so many samples of an epoch are prepared at once."""
+        data = self.data
+        block = data.block if data.block > 1 else WINDOW
+        size = RunSize("", data.size_bytes, data.samples, 0, block, round(prepared * self.share))
+        return size.working_set_bytes if data.has_pieces else 0
 
 
 @dataclass(frozen=True)
@@ -31,13 +68,15 @@ class RemotePlan:
     """Remote shards of a split, and how training fetches them.
 
     Attributes:
-        data: What is read.
+        parts: What is read from afar.
+        size_bytes: Bytes of all shards of the split; None if they are not known.
         need: What the configured cache is told of it; None if there is no cache.
         workers: Processes of a rank that prepare batches, at least 1.
         rate: Samples a second that a rank trains.
     """
 
-    data: ReadData
+    parts: tuple[FetchedPart, ...]
+    size_bytes: int | None
     need: CacheNeed | None
     workers: int
     rate: float
@@ -45,43 +84,69 @@ class RemotePlan:
     def row(self, plan: "EpochPlan", ranks: int) -> dict[str, Any]:
         """The figures of one node with so many ranks."""
         share = ranks / plan.world_size
-        served = (plan.served + plan.padded) * share
-        needs = fetch_needs(self.data, NodeShare(share, served, plan.steps * ranks))
-        seconds = plan.steps * plan.batch_size / self.rate
-        row: dict[str, Any] = {
-            "bytes_to_fetch": needs.size_bytes,
-            "requests": needs.requests,
-            "requests_per_s": needs.requests / seconds if seconds else 0.0,
-            "bytes_per_s": needs.size_bytes / seconds if seconds else 0.0,
-        }
-        if not self.data.has_pieces:
-            return row
-        prepared = plan.batch_size * self.workers * ranks
+        node = NodeShare(share, (plan.served + plan.padded) * share, plan.steps * ranks)
+        needs = [part.needs(node) for part in self.parts]
         tables = 0 if self.need is None else self.need.tables_bytes
-        block = self.data.block if self.data.block > 1 else WINDOW
-        size = RunSize("", self.data.size_bytes, self.data.samples, tables, block, prepared)
-        need = CacheNeed("", 0, needs.size_bytes, size.working_set_bytes, tables)
+        held = [
+            each.size_bytes / part.passes
+            for part, each in zip(self.parts, needs, strict=True)
+            if each.is_kept and part.passes
+        ]
+        prepared = plan.batch_size * self.workers * ranks
+        working_set = sum(part.working_set_bytes(prepared) for part in self.parts)
+        need = CacheNeed("", 0, round(sum(held)), working_set, tables)
         kept = 0.0
-        if self.need is not None and needs.is_kept:
+        if self.need is not None and held:
             kept = kept_fraction([need._replace(limit_bytes=self.need.limit_bytes)])
+        row = self._first_epoch(needs, kept, plan.steps * plan.batch_size / self.rate)
+        if not any(part.data.has_pieces for part in self.parts):
+            return row
+        later = sum(each.size_bytes * (1 - kept * each.is_kept) for each in needs)
         return row | {
-            "working_set_bytes": size.working_set_bytes,
+            "working_set_bytes": working_set,
             "kept_fraction": kept,
-            "bytes_of_later_epochs": round(needs.size_bytes * (1 - kept)),
-            "cache_bytes_for_half": limit_for(0.5, need) if needs.is_kept else None,
-            "cache_bytes_for_all": limit_for(1.0, need) if needs.is_kept else None,
+            "bytes_of_later_epochs": round(later),
+            "cache_bytes_for_half": limit_for(0.5, need) if held else None,
+            "cache_bytes_for_all": limit_for(1.0, need) if held else None,
+        }
+
+    def _first_epoch(
+        self, needs: Sequence[FetchNeeds], kept: float, seconds: float
+    ) -> dict[str, Any]:
+        """What is fetched with a cache that is empty at first."""
+        parts = [
+            part.repeated(kept * each.is_kept) for part, each in zip(self.parts, needs, strict=True)
+        ]
+        size = round(sum(n.size_bytes * part for n, part in zip(needs, parts, strict=True)))
+        requests = round(sum(n.requests * part for n, part in zip(needs, parts, strict=True)))
+        return {
+            "bytes_to_fetch": size,
+            "requests": requests,
+            "requests_per_s": requests / seconds if seconds else 0.0,
+            "bytes_per_s": size / seconds if seconds else 0.0,
         }
 
     def document(self) -> dict[str, Any]:
         """What is the same for any number of ranks."""
-        longer = suitable_run(self.data)
+        ahead = [part.data for part in self.parts if part.data.has_pieces]
+        pieces = sum(data.num_pieces for data in ahead)
+        size = sum(data.size_bytes for data in ahead)
         return {
             "rate": self.rate,
-            "pieces": self.data.num_pieces if self.data.has_pieces else None,
-            "piece_bytes": round(self.data.piece_bytes) if self.data.has_pieces else None,
+            "pieces": pieces if ahead else None,
+            "piece_bytes": round(size / max(pieces, 1)) if ahead else None,
             "cache_gib": None if self.need is None else self.need.limit_bytes / GIB,
-            "suitable": None if longer is None else longer._asdict(),
+            "suitable": next(filter(None, map(_suitable, self.parts)), None),
         }
+
+
+def _suitable(part: FetchedPart) -> dict[str, Any] | None:
+    """A longer run and block, and of which component; None if none is needed."""
+    longer = suitable_run(part.data)
+    if longer is None:
+        return None
+    of = {"component": part.name, "piece_bytes": round(part.data.piece_bytes)} if part.name else {}
+    return longer._asdict() | of
 
 
 def remote_plan(
@@ -99,11 +164,48 @@ def remote_plan(
     need = caches[0].need if caches else None
     if size_bytes is None:
         size_bytes = need.reads_bytes if need is not None else None
-    if size_bytes is None or index is None or index.counts is None:
+    if index is None or index.counts is None:
+        return None
+    parts = _parts(told, index, size_bytes, config)
+    return None if parts is None else RemotePlan(parts, size_bytes, need, workers, rate)
+
+
+def _parts(
+    told: "SourceDescription", index: "ShardIndex", size_bytes: int | None, config: "SplitConfig"
+) -> tuple[FetchedPart, ...] | None:
+    """What is read from afar; None if the bytes of some of it are not known."""
+    if told.mixture is None:
+        data = _read_data(index, size_bytes, told.sampling, config, told)
+        return None if data is None else (FetchedPart("", data),)
+    mean = None if size_bytes is None else size_bytes / max(index.samples or 0, 1)
+    in_epoch = samples_of_epoch(told.mixture.slots, 0).tolist()
+    splits = config.component_splits().items()
+    parts: list[FetchedPart] = []
+    for (name, split), part, served in zip(splits, index.components, in_epoch, strict=True):
+        if all(map(is_local, part.urls)):
+            continue
+        known = part.size_bytes
+        if known is None and mean is not None:
+            known = round(mean * (part.samples or 0))
+        data = _read_data(part, known, split.sampling or "resampled", split, told)
+        if data is None:
+            return None
+        share = served / max(sum(in_epoch), 1)
+        parts.append(FetchedPart(name, data, share, served / max(data.samples, 1)))
+    return tuple(parts)
+
+
+def _read_data(
+    index: "ShardIndex",
+    size_bytes: int | None,
+    sampling: str,
+    config: "SplitConfig",
+    told: "SourceDescription",
+) -> ReadData | None:
+    if index.counts is None or size_bytes is None:
         return None
     run, block = config.shuffle_run, config.shuffle_block
-    data = ReadData(index.counts, size_bytes, told.sampling, run, block, told.is_streamed)
-    return RemotePlan(data, need, workers, rate)
+    return ReadData(index.counts, size_bytes, sampling, run, block, told.is_streamed)
 
 
 def remote_notes(network: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -123,8 +225,11 @@ def remote_notes(network: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
         )
     if network["suitable"] is not None:
         run, block = network["suitable"]["run"], network["suitable"]["block"]
+        size = network["suitable"].get("piece_bytes", network["piece_bytes"])
+        name = network["suitable"].get("component")
+        of = f" of component {name}" if name else ""
         notes.append(
-            f"note: a request brings {human(network['piece_bytes'])} on average, and most of its "
+            f"note: a request{of} brings {human(size)} on average, and most of its "
             f"time is waiting for the answer; take shuffle_run: {run} and shuffle_block: {block} "
             "(another order: only for a new run)"
         )

@@ -11,6 +11,7 @@ RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
 CALLS = "shards/remote/test_bounded_calls.py"
+PLANNED = "shards/remote/test_planned_mixtures.py"
 
 MUTANTS = [
     Mutant(
@@ -160,6 +161,8 @@ MUTANTS = [
         HTTP,
     ),
     Mutant("shards.remote.http:_retry_after_s", "(then - now).total_seconds()", "0.0", HTTP),
+    Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
+    Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         "shards.remote.cloud:_require_own_process",

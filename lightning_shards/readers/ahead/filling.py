@@ -32,7 +32,7 @@ from lightning_shards.shards.remote.transport import RemoteTransport, Transport
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
-from lightning_shards.shards.urls import redact
+from lightning_shards.shards.urls import is_local, redact
 
 _BLOCKS: Final = 2
 """Blocks that are fetched whole: batches begin with them. Of the later ones the cache keeps a
@@ -120,7 +120,7 @@ class Filling:
             pieces = [
                 Piece(url, version_of_stamp(stat), start, stop)
                 for url, starts, stops, stat, _ in block.reads
-                if stat is not None
+                if stat is not None and not is_local(url)
                 for start, stop in zip(starts, stops, strict=True)
             ]
             for piece in AnnouncedPieces(pieces).pieces:
