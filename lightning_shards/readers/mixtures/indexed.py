@@ -142,7 +142,11 @@ class MixtureSource:
             ShardError: One cannot be made, or they do not fit into one batch where they have to.
         """
         names = self.order.slots.names
-        made = first_samples(names, self.components, place)
+        alone = [
+            replace(component, collation=replace(component.collation, component=number))
+            for number, component in enumerate(self.components)
+        ]
+        made = first_samples(names, alone, place)
         if not self._is_apart and self.components[0].collation.collate_fn is None:
             fields = [component.fields for component in self.components]
             require_alike_samples(names, fields, made, self.components[0].batch_format)

@@ -174,6 +174,13 @@ def test_a_collate_fn_is_given_the_component_of_each_sample(tmp_path, names):
         assert batch["__component__"].tolist() == [number for number, _ in batch["pairs"]]
 
 
+@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
+def test_a_first_sample_has_its_component_for_a_collate_fn(tmp_path, names):
+    module = mixture(tmp_path, names, collate_fn=with_components)
+    ((component, key),) = module.source("train").first_sample(Place()).batch["pairs"]
+    assert names[component] == key[:-3]
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
 @pytest.mark.parametrize("keys", [[], ["__id__"], ["__component__"], ["__key__", "__weight__"]])
