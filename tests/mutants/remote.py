@@ -161,6 +161,12 @@ MUTANTS = [
         HTTP,
     ),
     Mutant("shards.remote.http:_retry_after_s", "(then - now).total_seconds()", "0.0", HTTP),
+    Mutant(
+        "shards.storage.streaming:_opened",
+        "_failed_with(stream) if is_of_reading else 0",
+        "0",
+        "samples/test_safety.py",
+    ),
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),

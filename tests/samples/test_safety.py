@@ -171,6 +171,32 @@ def test_a_pipe_that_fails_is_an_error_without_its_arguments(first_batch, url):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("no-such-program-anywhere 2>/dev/null", 127),
+        ("exit 22", 22),
+        ("head -c 700 {url}; exit 3", 3),
+        ("kill -9 $$", -9),
+    ],
+)
+def test_a_pipe_whose_program_fails_says_so_and_not_what_it_has_given(
+    command, status, first_batch, url
+):
+    split = SplitConfig(f"pipe:{command.format(url=url)}", dataset_size=2)
+    with pytest.raises(DamagedShardError, match=f"program .* ended with status {status};"):
+        first_batch({"x": "cls"}, split, allow_unsafe=["pipe"])
+
+
+@pytest.mark.parametrize("command", ["true", "yes", "head -c 700 {url}"])
+def test_one_whose_program_ends_well_or_is_running_says_what_it_has_given(
+    command, first_batch, url
+):
+    split = SplitConfig(f"pipe:{command.format(url=url)}", dataset_size=2)
+    with pytest.raises(DamagedShardError, match=r"cannot be read on after 0 samples: ReadError:"):
+        first_batch({"x": "cls"}, split, allow_unsafe=["pipe"])
+
+
 def test_what_nobody_can_switch_on_is_refused(first_batch):
     with pytest.raises(ConfigError, match=r"allow_unsafe must be one of.*'pipe'.*got 'all'"):
         first_batch({"x": "cls"}, allow_unsafe=["all"])

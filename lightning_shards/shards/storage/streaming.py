@@ -6,15 +6,20 @@ is imported with the first such shard, because it imports torch.
 
 import re
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager, suppress
+from subprocess import TimeoutExpired
+from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.urls import redact
 
 _EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
 """The text by which webdataset's `Pipe` says that its program failed; the command is before it."""
+
+_ENDED: Final = "the program that fetches it ended with status"
+_END_S: Final = 0.5
+"""A program that has closed its output ends within so many seconds."""
 
 
 class StreamOnlyStorage(Storage):
@@ -50,15 +55,22 @@ def _opened(url: str) -> Generator[Any, None, None]:
     stream = cast("Any", gopen(url))
     try:
         yield stream
-    except BaseException:
-        if isinstance(stream, Pipe):
-            _kill(stream)
-        else:
+    except BaseException as error:
+        if not isinstance(stream, Pipe):
             stream.close()
-        raise
-    while stream.read(1 << 16):
-        pass  # bytes after the archive are read too, so that the program can end by itself
-    stream.close()  # a Pipe raises here when its program failed
+            raise
+        is_of_reading = isinstance(error, Exception) and not isinstance(error, ShardError)
+        status = _failed_with(stream) if is_of_reading else 0
+        _kill(stream)
+        if not status:
+            raise
+    else:
+        while stream.read(1 << 16):
+            pass  # bytes after the archive are read too, so that the program can end by itself
+        stream.close()  # a Pipe raises here when its program failed
+        return
+    # What it gave until then, such as no byte at all, says less than this
+    raise OSError(f"{_ENDED} {status}")
 
 
 def _only_streamed(url: str) -> ConfigError:
@@ -73,8 +85,15 @@ def program_problem(error: Exception) -> str:
     text = str(error.args[0]) if error.args else ""
     status = _EXIT_STATUS.search(text)
     if status:
-        return f"the program that fetches it ended with status {status[1]}"
+        return f"{_ENDED} {status[1]}"
     return text.partition(" @ ")[0]
+
+
+def _failed_with(stream: Any) -> int:
+    """The status of the Pipe's program if it has failed; 0 if it is still running."""
+    with suppress(TimeoutExpired):
+        return stream.proc.wait(_END_S)
+    return 0
 
 
 def _kill(stream: Any) -> None:

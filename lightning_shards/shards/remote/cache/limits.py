@@ -111,7 +111,8 @@ def limit_for(fraction: float, need: CacheNeed) -> int:
     if fraction >= 1:
         return need.reads_bytes + need.tables_bytes
     wanted = need.reads_bytes * fraction + need.working_set_bytes
-    return math.ceil(wanted * _SLACK / (_SLACK - 1)) + need.tables_bytes
+    with_slack = math.ceil(wanted * _SLACK / (_SLACK - 1))
+    return min(with_slack, need.reads_bytes) + need.tables_bytes
 
 
 def pieces_to_drop(
