@@ -143,7 +143,7 @@ MUTANTS = [
         "samples/test_optional_fields.py",
     ),
     Mutant(
-        "readers.batch_reader:decode_column",
+        "readers.making.columns:decode_column",
         "(members.has_gaps or default.number_type)",
         "members.has_gaps",
         "samples/test_optional_fields.py",
