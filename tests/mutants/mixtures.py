@@ -110,6 +110,7 @@ MUTANTS = [
         "False",
         "config/test_mixtures.py",
     ),
+    Mutant("cli:_values_of_data", "value if equals else following", "value", "cli/test_refused.py"),
     Mutant(
         "config.mixtures:ComponentConfig.joined",
         "**(inherited or {})",
