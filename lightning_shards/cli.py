@@ -3,8 +3,9 @@
 import re
 import sys
 from argparse import Action
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast, get_args
 
@@ -22,7 +23,12 @@ from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config.files import omegaconf_message, placed_message, require_keys_once
+from lightning_shards.config.files import (
+    omegaconf_message,
+    placed_message,
+    require_keys_once,
+    require_plain_weight,
+)
 from lightning_shards.config.parsing import (
     cause_of,
     checked_entries,
@@ -77,6 +83,11 @@ class ShardArgumentParser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Parse the command line, on which the urls of a split may stand for the split."""
         given = sys.argv[1:] if args is None else list(args)
+        for option, value in _values_of_data(given):
+            try:
+                require_plain_weight(option.rpartition(".")[2], value)
+            except ConfigError as error:
+                self.error(f"{option.removeprefix('--')}: {error}")
         return cast("Any", super()).parse_args(_with_urls_named(given), *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
@@ -264,16 +275,24 @@ class ShardCLI(LightningCLI):
         return settings.get("init_args", settings)
 
 
+def _values_of_data(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of the data module and the text of their values."""
+    for argument, following in pairwise([*arguments, ""]):
+        option, equals, value = argument.partition("=")
+        if option.startswith("--data."):
+            yield option, value if equals else following
+
+
 def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     """The command line with ``--data.val.urls=a.tar`` for ``--data.val=a.tar``.
 
     So the other settings of a split that a file gives stay as they are.
     """
     named: list[str] = []
-    for number, argument in enumerate(arguments):
+    for argument, following in pairwise([*arguments, ""]):
         option, equals, value = argument.partition("=")
         if not equals:
-            value = (*arguments, "")[number + 1]
+            value = following
         is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named

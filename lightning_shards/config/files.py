@@ -107,6 +107,19 @@ def require_keys_once(content: str) -> None:
         load(content, Loader=_KeysOnce)  # noqa: S506 a safe loader
 
 
+def require_plain_weight(name: str, value: str) -> None:
+    """Refuse a weight that is written as a ratio, given as the value of one setting.
+
+    Raises:
+        ConfigError: It is one, or holds one; or it holds a key twice.
+    """
+    indented = value.replace("\n", "\n  ")
+    try:
+        require_keys_once(f"{name}:\n  {indented}")
+    except ConfigError as error:  # one value has no lines to be named
+        raise ConfigError(re.sub(r",? in lines? \d+( and \d+)?,", ",", str(error))) from None
+
+
 class _KeysOnce(SafeLoader):
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}

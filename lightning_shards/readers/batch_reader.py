@@ -11,26 +11,22 @@ An error here, but for one of a transform, does not say which sample it is about
 the batch by samples.
 """
 
-import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
 from lightning_shards.readers.ahead.read_ahead import (
     LargeMembers,
     ReadAhead,
     ReadBuffer,
 )
+from lightning_shards.readers.making.columns import decode_column, decoder_of, loaded
 from lightning_shards.readers.member_lookup import find_members
+from lightning_shards.readers.mixtures.columns import DifferingColumns
 from lightning_shards.readers.mixtures.fields import ComponentFields
-from lightning_shards.readers.mixtures.scatter import Part, joined_column
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import (
@@ -39,13 +35,9 @@ from lightning_shards.samples.collate import (
     GrowingColumn,
     LoadedBatch,
     Sample,
-    column_of,
     join_columns,
-    numbers_or_list,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
-from lightning_shards.samples.decoding.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, counted, optional_names
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
@@ -60,89 +52,8 @@ from lightning_shards.samples.sample_transforms import (
 )
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
-from lightning_shards.shards.classes import ClassNames
 
 _NO_COMPONENTS = np.empty(0, np.int64)
-
-
-def can_decode(field: Field) -> bool:
-    """Whether all members of a field are decoded in one way."""
-    return len(field.decodings) == 1
-
-
-def _decoder_of(field: Field) -> Callable[[bytes | None], Any]:
-    (decoding,) = field.decodings
-    function = field.function(decoding)
-
-    def decode(data: bytes | None) -> Any:
-        if data is None:
-            return field.missing_value()
-        try:
-            value = function(data)
-            if field.default is not None:  # the sample alone gives the error of its own
-                field.default.require_alike(field.name, value)
-        except Exception as error:
-            raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
-        return value
-
-    return decode
-
-
-def decode_column(
-    field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
-) -> Column:
-    """One field of a batch, as `Field.decode` and `collate` make it.
-
-    Raises:
-        SampleError: One cannot be decoded, or the shapes differ.
-    """
-    (decoding,) = field.decodings
-    classes = field.classes
-    decode = _COLUMNS.get(decoding)
-    if classes is not None and decoding == Decoding(CLASS):
-        decode = partial(_numbers, classes)
-    default = field.default
-    is_alone = default is not None and (members.has_gaps or default.number_type)
-    if decode is not None and not isinstance(members, LargeMembers) and not is_alone:
-        with suppress(Exception):  # hostile bytes raise anything; `_decoder_of` tells why
-            column = decode(members)
-            if column is not None:
-                return column
-    values = map(_decoder_of(field), members.with_gaps())
-    samples = ({field.name: value, "__key__": ""} for value in values)
-    return column_of(list(counted(samples, [field], {})), field.name, arena)
-
-
-def _loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
-    """Those that can be read at once; of the others none is read yet."""
-    if isinstance(members, LargeMembers) and not members.has_gaps:
-        return members.loaded()
-    return members
-
-
-def _ints(members: FieldMembers) -> Ints:
-    return np.array(list(map(int, members.to_list())), np.int64)
-
-
-def _numbers(classes: ClassNames, members: FieldMembers) -> Ints:
-    return np.array(list(map(classes.number_of, members.to_list())), np.int64)
-
-
-def _texts(members: FieldMembers) -> list[str]:
-    return list(map(bytes.decode, members.to_list()))
-
-
-def _jsons(members: FieldMembers) -> Column:
-    return numbers_or_list(list(map(json.loads, members.to_list())))
-
-
-_COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
-    Decoding("int"): _ints,
-    Decoding("text"): _texts,
-    Decoding("json"): _jsons,
-    Decoding("npy"): npy_column,
-    **{Decoding(name): column for name, column in (NUMBER_COLUMNS | SCALAR_COLUMNS).items()},
-}
 
 
 class BatchReader:
@@ -175,8 +86,7 @@ class BatchReader:
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
         self._of_components = of_components
-        self._differing = of_components.differing if of_components else {}
-        self._alike_without_gaps = of_components.alike_without_gaps if of_components else ()
+        self._differing = DifferingColumns(of_components, arena)
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -209,7 +119,7 @@ class BatchReader:
         self._weights = weights or [()] * len(positions)
         self._components = components or [_NO_COMPONENTS] * len(positions)
         transformed = [field for field in self._fields if transforms.takes(field.name)]
-        self._decoders = {field.name: _decoder_of(field) for field in transformed}
+        self._decoders = {field.name: decoder_of(field) for field in transformed}
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             self._shards.joined.release()
@@ -218,6 +128,8 @@ class BatchReader:
             may_lack = [f.is_optional or f.name in self._differing for f in self._read]
             optional = np.flatnonzero(may_lack).tolist()
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
+            names = [field.name for field in self._read]
+            self._differing.begin(self._components, names, self._ahead)
 
     def _read_of(self, shard: int) -> list[Field]:
         """The fields whose values are members of the samples of a shard, in one order for all."""
@@ -242,7 +154,7 @@ class BatchReader:
         begin = self._clock.begin("read")
         members = self.members(start, stop)
         plain = [field for field in self._fields if field.name not in self._decoders]
-        read = [(field, _loaded(members[field.name])) for field in plain]
+        read = [(field, loaded(members[field.name])) for field in plain]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: self._column(field, data, number) for field, data in read}
         self._clock.lap("decode", begin, "collate")
@@ -265,24 +177,11 @@ class BatchReader:
         return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
 
     def _column(self, field: Field, members: FieldMembers | LargeMembers, number: int) -> Column:
-        """One field of a batch; where components decode it in different ways, each its members."""
-        fields = self._differing.get(field.name)
-        has_gaps = fields is not None and members.has_gaps
-        if fields is None or (field.name in self._alike_without_gaps and not has_gaps):
+        """One field of a batch."""
+        if field.name not in self._differing:
             return decode_column(field, members, self._arena)
-        components, parts = self._components[number], list[Part]()
-        for component, own in enumerate(fields):
-            rows = np.flatnonzero(components == component)
-            if not rows.size:
-                continue
-            of_rows = members.at(rows)
-            if has_gaps and not own.is_optional and of_rows.has_gaps:
-                raise SampleError(f"a sample has no member for field {field.name!r}")
-            parts.append((rows, decode_column(own, of_rows)))
-        joined = joined_column(parts, len(components), self._arena)
-        if joined is None:
-            raise SampleError(f"field {field.name!r} of several components fits into no column")
-        return joined
+        batch = range(*self._stops[number : number + 2])
+        return self._differing.column(field.name, batch, members)
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch, by the fields' names.
@@ -316,7 +215,7 @@ class BatchReader:
     def _made_samples(self, number: int) -> Iterator[Sample]:
         """The whole samples of a batch, one after the other."""
         start, stop = self._stops[number : number + 2]
-        decoders = {field.name: _decoder_of(field) for field in self._fields}
+        decoders = {field.name: decoder_of(field) for field in self._fields}
         begin = self._clock.begin("read")
         members = self.members(start, stop)
         data = self._one_by_one(members, decoders)

@@ -17,8 +17,9 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
-from lightning_shards.readers.batch_reader import BatchReader, can_decode
+from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making.batches import batches_of_worker
+from lightning_shards.readers.making.columns import can_decode
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.open_shards import OpenShards, require_optional_fields

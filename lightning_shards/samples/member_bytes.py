@@ -56,6 +56,11 @@ class MemberBytes:
         """Whether some samples have no such member."""
         return bool((self._sizes < 0).any())
 
+    @property
+    def size_bytes(self) -> int:
+        """The sum of their sizes."""
+        return int(self._sizes.sum())
+
     def with_gaps(self) -> list[bytes | None]:
         """The bytes of each member, None for a sample without one.
 

@@ -51,6 +51,30 @@ def test_a_wrong_setting_of_a_mix_names_split_and_component(
 
 
 @pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--data.train.mix.web.weight=3:1"], "data.train.mix.web.weight: weight is 3:1, which"),
+        (["--data.train.mix.web.passes", "1:30"], "data.train.mix.web.passes: passes is 1:30, "),
+        (["--data.train.mix.web={urls: a.tar, weight: 3:1}"], "data.train.mix.web: weight is 3:1"),
+        (
+            ["--data.train.schedule=[{epoch: 1, weights: {web: 3:1}}]"],
+            "data.train.schedule: weights is 3:1, which YAML reads as a number of base 60; give",
+        ),
+        (
+            ["--data.train.mix={web: {urls: a.tar, urls: b.tar}}"],
+            "data.train.mix: the key 'urls' is there twice, and one would be lost; give",
+        ),
+    ],
+)
+def test_a_weight_that_yaml_would_read_as_another_number_is_refused(
+    options: list[str], told: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    mix = {"web": {"urls": "a.tar", "weight": 1}, "labels": {"urls": "b.tar", "weight": 2}}
+    data = config["data"] | {"train": {"mix": mix, "dataset_size": 64}}
+    assert refused(*options, data=data).startswith(told)
+
+
+@pytest.mark.parametrize(
     ("where", "key", "meant"),
     [
         ("data", "batchsize", "batch_size"),

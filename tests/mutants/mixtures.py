@@ -4,6 +4,7 @@ from tests.mutants.planting import Mutant
 
 BUILD = "build/test_mixtures.py"
 ROWS = "readers/mixtures/test_mixture_indexed.py"
+COLUMNS = "readers/mixtures/test_differing_columns.py"
 COUNTS = "plan/test_mixture_composition.py"
 LINES = "build/test_mixture_lines.py"
 PLAN = "tools/test_plan_mixture.py"
@@ -27,7 +28,7 @@ MUTANTS = [
         ROWS,
     ),
     Mutant("readers.mixtures.scatter:_joined_lists", "joined[row] = value", "pass", ROWS),
-    Mutant("readers.mixtures.scatter:_joined_arrays", "joined[rows] = column", "pass", ROWS),
+    Mutant("readers.mixtures.scatter:joined_arrays", "joined[rows] = column", "pass", ROWS),
     Mutant("readers.mixtures.rows:MixtureRows.collated", "require_alike(firsts)", "pass", ROWS),
     Mutant(
         "readers.mixtures.rows:MixtureRows.look_up",
@@ -50,8 +51,42 @@ MUTANTS = [
     ),
     Mutant("readers.mixtures.fields:_differ", "(each.decodings, ", "(", ROWS),
     Mutant("readers.mixtures.fields:_differ_in_gaps", "each.default, ", "", ROWS),
+    Mutant("readers.mixtures.columns:_decoded", "not field.is_optional", "field.is_optional", ROWS),
     Mutant(
-        "readers.batch_reader:BatchReader._column", "not own.is_optional", "own.is_optional", ROWS
+        "readers.mixtures.columns:DifferingColumns._of_group",
+        "[batch.start - first : batch.stop - first]",
+        "[: len(batch)]",
+        COLUMNS,
+    ),
+    Mutant(
+        "readers.mixtures.columns:DifferingColumns._of_group",
+        "if batches > 1 else None",
+        "if False else None",
+        COLUMNS,
+    ),
+    Mutant(
+        "readers.mixtures.columns:DifferingColumns._together",
+        "or _JSON in field.decodings",
+        "",
+        COLUMNS,
+    ),
+    Mutant(
+        "readers.mixtures.columns:DifferingColumns._together",
+        "column.dtype != parts[0][1].dtype",
+        "False",
+        COLUMNS,
+    ),
+    Mutant(
+        "readers.mixtures.columns:DifferingColumns._together",
+        "except ColumnError:",
+        "except ZeroDivisionError:",
+        COLUMNS,
+    ),
+    Mutant(
+        "readers.mixtures.columns:DifferingColumns.begin",
+        "self._groups: dict[str, _Group] = {}",
+        "self._groups: dict[str, _Group] = getattr(self, '_groups', {})",
+        COLUMNS,
     ),
     Mutant(
         "readers.mixtures.indexed:MixtureSource.first_sample",
@@ -75,6 +110,7 @@ MUTANTS = [
         "False",
         "config/test_mixtures.py",
     ),
+    Mutant("cli:_values_of_data", "value if equals else following", "value", "cli/test_refused.py"),
     Mutant(
         "config.mixtures:ComponentConfig.joined",
         "**(inherited or {})",

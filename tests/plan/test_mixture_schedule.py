@@ -112,9 +112,15 @@ def test_far_counts_are_exact():
     [
         (WeightChange({"web": 1}), "got epoch=None and samples=None; give one"),
         (WeightChange({"web": 1}, epoch=1, samples=8), "got epoch=1 and samples=8; give one"),
-        (WeightChange({"web": 1}, epoch=0), "got one at sample 0 of the run behind one at 0;"),
+        (
+            WeightChange({"web": 1}, epoch=0),
+            "begins in the first round of the run, which has .* samples, where .*; write its",
+        ),
         (WeightChange({"web": 1}, epoch=-1), "got one at sample -800 of the run behind one at 0;"),
-        (WeightChange({"web": 1}, samples=7), "by a round of 8 samples .*, got one at sample 0 of"),
+        (
+            WeightChange({"web": 1}, samples=7),
+            "first round of the run, which has 8 samples, where the components' own weights hold;",
+        ),
         (WeightChange({"web": 1}, epoch=1, over=0), "over must be from 1 to the 100 .*, got 0;"),
         (
             WeightChange({"web": 1}, epoch=1, over=101),

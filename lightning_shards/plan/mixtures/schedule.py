@@ -230,6 +230,11 @@ def _steps(
 ) -> list[MixtureStage]:
     """The stages that lead from one to another, the other one last."""
     rounds = stage.first_round - before.first_round
+    if stage.first_round == before.first_round == 0:
+        raise ConfigError(
+            f"a stage begins in the first round of the run, which has {round_samples} samples, "
+            "where the components' own weights hold; write its weights there, or let it begin later"
+        )
     if rounds < 1:
         raise ConfigError(
             f"stages must begin one after the other, by a round of {round_samples} samples at "

@@ -147,7 +147,7 @@ def check_round(round_units: int, weights: Mapping[str, int], when: str = "") ->
         exact = f"{total}, in which these weights are whole, or " if total < least else ""
         raise ConfigError(
             f"round={round_units} is too short for the weights {_shown(weights)}{when}; the least "
-            f"round is {exact}{least}"
+            f"round is {exact}{least}; set round to it"
         )
 
 

@@ -34,7 +34,7 @@ def joined_column(parts: Sequence[Part], count: int, arena: Arena | None = None)
         return None
     if any(map(is_tensor, columns)):
         return _joined_tensors(parts, count, arena)
-    return _joined_arrays(cast("Any", parts), count, arena)
+    return joined_arrays(cast("Any", parts), count, arena)
 
 
 def _joined_lists(parts: Sequence[Part], count: int) -> list[Any]:
@@ -45,9 +45,10 @@ def _joined_lists(parts: Sequence[Part], count: int) -> list[Any]:
     return joined
 
 
-def _joined_arrays(
-    parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], count: int, arena: Arena | None
+def joined_arrays(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], count: int, arena: Arena | None = None
 ) -> NDArray[Any] | None:
+    """The column of `count` rows of these arrays; None if their shapes or types do not fit."""
     first = parts[0][1]
     dtypes = {column.dtype for _, column in parts}
     if {column.shape[1:] for _, column in parts} != {first.shape[1:]}:
