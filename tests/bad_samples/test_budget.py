@@ -6,7 +6,10 @@ import pytest
 from spoilt_shards import READERS, REASONS, Picky, data_of
 
 from lightning_shards.errors import SampleError
+from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+
+STRICT = {"on_bad_sample": "raise", "max_bad": 0}
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -82,3 +85,13 @@ def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader
     ).loader("train")
     with pytest.raises(SampleError, match=r"'0000' of .* this is no image"):
         plain.source.first_sample(Place())
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("settings", "has_weight"), [({"max_bad": 3}, True), (STRICT, False)])
+def test_the_first_sample_has_a_weight_if_the_batches_have(
+    clean_data, reader, settings, *, has_weight
+):
+    source = clean_data.module(reader=reader, **settings).loader("train").source
+    assert ("__weight__" in source.first_sample(Place()).batch) == has_weight
+    assert ("__weight__" in next(source.batches(Place(), Cursor())).batch) == has_weight

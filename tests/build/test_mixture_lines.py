@@ -140,6 +140,9 @@ def test_an_epoch_too_long_to_be_counted_says_what_was(lines_of):
     exact = lines_of({"dataset_size": 2**30}, batch_size=2**15)
     assert exact[1].endswith("least and most in epoch 0:")
     assert held_in(exact) == [[(20480, 20480)], [(8192, 8192)], [(4096, 4096)]]
+    exact_steps = lines_of({"dataset_size": 2**30}, world_size=2, batch_size=2**14 + 4)
+    assert exact_steps[1].endswith("least and most in the first 7 steps of epoch 0:")
+    assert "web: weight 5 of 8, 20,485 in each step, 10,24" in exact_steps[2]
 
 
 def test_many_components_are_not_all_told(tmp_path, monkeypatch):

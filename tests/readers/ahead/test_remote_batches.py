@@ -35,3 +35,15 @@ def test_without_a_cache_the_limit_grows_from_a_few_mebibytes():
     assert buffer.limit == 4 * MIB
     buffer.take(16 * MIB)
     assert buffer.limit == 64 * MIB
+
+
+def test_memories_beside_each_other_have_together_what_one_has():
+    shards = Shards()
+    buffer = buffer_beside(cast("Any", object()), cast("Any", shards), share=4)
+    buffer.take(32 * MIB)
+    assert buffer.limit == MIB
+    shards.is_there = True
+    assert buffer.limit == 16 * MIB
+    local = buffer_beside(None, cast("Any", Shards()), share=4)
+    local.take(16 * MIB)
+    assert local.limit == 16 * MIB
