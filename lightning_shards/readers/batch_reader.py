@@ -11,22 +11,25 @@ An error here, but for one of a transform, does not say which sample it is about
 the batch by samples.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
 from lightning_shards.readers.ahead.read_ahead import (
     LargeMembers,
     ReadAhead,
     ReadBuffer,
 )
-from lightning_shards.readers.making.columns import decode_column, decoder_of, loaded
 from lightning_shards.readers.member_lookup import find_members
-from lightning_shards.readers.mixtures.columns import DifferingColumns
-from lightning_shards.readers.mixtures.fields import ComponentFields
+from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import (
@@ -35,9 +38,13 @@ from lightning_shards.samples.collate import (
     GrowingColumn,
     LoadedBatch,
     Sample,
+    column_of,
     join_columns,
+    numbers_or_list,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
+from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
+from lightning_shards.samples.decoding.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, counted, optional_names
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
@@ -52,8 +59,96 @@ from lightning_shards.samples.sample_transforms import (
 )
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
+from lightning_shards.shards.classes import ClassNames
 
 _NO_COMPONENTS = np.empty(0, np.int64)
+
+
+def can_decode(field: Field) -> bool:
+    """Whether all members of a field are decoded in one way."""
+    return len(field.decodings) == 1
+
+
+def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
+    """What makes the value of one member, or stands for a missing one."""
+    (decoding,) = field.decodings
+    function = field.function(decoding)
+
+    def decode(data: bytes | None) -> Any:
+        if data is None:
+            return field.missing_value()
+        try:
+            value = function(data)
+            if field.default is not None:  # the sample alone gives the error of its own
+                field.default.require_alike(field.name, value)
+        except Exception as error:
+            raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
+        return value
+
+    return decode
+
+
+def decode_column(
+    field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
+) -> Column:
+    """One field of a batch, as `Field.decode` and `collate` make it.
+
+    Raises:
+        SampleError: One cannot be decoded, or the shapes differ.
+    """
+    default = field.default
+    is_alone = default is not None and (members.has_gaps or default.number_type)
+    if not isinstance(members, LargeMembers) and not is_alone:
+        column = column_at_once(field, members)
+        if column is not None:
+            return column
+    values = map(decoder_of(field), members.with_gaps())
+    samples = ({field.name: value, "__key__": ""} for value in values)
+    return column_of(list(counted(samples, [field], {})), field.name, arena)
+
+
+def column_at_once(field: Field, members: FieldMembers) -> "Column | None":
+    """The same for members without gaps, all in one call; None if they have to be made alone."""
+    (decoding,) = field.decodings
+    decode = _COLUMNS.get(decoding)
+    if field.classes is not None and decoding == Decoding(CLASS):
+        decode = partial(_numbers, field.classes)
+    if decode is not None:
+        with suppress(Exception):  # hostile bytes raise anything; `decoder_of` tells why
+            return decode(members)
+    return None
+
+
+def loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
+    """Those that can be read at once; of the others none is read yet."""
+    if isinstance(members, LargeMembers) and not members.has_gaps:
+        return members.loaded()
+    return members
+
+
+def _ints(members: FieldMembers) -> Ints:
+    return np.array(list(map(int, members.to_list())), np.int64)
+
+
+def _numbers(classes: ClassNames, members: FieldMembers) -> Ints:
+    return np.array(list(map(classes.number_of, members.to_list())), np.int64)
+
+
+def _texts(members: FieldMembers) -> list[str]:
+    return list(map(bytes.decode, members.to_list()))
+
+
+def _jsons(members: FieldMembers) -> Column:
+    return numbers_or_list(list(map(json.loads, members.to_list())))
+
+
+_COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
+    Decoding("int"): _ints,
+    Decoding("text"): _texts,
+    Decoding("json"): _jsons,
+    Decoding("npy"): npy_column,
+    **{Decoding(name): column for name, column in (NUMBER_COLUMNS | SCALAR_COLUMNS).items()},
+}
 
 
 class BatchReader:
@@ -67,7 +162,8 @@ class BatchReader:
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
         collation: The `collate_fn` and the reserved entries of the batches.
-        of_components: The fields of each component of a mixture, with the names of `fields`.
+        of_components: Makes the columns of fields that the components of a mixture decode in
+            different ways; None for a single data set.
     """
 
     def __init__(
@@ -80,13 +176,13 @@ class BatchReader:
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
         collation: Collation = BUILT_IN_COLLATION,
-        of_components: ComponentFields | None = None,
+        of_components: ComponentColumns | None = None,
     ) -> None:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
         self._of_components = of_components
-        self._differing = DifferingColumns(of_components, arena)
+        self._differing = of_components.fields.differing if of_components else {}
         self._optional = frozenset(optional_names(fields))
         self._format: BatchFormat = batch_format
         self._collation = collation
@@ -128,12 +224,14 @@ class BatchReader:
             may_lack = [f.is_optional or f.name in self._differing for f in self._read]
             optional = np.flatnonzero(may_lack).tolist()
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
-            names = [field.name for field in self._read]
-            self._differing.begin(self._components, names, self._ahead)
+            if self._of_components is not None:
+                names = [field.name for field in self._read]
+                self._of_components.begin(self._components, names, self._ahead)
 
     def _read_of(self, shard: int) -> list[Field]:
         """The fields whose values are members of the samples of a shard, in one order for all."""
-        fields = self._of_components.of_shard(shard) if self._of_components else self._fields
+        components = self._of_components
+        fields = components.fields.of_shard(shard) if components else self._fields
         return [field for field in fields if not field.is_joined]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
@@ -178,10 +276,10 @@ class BatchReader:
 
     def _column(self, field: Field, members: FieldMembers | LargeMembers, number: int) -> Column:
         """One field of a batch."""
-        if field.name not in self._differing:
+        if self._of_components is None or field.name not in self._differing:
             return decode_column(field, members, self._arena)
         batch = range(*self._stops[number : number + 2])
-        return self._differing.column(field.name, batch, members)
+        return self._of_components.column(field.name, batch, members)
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch, by the fields' names.

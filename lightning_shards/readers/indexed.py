@@ -17,11 +17,10 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
-from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.making.batches import batches_of_worker
-from lightning_shards.readers.making.columns import can_decode
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
-from lightning_shards.readers.mixtures.fields import ComponentFields
+from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards, require_optional_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
@@ -232,13 +231,13 @@ class IndexedSource:
         clock: StageClock,
         arena: Arena | None,
         share: int = 1,
-        of_components: ComponentFields | None = None,
+        of_components: ComponentColumns | None = None,
     ) -> BatchReader | None:
         """What makes its batches field by field, if so many do; None if that is not possible.
 
         `of_components` is as of `BatchReader`.
         """
-        fields = chain(*of_components.of_components) if of_components else self.fields
+        fields = chain(*of_components.fields.of_components) if of_components else self.fields
         if not all(map(can_decode, fields)):
             return None
         settings = self.row_settings

@@ -155,7 +155,7 @@ MUTANTS = [
         "samples/optional/test_typed_defaults.py",
     ),
     Mutant(
-        "readers.making.columns:decode_column",
+        "readers.batch_reader:decode_column",
         "(members.has_gaps or default.number_type)",
         "members.has_gaps",
         "samples/optional/test_typed_defaults.py",

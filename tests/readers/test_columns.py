@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from lightning_shards import SplitConfig
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.making.columns import can_decode, decode_column
+from lightning_shards.readers.batch_reader import can_decode, decode_column
 from lightning_shards.samples.collate import column_of
 from lightning_shards.samples.decoding.decoders import DECODERS
 from lightning_shards.samples.fields import Field

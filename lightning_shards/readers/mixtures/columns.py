@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.ahead.read_ahead import LargeMembers, ReadAhead
-from lightning_shards.readers.making.columns import column_at_once, decode_column
+from lightning_shards.readers.batch_reader import column_at_once, decode_column
 from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.mixtures.scatter import joined_arrays, joined_column
 from lightning_shards.samples.arena import Arena, new_array
@@ -29,8 +29,6 @@ _JSON: Final = Decoding("json")
 """Whose numbers are an array of a type that depends on all numbers of the batch."""
 
 
-_NO_COMPONENTS: Final = np.empty(0, np.int64)
-
 Members: TypeAlias = FieldMembers | LargeMembers
 
 
@@ -45,40 +43,26 @@ class DifferingColumns:
     """Makes the columns of one worker's batches, one stretch of an epoch after the other.
 
     Args:
-        of_components: The fields of each component; None for a single data set.
+        fields: Of each component.
         arena: Where the arrays of a batch are made, as far as they fit.
     """
 
-    def __init__(self, of_components: ComponentFields | None, arena: Arena | None) -> None:
-        self._fields = of_components.differing if of_components else {}
-        self._alike = of_components.alike_without_gaps if of_components else frozenset[str]()
+    def __init__(self, fields: ComponentFields, arena: Arena | None) -> None:
+        self.fields: Final = fields
+        self._differing = fields.differing
         self._arena = arena
 
     def begin(self, components: Sequence[Ints], read: Sequence[str], ahead: ReadAhead) -> None:
-        """Go on to the next stretch of the epoch.
-
-        Args:
-            components: Of the samples of each batch.
-            read: The names of the fields that are read.
-            ahead: Reads them.
-        """
+        """As of `ComponentColumns`."""
         self._groups: dict[str, _Group] = {}
         self._read, self._ahead = read, ahead
-        self._components = np.concatenate(components) if self._fields else _NO_COMPONENTS
-
-    def __contains__(self, name: str) -> bool:
-        """Whether components differ in what they make of the members of this field."""
-        return name in self._fields
+        self._components = np.concatenate(components)
 
     def column(self, name: str, batch: range, members: Members) -> Column:
-        """One field of a batch: of the samples of these numbers in the stretch.
-
-        Raises:
-            SampleError: One cannot be decoded, or components make values of different kinds.
-        """
+        """As of `ComponentColumns`."""
         has_gaps = members.has_gaps
-        if name in self._alike and not has_gaps:
-            return decode_column(self._fields[name][0], members, self._arena)
+        if name in self.fields.alike_without_gaps and not has_gaps:
+            return decode_column(self._differing[name][0], members, self._arena)
         if not has_gaps and isinstance(members, MemberBytes):
             column = self._of_group(name, batch, members)
             if column is not None:
@@ -111,7 +95,7 @@ class DifferingColumns:
 
     def _together(self, name: str, samples: range) -> NDArray[Any] | None:
         """The column of these samples; None if that of a batch may be another one."""
-        fields = self._fields[name]
+        fields = self._differing[name]
         if any(field.default is not None or _JSON in field.decodings for field in fields):
             return None
         try:
@@ -131,7 +115,7 @@ class DifferingColumns:
     def _rows(self, name: str, samples: range) -> Iterator[tuple[Ints, Field]]:
         """The rows of each component that has some among these samples, and its field."""
         components = self._components[samples.start : samples.stop]
-        for component, field in enumerate(self._fields[name]):
+        for component, field in enumerate(self._differing[name]):
             rows = np.flatnonzero(components == component)
             if rows.size:
                 yield rows, field

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
+from lightning_shards.readers.ahead.read_ahead import LargeMembers, ReadAhead
+from lightning_shards.samples.collate import Column
 from lightning_shards.samples.decoding.decoders import PIXEL_DECODERS
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.member_bytes import FieldMembers, Ints
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,32 @@ class ComponentFields:
     def alike_without_gaps(self) -> frozenset[str]:
         """The names of those of them that differ only where a sample has no such member."""
         return frozenset(name for name, of in self.differing.items() if not _differ(of))
+
+
+class ComponentColumns(Protocol):
+    """Makes the columns of fields that components decode in different ways."""
+
+    @property
+    def fields(self) -> ComponentFields:
+        """The fields of all components."""
+        ...
+
+    def begin(self, components: Sequence[Ints], read: Sequence[str], ahead: ReadAhead) -> None:
+        """Go on to the next stretch of an epoch.
+
+        Args:
+            components: Of the samples of each batch.
+            read: The names of the fields that are read.
+            ahead: Reads them.
+        """
+
+    def column(self, name: str, batch: range, members: FieldMembers | LargeMembers) -> Column:
+        """One field of a batch: of the samples of these numbers in the stretch.
+
+        Raises:
+            SampleError: One cannot be decoded, or components make values of different kinds.
+        """
+        ...
 
 
 def _differ(fields: Sequence[Field]) -> bool:

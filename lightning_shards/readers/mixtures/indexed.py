@@ -20,6 +20,7 @@ from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.making.batches import batches_of_worker
 from lightning_shards.readers.making.rows import STRETCH, RowSettings
+from lightning_shards.readers.mixtures.columns import DifferingColumns
 from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.mixtures.first_samples import (
     first_samples,
@@ -187,7 +188,9 @@ class MixtureSource:
         """What makes batches field by field; None if one component cannot be so read."""
         makers = self._makers
         if (together := self._fields_together) is not None:
-            return makers[0].reader(reading, clock, arena, of_components=together)
+            return makers[0].reader(
+                reading, clock, arena, of_components=DifferingColumns(together, arena)
+            )
         own_arena = arena if self._is_apart else None
         readers = [maker.reader(reading, clock, own_arena, len(makers)) for maker in makers]
         by_fields = [reader for reader in readers if reader is not None]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.making.columns import decode_column
+from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.decoding import compressed
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from webdataset import tenbin
 
 from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
-from lightning_shards.readers.making.columns import decode_column
+from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.decoding.decoders import DECODERS
 from lightning_shards.samples.decoding.images import decode_gray, decode_rgb
