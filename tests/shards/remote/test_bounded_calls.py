@@ -20,7 +20,7 @@ WITHIN_S = 20.0
 LONG_S = 60.0
 DATA = np.random.default_rng(0).bytes(3_000)
 URL = "memory://bucket/a.tar"
-SOON = RetryPolicy(tries=2, total_s=9, stall_s=0.3, first_pause_s=0.01, longest_pause_s=0.01)
+SOON = RetryPolicy(tries=2, total_s=9, stall_s=1.0, first_pause_s=0.01, longest_pause_s=0.01)
 HUNG = """
 import threading
 from fsspec.implementations.memory import MemoryFileSystem
@@ -36,22 +36,28 @@ except StorageError as error:
 """
 
 
+def callers():
+    return [each for each in threading.enumerate() if each.name == "bounded calls"]
+
+
 @pytest.fixture
 def is_over():
     event = threading.Event()
     yield event
     event.set()
+    # one that goes on would call what the next test hangs
+    assert wait_for(lambda: not callers(), WITHIN_S)
 
 
 @pytest.fixture
-def calls():
+def calls(is_over):
     made = BoundedCalls()
     yield made
     made.close()
 
 
 @pytest.fixture
-def transport():
+def transport(is_over):
     made = RemoteTransport(TransportSettings(policy=SOON))
     made.write(URL, DATA)
     yield made
@@ -75,10 +81,6 @@ def hang(monkeypatch, is_over):
         return begun
 
     return hang
-
-
-def callers():
-    return [each for each in threading.enumerate() if each.name == "bounded calls"]
 
 
 @pytest.mark.timeout(30)
