@@ -19,7 +19,8 @@ from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.schedule import EpochSchedule
 
 PARTS = 10
-IN_CI, BY_COMMAND = 100, 10_000  # of each part
+IN_CI = 100  # of each part
+MANY_PARTS, BY_COMMAND = 100, 1_000
 JOBS = 4
 
 
@@ -110,7 +111,6 @@ def test_chains_serve_a_prefix_of_the_mixture(part):
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("part", range(PARTS, 2 * PARTS))
+@pytest.mark.parametrize("part", range(PARTS, PARTS + MANY_PARTS))
 def test_many_chains_serve_a_prefix_of_the_mixture(part):
     assert sum(drawn(check_chain, part, BY_COMMAND)) > BY_COMMAND / 10
