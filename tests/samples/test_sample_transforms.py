@@ -280,16 +280,6 @@ def test_what_cannot_be_called_is_refused(make_module, given, message):
             make_module(**settings)
 
 
-@pytest.mark.parametrize("taken", [3, [1], ["image", None], True])
-def test_fields_that_are_taken_are_named_by_texts(make_module, reader, taken):
-    def transform(sample):
-        return sample
-
-    transform.takes_fields = taken
-    with pytest.raises(ConfigError, match=r"takes_fields of transform must be the name.*, got .*;"):
-        batches(make_module(transform, reader=reader))
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
 
