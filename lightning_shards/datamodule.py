@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
 from types import MethodType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
@@ -39,6 +39,7 @@ from lightning_shards.progress import (
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
+from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
@@ -202,6 +203,7 @@ class ShardDataModule(ModuleSettings):
         They are ``["val/web", "val/hand"]`` for ``val_sets={"web": ..., "hand": ...}``, ``["val"]``
         for `val`, and none if there is neither. `loader`, `peek` and `source` take them.
         """
+        require_choice("the split of eval_names", split, get_args(EvaluationSplit))
         return splits_of(self.splits, (split,))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

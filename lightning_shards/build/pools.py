@@ -44,8 +44,7 @@ def make_pool(
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
-        told = source.describe()
-        if sample is None and told.mixture is None and optional_names(told.fields):
+        if sample is None and optional_names(source.describe().fields):
             source.first_sample(place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s, can_grow=config.pool != "inline")
     sample = sample or source.first_sample(place)

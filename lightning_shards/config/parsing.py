@@ -265,6 +265,19 @@ def load_callable_list(name: str, values: object) -> list[Callable[..., Any]]:
     return [load_callable(f"{name}[{number}]", value) for number, value in enumerate(listed)]
 
 
+def require_no_single_keys(name: str, value: object, example: str) -> None:
+    """Refuse a mapping of which options give single keys, as in ``--data.train.keep.of=20``.
+
+    Raises:
+        ConfigError: The value is what jsonargparse makes of such an option.
+    """
+    if type(value).__module__.startswith("jsonargparse."):
+        raise ConfigError(
+            f"{name} is one value, and an option named a key of it; give all of it at once, as in "
+            f"--data.train.{name}={example!r}"
+        )
+
+
 def load_decoders(values: Mapping[str, Any]) -> dict[str, Any]:
     """Decoders of fields and suffixes: names as they are, and callables as `load_callable` does.
 

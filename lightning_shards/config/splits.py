@@ -23,6 +23,7 @@ from lightning_shards.config.parsing import (
     load_callable_list,
     load_callables,
     load_decoders,
+    require_no_single_keys,
 )
 from lightning_shards.errors import ConfigError
 from lightning_shards.setting_checks import (
@@ -282,6 +283,7 @@ class SplitConfig:
             object.__setattr__(self, "sample_transforms", loaded)
         if self.collate_fn is not None:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
+        require_no_single_keys("keep", self.keep, "{hash_of: key, of: 20, parts: [0]}")
         if names_callable(self.keep):
             object.__setattr__(self, "keep", load_callable("keep", self.keep))
         exclude = path_as_text(self.exclude)

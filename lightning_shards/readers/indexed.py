@@ -21,7 +21,7 @@ from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.making.batches import batches_of_worker
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.fields import ComponentColumns
-from lightning_shards.readers.open_shards import OpenShards, require_optional_fields
+from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
@@ -34,6 +34,7 @@ from lightning_shards.samples.fields import (
     own_decoders,
     with_arrays,
 )
+from lightning_shards.samples.optional_fields import LackingField, require_found
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
@@ -173,10 +174,17 @@ class IndexedSource:
             collation=self.collation.watched(),
             storages=without_cache(self.storages),
         )
-        if optional_names(self.fields) and self.index.counts is not None:
-            with OpenShards(self.index, self.cache, storages=alone.storages) as shards:
-                require_optional_fields(shards, self.fields, self.index.counts)
+        if self.collation.component is None:  # of a component the mixture looks at all components
+            require_found(self.lacking_fields())
         return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
+
+    def lacking_fields(self) -> list[LackingField]:
+        """The optional fields that are in none of the samples of a few shards."""
+        if not optional_names(self.fields) or self.index.counts is None:
+            return []
+        storages = without_cache(self.storages)
+        with OpenShards(self.index, self.cache, storages=storages) as shards:
+            return lacking_fields(shards, self.fields, self.index.counts)
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None

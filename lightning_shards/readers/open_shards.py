@@ -16,7 +16,7 @@ from lightning_shards.readers.joined.joined_members import JoinedMembers
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
-from lightning_shards.samples.optional_fields import require_found
+from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards
@@ -247,11 +247,10 @@ class OpenShards:
         self._storages.close()
 
 
-def require_optional_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) -> None:
-    """Look for the optional fields in the member tables of a few shards.
+def lacking_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) -> list[LackingField]:
+    """The optional fields that are in none of the member tables of a few shards.
 
     Raises:
-        MissingFieldError: These are all shards, and no sample has the members of such a field.
         ShardError: As of `OpenShards.reader`.
     """
     lacking = [field for field in fields if field.is_optional and not field.is_joined]
@@ -261,9 +260,8 @@ def require_optional_fields(shards: OpenShards, fields: Sequence[Field], counts:
         suffixes = shards.reader(shard).table.suffixes
         lacking = [field for field in lacking if not set(suffixes).intersection(field.suffixes)]
     looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')} have"
-    for field in lacking:
-        are_all = len(chosen) == len(filled)
-        require_found(field.name, field.suffixes, looked_at, are_all=are_all)
+    are_all = len(chosen) == len(filled)
+    return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
 
 
 def read_sample(

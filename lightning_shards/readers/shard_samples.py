@@ -4,7 +4,7 @@ Files and remote shards are read by our own walk over the tar. What only webdata
 open is expanded by webdataset, too.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -18,11 +18,11 @@ from lightning_shards.readers.bad_samples import BadSampleLedger
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.optional_fields import require_found
+from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.protocol import Storage
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.storage.streaming import program_problem
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.tar_stream import stream_samples
@@ -131,31 +131,32 @@ class ReadSlices:
             self.ledger.lose_rest(self.first_shard + shard, number, error)
 
 
-def require_optional_members(
-    index: ShardIndex, fields: Sequence[Field], storages: Storages
-) -> None:
-    """Look for the optional fields in the first samples of the first shard that has some.
+def lacking_members(
+    index: ShardIndex, fields: Sequence[Field], makers: Mapping[str, MakeStorage] | None
+) -> list[LackingField]:
+    """The optional fields that the first samples of the first shard that has some lack.
 
     Raises:
-        MissingFieldError: These are all samples, and none has the members of such a field.
         ShardError: As of `read_shard`.
     """
     lacking = [field for field in fields if field.is_optional]
     if not lacking:
-        return
+        return []
     filled = range(index.num_shards) if index.counts is None else np.flatnonzero(index.counts)
     url, number = index.urls[filled[0]], 0
-    with closing(read_shard(url, None, 0, storages)) as samples:
+    with (
+        closing(Storages(makers)) as storages,
+        closing(read_shard(url, None, 0, storages)) as samples,
+    ):
         for sample in islice(samples, _SAMPLES_LOOKED_AT):
             number += 1
             lacking = [field for field in lacking if sample.keys().isdisjoint(field.suffixes)]
             if not lacking:
-                return
+                return []
         is_read = next(samples, None) is None
     looked_at = f"the first {count_of(number, 'sample')} of {redact(url)} have"
     are_all = is_read and len(filled) == 1
-    for field in lacking:
-        require_found(field.name, field.suffixes, looked_at, are_all=are_all)
+    return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
 
 
 def read_shard(

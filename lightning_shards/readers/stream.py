@@ -38,7 +38,7 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
-from lightning_shards.readers.shard_samples import ReadSlices, require_optional_members
+from lightning_shards.readers.shard_samples import ReadSlices, lacking_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
@@ -51,6 +51,7 @@ from lightning_shards.samples.fields import (
     own_decoders,
     with_arrays,
 )
+from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
@@ -204,8 +205,8 @@ class StreamSource:
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(self.index, counts=None))
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
-        with closing(Storages(self.storages)) as storages:
-            require_optional_members(self.index, self.fields, storages)
+        if self.numbers is None:  # of a component the mixture looks at all components
+            require_found(lacking_members(self.index, self.fields, self.storages))
         return first_good_sample([first, *others], place)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:

@@ -2,10 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,22 +208,56 @@ def _in_words(dtype: str, ndim: int | None) -> str:
     return f"lists of {name}" if ndim else name
 
 
-def require_found(field: str, suffixes: Sequence[str], looked_at: str, *, are_all: bool) -> None:
-    """Say that an optional field is in none of the samples that were looked at.
+class LackingField(NamedTuple):
+    """An optional field that is in none of the samples that were looked at.
 
-    Args:
-        field: Its name.
+    Attributes:
+        name: Of the field.
         suffixes: The suffixes that its members may have.
         looked_at: What was looked at, in words.
-        are_all: Whether these are all samples. If not, only a warning is logged.
+        are_all: Whether these are all samples.
+    """
+
+    name: str
+    suffixes: Sequence[str]
+    looked_at: str
+    are_all: bool
+
+
+def require_found(lacking: Iterable[LackingField]) -> None:
+    """Refuse fields that all samples lack; where some were not looked at, a warning is logged.
 
     Raises:
-        MissingFieldError: These are all samples.
+        MissingFieldError: There is such a field.
     """
-    message = (
-        f"optional field {field!r} is in no sample: {looked_at} no member with one of "
-        f"{list(suffixes)}"
-    )
-    if are_all:
-        raise MissingFieldError(f"{message}; name another suffix in `fields`, or leave it out")
-    _log.warning("%s; if the others have none, name another suffix in `fields`", message)
+    for field in lacking:
+        message = (
+            f"optional field {field.name!r} is in no sample: {field.looked_at} no member with one "
+            f"of {list(field.suffixes)}"
+        )
+        if field.are_all:
+            raise MissingFieldError(f"{message}; name another suffix in `fields`, or leave it out")
+        _log.warning("%s; if the others have none, name another suffix in `fields`", message)
+
+
+def lacking_in_all(
+    components: Sequence[str], lacking: Sequence[Sequence[LackingField]]
+) -> list[LackingField]:
+    """The fields that every component of a mixture lacks, as those of the whole mixture.
+
+    Args:
+        components: Their names.
+        lacking: What each of them lacks. One may lack what another has: labels, for instance.
+    """
+    by_name = [{field.name: field for field in of_component} for of_component in lacking]
+    of_mixture: list[LackingField] = []
+    for name in by_name[0]:
+        parts = [fields[name] for fields in by_name if name in fields]
+        if len(parts) < len(components):
+            continue
+        told = zip(components, parts, strict=True)
+        looked_at = " and ".join(f"of component {each!r} {part.looked_at}" for each, part in told)
+        suffixes = dict.fromkeys(suffix for part in parts for suffix in part.suffixes)
+        are_all = all(part.are_all for part in parts)
+        of_mixture.append(LackingField(name, list(suffixes), looked_at, are_all))
+    return of_mixture

@@ -1,5 +1,6 @@
 """A `collate_fn` that pads fields whose values differ in size: tokens, boxes, masks."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -41,9 +42,9 @@ class PadCollate:
 
     Lists of numbers become int64, float64 or bool, as single numbers do; where all lists of a batch
     are empty, the type is that of `value`: give lists of floats a float, as in 0.0. Arrays and
-    tensors keep their type, which must be the same for all samples. An empty list has no second
-    dimension: where all samples of a batch may be empty, let a transform make an array of shape
-    (0, 4) for instance.
+    tensors keep their type, which must be the same for all samples. An empty list, or an array of
+    shape (0,), has no second dimension: where all samples of a batch may be empty, let a transform
+    make an array of shape (0, 4) for instance.
 
     Args:
         fields: The fields to pad.
@@ -131,7 +132,9 @@ def _filled(shape: tuple[int, ...], value: float, dtype: Any, name: str) -> Any:
     make: Any = np.full if is_array else load_torch().full
     try:
         is_float = dtype.kind == "f" if is_array else dtype.is_floating_point
-        if is_float or make((), value, dtype=dtype).item() == value:
+        with np.errstate(over="ignore", invalid="ignore"):
+            held = make((), value, dtype=dtype).item()
+        if held == value or (is_float and math.isfinite(held) == math.isfinite(value)):
             return make(shape, value, dtype=dtype)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise _refused_value(value, dtype, name) from error
@@ -148,7 +151,8 @@ def _refused_value(value: float, dtype: object, name: str) -> ConfigError:
 def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
     """The values of a field, all as tensors or all as arrays, of one type and number of dimensions.
 
-    A list without a number in it has those of the other values.
+    A list without a number in it has those of the other values, and so has an array or tensor of
+    shape (0,) of their type.
     """
     values = values_of(samples, name)
     are_lists = [isinstance(value, list | tuple) for value in values]
@@ -159,12 +163,15 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
         if all(are_lists):
             given = _type_of_lists(samples, name, parts, fill)
             parts = [_list_as_array(sample, name, given) for sample in samples]
-    is_empty = [is_list and 0 in part.shape for is_list, part in zip(are_lists, parts, strict=True)]
+    is_empty = [
+        0 in part.shape if is_list else tuple(part.shape) == (0,)
+        for is_list, part in zip(are_lists, parts, strict=True)
+    ]
     dims = [len(part.shape) for part in parts]
     first = dims.index(max(dims)) if all(is_empty) else is_empty.index(False)
     dtype, ndim = parts[first].dtype, dims[first]
     for row, (sample, part) in enumerate(zip(samples, parts, strict=True)):
-        if is_empty[row]:
+        if is_empty[row] and (are_lists[row] or part.dtype == dtype):
             sizes = tuple(part.shape) if dims[row] == ndim else (0,) * ndim
             parts[row] = _filled(sizes, 0, dtype, name)
         elif ndim == 0 or (part.dtype, dims[row]) != (dtype, ndim):

@@ -5,7 +5,7 @@ the names in `takes_fields` are the only fields that it is given, and with ``tak
 it is given decoded pixels as numpy arrays.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -33,9 +33,27 @@ def first_taking(transforms: Iterable[SampleTransform], field: str) -> SampleTra
 
 
 def _taken_fields(transform: SampleTransform) -> frozenset[str] | None:
-    """The names of the only fields that it is given; None for all of them."""
-    names = getattr(transform, "takes_fields", None)
-    return None if names is None else frozenset([names] if isinstance(names, str) else names)
+    """The names of the only fields that it is given; None for all of them.
+
+    Raises:
+        ConfigError: They are no texts.
+    """
+    given: object = getattr(transform, "takes_fields", None)
+    if given is None:
+        return None
+    listed = [given] if isinstance(given, str) else given
+    names = cast("Iterable[object]", listed) if isinstance(listed, Iterable) else (None,)
+    taken = frozenset(name for name in names if isinstance(name, str))
+    if not isinstance(listed, Collection) or len(taken) < len(set(cast("Any", listed))):
+        raise ConfigError(
+            f"takes_fields of {_name_of(transform)} must be the names of fields, as in ('image', "
+            f"'mask'), got {given!r}; leave it out where all fields are wanted"
+        )
+    return taken
+
+
+def _name_of(transform: SampleTransform) -> str:
+    return getattr(transform, "__name__", type(transform).__name__)
 
 
 @dataclass(frozen=True)
@@ -90,8 +108,7 @@ def sample_steps(
     """The sample transforms, with their names in errors."""
     return [
         SampleStep(
-            f"sample_transforms[{number}], which is "
-            f"{getattr(transform, '__name__', type(transform).__name__)}",
+            f"sample_transforms[{number}], which is {_name_of(transform)}",
             transform,
             takes_rng(transform),
             _taken_fields(transform),

@@ -330,3 +330,14 @@ def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert message in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("given", [None, {"hash_of": "key", "of": 2, "parts": [0]}])
+def test_an_option_for_one_key_of_keep_is_told_to_give_the_whole_mapping(
+    given: object, refused: Refused, config: dict[str, Any]
+) -> None:
+    data = config["data"]
+    data["train"]["keep"] = given
+    told = refused("--data.train.keep.of=3", "--data.train.keep.parts=[1]", data=data)
+    assert told.startswith("data.train: keep is one value, and an option named a key of it; give")
+    assert told.endswith("--data.train.keep='{hash_of: key, of: 20, parts: [0]}'")

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ def crop_alike(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, An
 def draw_globally(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {"drawn": float(np.random.random()) + random.random()}  # noqa: NPY002
 
+
+THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 
 JOINT = {
     "fields": {"image": "png", "label": "cls"},
@@ -97,11 +99,15 @@ def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(
     assert set(Counter(map(tuple, resumed)).values()) == {1}
 
 
+@pytest.mark.parametrize(
+    ("counts", "split"), [([5, 9, 6], {}), ([9, 14, 9], {"exclude": THIRD})], ids=["all", "left"]
+)
 def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_draws(
-    pack_shards: Callable[..., list[str]], tmp_path: Path
+    pack_shards: Callable[..., list[str]], tmp_path: Path, counts: list[int], split: dict[str, Any]
 ) -> None:
-    urls = pack_shards([5, 9, 6])
-    whole = fit(tmp_path, urls, batch_size=1, num_workers=0, settings=JOINT)
+    urls = pack_shards(counts)
+    more = {"settings": JOINT, "split": split}
+    whole = fit(tmp_path, urls, batch_size=1, num_workers=0, **more)
     assert len({repr(drawn) for *_, drawn in whole}) == len(whole) == 40
     checkpoint = None
     for batch_size, num_workers, hook in (
@@ -117,50 +123,78 @@ def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_dra
                 batch_size,
                 num_workers,
                 callbacks=[stop],
-                settings=JOINT,
                 ckpt_path=checkpoint,
+                **more,
             )
         (checkpoint,) = stop.saved.values()
-    assert fit(tmp_path, urls, 1, 0, ckpt_path=checkpoint, settings=JOINT) == whole
+    assert fit(tmp_path, urls, 1, 0, ckpt_path=checkpoint, **more) == whole
 
 
+WORLDS = (
+    [(2, 2, 2), (3, 1, 2), (1, 4, 1), (3, 2, 1)],
+    [(1, 4, 3), (2, 3, 1), (1, 1, 2), (2, 2, 1)],
+)
+"""Chains of segments: batch size, world size and steps."""
+
+
+def _steps_of(loaders: Sequence[Any], state: Any, steps: int) -> list[Any]:
+    """The rows of so many steps of all ranks, which are loaders of one process, from a state on."""
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+    ranks = [iter(loader) for loader in loaders]
+    return [row for _ in range(steps) for batches in ranks for row in _rows([next(batches)])]
+
+
+def _rows_of_chain(
+    make: Callable[[int], ShardDataModule], chain: Sequence[tuple[int, int, int]]
+) -> list[Any]:
+    """The rows of all segments of a chain, each resumed from the state that the one before left."""
+    state, rows = None, list[Any]()
+    for batch_size, world_size, steps in chain:
+        loaders = [
+            make(batch_size).loader("train", rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        rows += _steps_of(loaders, state, steps)
+        state = loaders[0].state_dict()
+    return rows
+
+
+LEFT_OUT = {
+    "all": ([5, 9, 6, 4], {}),
+    "excluded": ([9, 0, 15, 11, 6], {"exclude": THIRD}),
+    "kept": ([17, 23, 20, 24], {"keep": THIRD}),
+}
+"""Samples of shards, of which at least the 24 of a chain are left by a filter."""
+
+
+@pytest.mark.parametrize(("counts", "split"), LEFT_OUT.values(), ids=LEFT_OUT)
+@pytest.mark.parametrize("chain", WORLDS)
 def test_chains_of_worlds_give_each_sample_the_same_joint_draws(
-    pack_shards: Callable[..., list[str]], tmp_path: Path
+    pack_shards: Callable[..., list[str]],
+    tmp_path: Path,
+    counts: list[int],
+    split: dict[str, Any],
+    chain: Sequence[tuple[int, int, int]],
 ) -> None:
-    """The ranks of a world are loaders of one process; a segment is some steps of all of them."""
-    urls = pack_shards([5, 9, 6, 4])
-    whole = list(_rows(module_of(tmp_path, urls, 1, 0, JOINT).loader("train")))
-    assert len({repr(row) for row in whole}) == 24
-    for chain in (
-        [(2, 2, 2), (3, 1, 2), (1, 4, 1), (3, 2, 1)],
-        [(1, 4, 3), (2, 3, 1), (1, 1, 2), (2, 2, 1)],
-    ):
-        state, rows = None, []
-        for batch_size, world_size, steps in chain:
-            loaders = [
-                module_of(tmp_path, urls, batch_size, 0, JOINT).loader(
-                    "train", rank=rank, world_size=world_size
-                )
-                for rank in range(world_size)
-            ]
-            for loader in loaders:
-                if state is not None:
-                    loader.load_state_dict(state)
-            ranks = [iter(loader) for loader in loaders]
-            for _ in range(steps):
-                rows += [row for batches in ranks for row in _rows([next(batches)])]
-            state = loaders[0].state_dict()
-        assert rows == whole[: len(rows)]
-        assert len(rows) == sum(map(prod, chain))
+    urls = pack_shards(counts)
+
+    def make(batch_size: int) -> ShardDataModule:
+        return module_of(tmp_path, urls, batch_size, 0, JOINT, split)
+
+    whole = list(_rows(make(1).loader("train")))
+    assert 24 <= len({repr(row) for row in whole}) == len(whole)
+    assert (len(whole) < sum(counts)) == bool(split)
+    rows = _rows_of_chain(make, chain)
+    assert rows == whole[: len(rows)]
+    assert len(rows) == sum(map(prod, chain))
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         for row, key in enumerate(batch["__key__"]):
             yield key, [batch[name][row].tolist() for name in ("image", "mask", "label", "drawn")]
-
-
-THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 
 
 def test_what_is_left_resumes_with_another_batch_size_at_the_next_kept_sample(

@@ -202,6 +202,7 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         ({"value": -1}, "pads field 'x' with -1, which uint8 cannot hold"),
         ({"value": 0.5}, "pads field 'x' with 0.5, which uint8 cannot hold"),
         ({"value": "a"}, "pads field 'x' with 'a', which uint8 cannot hold"),
+        ({"value": float("nan")}, "pads field 'x' with nan, which uint8 cannot hold"),
     ],
 )
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
@@ -209,6 +210,27 @@ def test_settings_that_cannot_work_are_refused(settings, message, kind):
     values = np.ones(2, np.uint8), np.ones(1, np.uint8)
     with pytest.raises(ConfigError, match=message.replace("uint8", "(torch.)?uint8")):
         PadCollate(**{"fields": ["x"]} | settings)(samples(*map(kind, values)))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_floats_are_padded_with_what_they_can_hold(kind):
+    rows = samples(kind(np.ones(2, np.float16)), kind(np.ones(1, np.float16)))
+    assert PadCollate(["x"], value=-np.inf)(rows)["x"].tolist() == [[1, 1], [1, -np.inf]]
+    assert PadCollate(["x"], value=0.1)(rows)["x"][1, 1] == np.float16(0.1)
+    with pytest.raises(ConfigError, match=r"'x' with 1000000000\.0, which (torch\.)?float16 c"):
+        PadCollate(["x"], value=1e9)(rows)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_an_empty_array_of_one_dimension_is_one_of_any(kind):
+    """As `json_float32` makes of the boxes of an image without any."""
+    empty, boxes = kind(np.zeros(0, np.float32)), kind(np.ones((2, 4), np.float32))
+    made = padded(empty, boxes, empty)
+    assert made["x"].tolist() == [[[0] * 4] * 2, [[1] * 4] * 2, [[0] * 4] * 2]
+    assert made["x_length"].tolist() == [0, 2, 0]
+    assert padded(empty, empty)["x"].shape == (2, 0)
+    with pytest.raises(SampleError, match=r"\(2, 4\) .*float32 in .*, but \(0,\) .*float64 in sam"):
+        padded(boxes, kind(np.zeros(0)))
 
 
 def test_a_field_of_the_name_of_a_length_is_refused():

@@ -224,6 +224,10 @@ def test_names_that_there_are_not_are_refused_with_those_that_there_are(
         data.loader("val")
     with pytest.raises(ConfigError, match=r"no 'val/other' split; .*'val/web'.*: add it to val_"):
         data.peek("val/other")
+    for name, shown in (("vall", "vall"), ("train", "train"), ("val/web", "val/web")):
+        with pytest.raises(ConfigError, match=rf"must be one of .'val', .*, got '{shown}'"):
+            data.eval_names(name)
+    assert data.eval_names("test") == []
 
 
 def test_device_transforms_go_by_the_fields_of_their_set(

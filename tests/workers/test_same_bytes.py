@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lightning_shards import PadCollate
 from tests.workers.same_bytes import (
     CONTEXTS,
     STEPS,
@@ -91,6 +92,26 @@ def side_by_side(samples):
     }
 
 
+def crop_rows_ragged(sample, rng):
+    """As many rows as are drawn, and boxes, of which there may be none."""
+    rows = int(rng.integers(1, 4))
+    boxes = np.full((int(rng.integers(3)), 4), rng.random(), np.float32)
+    return sample | {"image": sample["image"][:, :rows, : 5 - rows], "boxes": boxes}
+
+
+COLLATES = {
+    "own": ({"collate_fn": side_by_side}, {"row", "labels", "weights"}),
+    "PadCollate": (
+        {
+            "collate_fn": PadCollate(["image", "boxes"], to_multiple=2),
+            "joint": [crop_rows_ragged],
+        },
+        {"image", "image_length", "boxes", "boxes_length", "label"},
+    ),
+}
+"""Settings, and what stands in batches then."""
+
+
 @pytest.fixture(scope="module")
 def expected(make_loader):
     """Two epochs by sampling, made in the trainer's own thread."""
@@ -137,20 +158,16 @@ def test_threads_give_the_bytes_of_the_trainers_thread(make_loader, num_workers,
     assert take(make_loader(num_workers, label=jitter_label, **pool), STEPS) == expected
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "pool"),
-    [(3, {}), (2, {"context": "forkserver"}), (3, {"pool": "threads"})],
-    ids=["fork", "forkserver", "threads"],
-)
-def test_a_collate_fn_gives_the_bytes_of_the_trainers_thread(make_loader, num_workers, pool):
-    own = {"label": jitter_label, "collate_fn": side_by_side}
-    expected = take(make_loader(**own), STEPS)
-    assert [name for name, *_ in expected[0]][:2] == ["__key__", "row"]
-    assert take(make_loader(num_workers, **own, **pool), STEPS) == expected
-    state = make_loader().state_dict() | {"samples": 12}
-    loader = make_loader(num_workers, **own, **pool)
-    loader.load_state_dict(state)
-    assert take(loader, 3) == expected[3:6]
+@pytest.mark.parametrize(("settings", "names"), COLLATES.values(), ids=COLLATES)
+def test_a_collate_fn_gives_the_same_bytes_from_processes_threads_and_after_resumes(
+    make_loader, settings, names
+):
+    make = partial(make_loader, label=jitter_label, **settings)
+    expected = take(make(), STEPS)
+    assert len({repr(batch) for batch in expected}) == STEPS
+    assert {name for name, *_ in expected[0]} >= names
+    require_same_from_pools(make, expected)
+    require_same_after_stops(make, expected, [stop % 3 for stop in STOPS])
 
 
 def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(

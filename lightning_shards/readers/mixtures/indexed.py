@@ -33,6 +33,7 @@ from lightning_shards.readers.source import ServedSample, SourceDescription
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import own_decoders
+from lightning_shards.samples.optional_fields import lacking_in_all, require_found
 from lightning_shards.samples.sample_transforms import first_taking
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import image_backend
@@ -147,6 +148,8 @@ class MixtureSource:
             replace(component, collation=replace(component.collation, component=number))
             for number, component in enumerate(self.components)
         ]
+        lacking = [component.lacking_fields() for component in self.components]
+        require_found(lacking_in_all(names, lacking))
         made = first_samples(names, alone, place)
         if not self._is_apart and self.components[0].collation.collate_fn is None:
             fields = [component.fields for component in self.components]

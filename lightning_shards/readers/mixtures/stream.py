@@ -32,11 +32,13 @@ from lightning_shards.readers.mixtures.first_samples import (
 )
 from lightning_shards.readers.mixtures.streamable import require_streamable
 from lightning_shards.readers.replay import read_again, require_no_stages
+from lightning_shards.readers.shard_samples import lacking_members
 from lightning_shards.readers.source import ServedSample, SourceDescription
 from lightning_shards.readers.stream import ComponentNumbers, StreamSource
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION
+from lightning_shards.samples.optional_fields import lacking_in_all, require_found
 from lightning_shards.samples.seeds import preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex, join_indexes
@@ -152,6 +154,10 @@ class MixtureStreamSource:
             ShardError: One cannot be made, or they do not fit into one batch where they have to.
         """
         names, split = self.slots.names, self.components[0]
+        lacking = [
+            lacking_members(each.index, each.fields, each.storages) for each in self.components
+        ]
+        require_found(lacking_in_all(names, lacking))
         made = first_samples(names, self._streams, place)
         if (
             split.collation.collate_fn is None

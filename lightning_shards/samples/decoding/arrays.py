@@ -150,7 +150,14 @@ def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
     is_number = array.dtype.kind in "if" and np.can_cast(array.dtype, dtype, "same_kind")
     if not is_number and array.size:
         raise ValueError(f"it holds {array.dtype}, of which there is no array of {dtype}")
-    return array.astype(dtype)
+    if dtype != "float32":
+        return array.astype(dtype)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError as error:
+        largest = array.flat[np.argmax(np.where(np.isfinite(array), np.abs(array), 0))]
+        raise ValueError(f"it holds numbers that fit no {dtype}, as {largest}") from error
 
 
 JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {

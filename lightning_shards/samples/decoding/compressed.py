@@ -24,8 +24,10 @@ def gunzip(data: bytes) -> bytes:
     """The bytes in a .gz file, of all its streams.
 
     Raises:
-        ValueError: It is no such file, is cut or damaged, or holds more than `_MOST_BYTES`.
+        ValueError: It is no such file, is empty, cut or damaged, or holds more than `_MOST_BYTES`.
     """
+    if not data:  # gzip takes it for no stream, and gives no bytes
+        raise ValueError("its .gz is empty")
     unpacked = bytearray()
     try:
         with GzipFile(fileobj=BytesIO(data)) as file:

@@ -60,9 +60,14 @@ class Decoding(NamedTuple):
         return self.decoder.name if isinstance(self.decoder, OwnDecoder) else self.decoder
 
     def problem(self, error: Exception) -> str:
-        """The text of an error that it raised, with its kind if the code is the user's."""
-        is_own = isinstance(self.decoder, OwnDecoder)
-        return f"{type(error).__name__}: {error}" if is_own else str(error)
+        """The text of an error that it raised, with its kind if the code is the user's.
+
+        An error without a text is told by its kind.
+        """
+        kind = type(error).__name__
+        if isinstance(self.decoder, OwnDecoder):
+            return f"{kind}: {error}"
+        return str(error) or kind
 
     def remedy(self, field: str, data: bytes) -> str:
         """The settings that would read a member which is no whole number, or general advice.

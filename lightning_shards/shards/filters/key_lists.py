@@ -11,7 +11,7 @@ key 16 bytes of its SHA-256 are kept. That another key has the same ones is out 
 import hashlib
 import os
 from array import array
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +31,7 @@ _Ints = NDArray[np.int64]
 _ID_MARK = b"#"
 _ESCAPE = b"\\"
 _LINES_AT_ONCE = 2**16
+_HEAD_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +73,9 @@ def read_key_list(path: str, shard_name: str = "") -> KeyList:
     digests: list[_Words] = []
     numbers: dict[bytes, array[int]] = {}
     with os.fdopen(open_list(path), "rb") as file:
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+        if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) and b"\0" in head:  # as no key has
+            raise ConfigError(f"exclude: {path} is written in UTF-16; write it in UTF-8")
         for entries in _batches(file):
             for entry in entries:
                 if entry[:1] == _ID_MARK:

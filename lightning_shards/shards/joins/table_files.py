@@ -70,9 +70,16 @@ def find_table_files(
         FileAccessError: One cannot be read, or changed while it was read.
         IndexMismatchError: A remote one was replaced while it was fetched.
         StorageError: A remote one could not be had, after all retries.
-        ConfigError: A remote one can only be streamed.
+        ConfigError: A remote one can only be streamed, or a folder is named.
         UrlError: A pattern cannot be read.
     """
+    for pattern in settings.table:
+        if is_local(pattern) and Path(pattern).is_dir():
+            files = Path(pattern) / f"*{Path(pattern).suffix}"
+            raise ConfigError(
+                f"the table of join {settings.name!r} is the folder {pattern}; name the files in "
+                f"it, as in table: {files}"
+            )
     try:
         paths = expand_urls(settings.table)
         require_local_shards(paths)

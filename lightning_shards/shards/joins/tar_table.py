@@ -47,11 +47,19 @@ class TarTable:
             release_pages(table)
         self.num_rows = sum(self._samples_of)
         if self._suffix not in suffixes:
-            raise ConfigError(
-                f"join {settings.name!r}: no tar of {paths[0]} and {len(paths) - 1} more has "
-                f"members {self._suffix!r}; name one of {sorted(suffixes)[:_MOST_NAMED]} in "
-                "`column`"
-            )
+            raise ConfigError(self._without_members(settings.name, sorted(suffixes)))
+
+    def _without_members(self, name: str, suffixes: Sequence[str]) -> str:
+        more = len(self._paths) - 1
+        problem = f"join {name!r}: no tar of {self._paths[0]}" + (
+            f" and {more:,} more" * bool(more)
+        )
+        if not suffixes:
+            return f"{problem} holds a member; name another table"
+        return (
+            f"{problem} has members {self._suffix!r}; name one of {suffixes[:_MOST_NAMED]} in "
+            "`column`"
+        )
 
     def row_name(self, row: int) -> str:
         """The number of a sample in its tar, counted from 0, and the tar."""

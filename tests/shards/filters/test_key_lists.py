@@ -32,6 +32,20 @@ def test_a_line_is_a_key(read):
     )
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(read):
+    assert has(read(b"\xef\xbb\xbfa\nb\n"), b"a", b"b", b"\xef\xbb\xbfa") == [True, True, False]
+    assert read(b"\xef\xbb\xbf#s.tar:1\n").numbers["s.tar"].tolist() == [1]
+    assert has(read(b"a\n\xef\xbb\xbfb\n"), b"\xef\xbb\xbfb") == [True]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+def test_a_list_in_utf_16_is_refused(read, encoding):
+    """As PowerShell writes what a command prints."""
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    with pytest.raises(ConfigError, match=r"list\.txt is written in UTF-16; write it in UTF-8"):
+        read(f"{mark}a\nb\n".encode(encoding))
+
+
 def test_a_line_with_a_mark_is_an_id(read):
     listed = read(b"#s:1.tar:7\n#s:1.tar:0\n#x.tar:3\n#x.tar:3\nkey\n")
     numbers = {name: values.tolist() for name, values in listed.numbers.items()}

@@ -265,6 +265,26 @@ def test_tars_without_such_members_say_which_there_are(
         )
 
 
+def test_tars_without_any_member_say_so(make_module, pack_shards, write_tar, tmp_path):
+    join = {"t": {"table": str(write_tar(tmp_path / "t.tar", [])), "column": "txt"}}
+    with pytest.raises(ConfigError, match=r"'t': no tar of \S*t\.tar holds a member; name an"):
+        prepare(make_module, pack_shards([2, 1]), join)
+
+
+@pytest.mark.parametrize(("name", "column"), [("t.parquet", None), ("t.tar", "txt")])
+def test_a_folder_of_files_is_named_with_the_pattern_of_them(
+    make_module, pack_shards, tmp_path, name, column
+):
+    """As pandas and Spark write tables: a folder `captions.parquet` of parts."""
+    (tmp_path / name).mkdir()
+    join = {"t": {"table": str(tmp_path / name), "column": column}}
+    with pytest.raises(
+        ConfigError,
+        match=rf"the table of join 't' is the folder \S*/{name}; .*: \S*/{name}/\*\{name[1:]}$",
+    ):
+        prepare(make_module, pack_shards([2, 1]), join)
+
+
 def test_damaged_tars_are_refused(make_module, pack_shards, write_tar, tmp_path):
     path = write_tar(tmp_path / "t.tar", [("000000.txt", b"1"), ("000001.txt", b"1")])
     path.write_bytes(path.read_bytes()[:1300])
