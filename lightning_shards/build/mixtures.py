@@ -17,6 +17,7 @@ from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.samples.class_labels import classes_identity
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.index import ShardIndex
 
@@ -131,9 +132,16 @@ def make_order(components: Mapping[str, IndexedSource], slots: MixtureSlots) -> 
     mix: list[MixtureComponent] = []
     for name, source in components.items():
         classes = "".join(f" classes={told}" for told in classes_identity(source.fields).values())
-        known_by = source.index.fingerprint() + classes
+        known_by = source.index.fingerprint() + classes + _backend_text(source)
         mix.append(MixtureComponent(name, source.order, source.index.num_shards, known_by))
     return MixtureOrder(tuple(mix), slots)
+
+
+def _backend_text(source: IndexedSource) -> str:
+    """What changes the pixels of a component; the default is not told."""
+    backend = image_backend(source.transforms)
+    is_default = backend == image_backend({})
+    return "" if is_default else f" image_backend={backend.replace(' ', '')}"
 
 
 def _require_whole_units(config: SplitConfig) -> None:

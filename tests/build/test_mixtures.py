@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_shards import PlanError
+from lightning_shards import DecodeResize, PlanError
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
@@ -250,6 +250,24 @@ def test_a_mix_that_was_another_one_before_the_cursor_is_refused(tmp_path, state
         message = r"with dataset_size=32, this run has 36; .* whole rounds, of 9 samples in this"
     with pytest.raises(StateError, match=message):
         resumed(tmp_path, state, **change)
+
+
+def test_only_what_was_trained_must_be_decoded_by_the_same_backend(tmp_path):
+    """Another backend gives other pixels; a component without weight before has given none."""
+
+    def loader_with(transforms, **weights):
+        own = {name: {"transforms": {"image": each}} for name, each in transforms.items()}
+        own["web"] |= weights
+        mix = mix_of(tmp_path / "shards", ("web", "more"), **own)
+        return module_of(tmp_path, mix, decode={}).loader("train")
+
+    pillow, turbo = (DecodeResize(size=4, backend=each) for each in ("pillow", "turbo"))
+    loader = loader_with({"web": pillow, "more": pillow}, weight=0)
+    state = loader.state_dict() | {"samples": 8}
+    loader_with({"web": turbo, "more": pillow}, weight=0).load_state_dict(state)
+    message = "component 'more' of no more, this run has image_backend=turbo; set"
+    with pytest.raises(StateError, match=message):
+        loader_with({"web": pillow, "more": turbo}, weight=0).load_state_dict(state)
 
 
 def test_states_of_a_mix_and_of_a_single_data_set_do_not_go_together(tmp_path, state):
