@@ -150,8 +150,8 @@ def _require_whole_units(config: SplitConfig) -> None:
     if config.unit > 1 and config.unit % batch_size:
         raise ConfigError(
             f"unit={config.unit} must be a multiple of batch_size={batch_size}, so that each batch "
-            f"is of one component; set unit={config.unit + -config.unit % batch_size}, or leave it "
-            "out"
+            f"is of one component; set unit={config.unit + -config.unit % batch_size}, leave it "
+            "out, or, as in a run that is resumed, take a batch size that divides it"
         )
     if config.unit > 1 and config.remainder == "balanced":
         raise ConfigError(
