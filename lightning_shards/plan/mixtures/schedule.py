@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError, StateError, count_of
 from lightning_shards.plan.mixtures.weights import check_round, weigh_stage, whole_ratio
 
 RUN_END: Final = 2**62
@@ -253,8 +253,8 @@ def _steps(
         )
     if not 1 <= over <= rounds:
         raise ConfigError(
-            f"over must be from 1 to the {rounds} rounds since the stage before, got {over}; take "
-            "fewer steps or let the stage begin later"
+            f"over must be from 1 to the {count_of(rounds, 'round')} since the stage before, got "
+            f"{over}; take fewer steps or let the stage begin later"
         )
     totals = sum(before.weights), sum(stage.weights)
     shares = [
