@@ -5,6 +5,7 @@ from tests.mutants.planting import Mutant
 BUILD = "build/test_mixtures.py"
 ROWS = "readers/mixtures/test_mixture_indexed.py"
 COLUMNS = "readers/mixtures/test_differing_columns.py"
+JOINED = "readers/mixtures/test_joined_components.py"
 COUNTS = "plan/test_mixture_composition.py"
 LINES = "build/test_mixture_lines.py"
 PLAN = "tools/test_plan_mixture.py"
@@ -26,6 +27,19 @@ MUTANTS = [
         "for row in rows.tolist()",
         "for row in [0] * len(rows)",
         ROWS,
+    ),
+    Mutant(
+        "readers.mixtures.readers:ComponentReaders._joined",
+        "columns_of.keys() != made[0].keys()",
+        "False",
+        COLUMNS,
+    ),
+    Mutant("build.mixtures:_backend_text", "backend == image_backend({})", "True", BUILD),
+    Mutant(
+        "saved_state:require_resumable",
+        "{None, *trained_names}",
+        "{None, *told.mixture.components}",
+        JOINED,
     ),
     Mutant("readers.mixtures.scatter:_joined_lists", "joined[row] = value", "pass", ROWS),
     Mutant("readers.mixtures.scatter:joined_arrays", "joined[rows] = column", "pass", ROWS),
