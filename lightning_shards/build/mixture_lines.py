@@ -16,7 +16,7 @@ from lightning_shards.plan.mixtures.composition import (
     stages_of,
 )
 from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.mixtures.weights import MAX_ROUND
+from lightning_shards.plan.mixtures.weights import MAX_DEFAULT_ROUND
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
 
@@ -76,9 +76,8 @@ def rounding_text(weights: Sequence[int], round_units: int) -> str:
     rounded = sum(weight * round_units % total > 0 for weight in weights)
     if not rounded:
         return ""
-    remedy = f"in a new run round={total} is exact"
-    if total > MAX_ROUND:
-        remedy = "weights of fewer digits would be exact"
+    is_short = total <= MAX_DEFAULT_ROUND
+    remedy = f"in a new run round={total} is exact" if is_short else "they hold on the average"
     return f"a round holds the shares of {rounded} components rounded up or down; {remedy}"
 
 

@@ -82,7 +82,7 @@ def test_shares_that_are_not_whole_in_a_round_are_told(lines_of):
     own = {"round": 16, "schedule": [{"epoch": 1, "weights": {"web": 10**7, "labels": 1}}]}
     assert "rounded" not in "".join(lines_of(own))
     *_, last = lines_of(own, epoch=1)
-    assert last.endswith("rounded up or down; weights of fewer digits would be exact")
+    assert last.endswith("rounded up or down; they hold on the average")
 
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
