@@ -42,6 +42,10 @@ def test_an_epoch_of_a_component_is_one_pass_of_it_in_whole_rounds(tmp_path):
         assert source_of(tmp_path, split).epochs.samples == samples
 
 
+def test_an_epoch_is_cut_to_whole_rounds_of_units(tmp_path):
+    assert source_of(tmp_path, {"unit": 8, "dataset_size": 200}).order.samples == 192
+
+
 def test_stages_of_the_configuration_come_to_the_order(tmp_path):
     schedule = [
         {"epoch": 1, "weights": {"web": 1, "labels": 1}},
