@@ -10,7 +10,7 @@ from lightning_shards.errors import StateError
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JOIN_PREFIX
+from lightning_shards.shards.joins.finding import JOIN_PREFIX, component_of_join
 from lightning_shards.shards.urls import split_url
 
 State = dict[str, int | str]
@@ -115,7 +115,8 @@ def require_resumable(
 ) -> None:
     """Check that a run of these values may go on where a state was saved.
 
-    Of a mixture, stages that begin behind the trained samples may be others.
+    Of a mixture, stages that begin behind the trained samples may be others, and so may all that
+    components without weight before are made of.
 
     Args:
         expected: The values of this run, with those of its source.
@@ -128,11 +129,17 @@ def require_resumable(
     if told.mixture is None:
         require_same(expected, state, index=told.index)
         return
-    of_mixture = told.mixture.values()
-    others = {name: value for name, value in expected.items() if name not in of_mixture}
-    require_same(others, state)
     epochs = read_count(state, "epoch") * told.mixture.slots.epoch_samples
-    told.mixture.require_resumable(state, epochs + read_count(state, "samples"))
+    trained = epochs + read_count(state, "samples")
+    trained_names = told.mixture.slots.schedule.names_before(trained)
+    of_mixture = told.mixture.values()
+    others = {
+        name: value
+        for name, value in expected.items()
+        if name not in of_mixture and component_of_join(name) in {None, *trained_names}
+    }
+    require_same(others, state)
+    told.mixture.require_resumable(state, trained)
 
 
 def require_whole_units(

@@ -49,7 +49,10 @@ def require_mapping(name: str, value: object, example: str = "{image: ...}") -> 
         raise ConfigError(f"{name} must be a mapping, as in {example}, got a {kind}")
     for key in cast("Mapping[object, object]", value):
         if not isinstance(key, str):
-            raise ConfigError(f"{name} must have texts as its keys, got {key!r}")
+            raise ConfigError(
+                f"{name} must have texts as its keys, got {key!r}; write the key in quotes, since "
+                "YAML reads no, off and 3 as other values than texts"
+            )
 
 
 def require_list(name: str, value: object) -> None:

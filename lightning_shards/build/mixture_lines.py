@@ -1,6 +1,7 @@
 """What the log says of a mixture when a fit begins: the components in its batches and epochs."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 from lightning_shards.errors import count_of
@@ -15,6 +16,7 @@ from lightning_shards.plan.mixtures.composition import (
     stages_of,
 )
 from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.mixtures.weights import MAX_DEFAULT_ROUND
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
 
@@ -59,7 +61,24 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: i
     if len(slots.names) > _MOST_COMPONENTS:
         more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
         lines[_MOST_COMPONENTS + 1 :] = [f"  and {more}, which `lightning-shards plan` shows"]
+    rounded = rounding_text(stage.weights, slots.schedule.round_units)
+    lines += [f"  {rounded}"] if rounded else []
     return lines + _drop_lines(slots, plan, epoch, steps) + _change_lines(slots, epoch)
+
+
+def rounding_text(weights: Sequence[int], round_units: int) -> str:
+    """That a round holds shares that are not whole only rounded; empty if all are whole.
+
+    >>> rounding_text((5, 2, 1), 4)
+    'a round holds the shares of 2 components rounded up or down; in a new run round=8 is exact'
+    """
+    total = sum(weights)
+    rounded = sum(weight * round_units % total > 0 for weight in weights)
+    if not rounded:
+        return ""
+    is_short = total <= MAX_DEFAULT_ROUND
+    remedy = f"in a new run round={total} is exact" if is_short else "they hold on the average"
+    return f"a round holds the shares of {rounded} components rounded up or down; {remedy}"
 
 
 def passes_text(samples: int, of_component: int) -> str:

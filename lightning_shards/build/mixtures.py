@@ -17,6 +17,7 @@ from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.samples.class_labels import classes_identity
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.index import ShardIndex
 
@@ -131,9 +132,16 @@ def make_order(components: Mapping[str, IndexedSource], slots: MixtureSlots) -> 
     mix: list[MixtureComponent] = []
     for name, source in components.items():
         classes = "".join(f" classes={told}" for told in classes_identity(source.fields).values())
-        known_by = source.index.fingerprint() + classes
+        known_by = source.index.fingerprint() + classes + _backend_text(source)
         mix.append(MixtureComponent(name, source.order, source.index.num_shards, known_by))
     return MixtureOrder(tuple(mix), slots)
+
+
+def _backend_text(source: IndexedSource) -> str:
+    """What changes the pixels of a component; the default is not told."""
+    backend = image_backend(source.transforms)
+    is_default = backend == image_backend({})
+    return "" if is_default else f" image_backend={backend.replace(' ', '')}"
 
 
 def _require_whole_units(config: SplitConfig) -> None:
@@ -142,8 +150,8 @@ def _require_whole_units(config: SplitConfig) -> None:
     if config.unit > 1 and config.unit % batch_size:
         raise ConfigError(
             f"unit={config.unit} must be a multiple of batch_size={batch_size}, so that each batch "
-            f"is of one component; set unit={config.unit + -config.unit % batch_size}, or leave it "
-            "out"
+            f"is of one component; set unit={config.unit + -config.unit % batch_size}, leave it "
+            "out, or, as in a run that is resumed, take a batch size that divides it"
         )
     if config.unit > 1 and config.remainder == "balanced":
         raise ConfigError(

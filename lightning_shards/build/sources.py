@@ -62,7 +62,7 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
     found: list[ShardIndex] = []
     for name, part in config.component_splits().items():
         place = f"{split}.mix.{name}"
-        with _errors_name(place):
+        with _errors_name_component(place):
             found.append(_find(data, part, place, is_prepared=is_prepared, in_mixture=True))
     return join_indexes(found)
 
@@ -74,6 +74,17 @@ def _errors_name(place: str) -> Generator[None]:
         yield
     except ShardNotFoundError as error:
         error.args = (f"{place}: {error}", *error.args[1:])
+        raise
+
+
+@contextmanager
+def _errors_name_component(place: str) -> Generator[None]:
+    """Let errors about the shards, lists and tables of a component say which one names them."""
+    try:
+        yield
+    except (ShardNotFoundError, ConfigError) as error:
+        if place not in str(error):
+            error.args = (f"{place}: {error}", *error.args[1:])
         raise
 
 
@@ -162,10 +173,11 @@ def _make_mixture(
         }
         require_same_classes({name: stream.fields for name, stream in streams.items()})
         return MixtureStreamSource(tuple(streams.values()), slots)
-    alone = {
-        name: _indexed(data, split, part, of_part, epochs, _order(part, of_part, seed), seed=seed)
-        for name, part, of_part, seed in parts
-    }
+    alone: dict[str, IndexedSource] = {}
+    for name, part, of_part, seed in parts:
+        order = _order(part, of_part, seed)
+        with _errors_name_component(f"{split}.mix.{name}"):
+            alone[name] = _indexed(data, split, part, of_part, epochs, order, seed=seed)
     require_same_classes({name: source.fields for name, source in alone.items()})
     order = make_order(alone, slots)
     storages = _storages(data, split, index, order, ranks * epochs.batch_size)

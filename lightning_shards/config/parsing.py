@@ -29,6 +29,7 @@ _NESTED = re.compile(
     r"\s*Does not .*\s+Subtypes: \[dict\[[\s\S]*Given value: NestedArg\(key='([\w-]+)"
 )
 _OF_OPTION = re.compile(r"NestedArg\(key='([^']*)', val=(.*)\)")
+_OF_KEY = re.compile(r"Namespace\((\w+)='([^']*)'\)")
 _UNKNOWN = (
     re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
     re.compile(r"(\S+(?:: mix\.\S+)?): Option '([\w.]+)' is not accepted"),
@@ -359,4 +360,5 @@ def _reworded(text: str) -> str:
     # Split at the commas outside brackets.
     alternatives = re.split(r", (?![^\[]*\])", kinds.replace("NoneType", "None"))
     got = _OF_OPTION.sub(r"\1=\2", match[2])
+    got = _OF_KEY.sub(r"its key \1 alone; give all of its keys at once, as in {\1: \2}", got)
     return f"expected {' or '.join(alternatives)}, got {got}"

@@ -14,7 +14,8 @@ from lightning_shards.plan.mixtures.composition import (
     sizes_without_drop,
     stages_of,
 )
-from lightning_shards.plan.mixtures.slots import RUN_END, MixtureSlots
+from lightning_shards.plan.mixtures.schedule import RUN_END
+from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.schedule import limited_steps
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The tables and notes of `lightning-shards plan` about mixtures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_shards.errors import count_of
@@ -69,7 +69,15 @@ def _stage_text(stage: Mapping[str, Any], document: Mapping[str, Any]) -> list[s
         for world in stage["worlds"]
         if (counted := _steps_counted(world))
     ]
-    return [table(rows), *notes]
+    round_units = document["round"] // document["unit"]
+    return [table(rows), *_rounding_notes(list(stage["weights"].values()), round_units), *notes]
+
+
+def _rounding_notes(weights: Sequence[int], round_units: int) -> list[str]:
+    from lightning_shards.build.mixture_lines import rounding_text
+
+    rounded = rounding_text(weights, round_units)
+    return [f"note: {rounded}"] if rounded else []
 
 
 def _batch_heads(stage: Mapping[str, Any]) -> list[str]:

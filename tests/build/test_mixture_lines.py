@@ -73,6 +73,18 @@ def test_batches_of_whole_rounds_hold_the_weights(lines_of):
     ]
 
 
+def test_shares_that_are_not_whole_in_a_round_are_told(lines_of):
+    *_, last = lines_of({"round": 12, "dataset_size": 36}, batch_size=12)
+    told = (
+        "a round holds the shares of 2 components rounded up or down; in a new run round=8 is exact"
+    )
+    assert last == f"  {told}"
+    own = {"round": 16, "schedule": [{"epoch": 1, "weights": {"web": 10**7, "labels": 1}}]}
+    assert "rounded" not in "".join(lines_of(own))
+    *_, last = lines_of(own, epoch=1)
+    assert last.endswith("rounded up or down; they hold on the average")
+
+
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
 def test_batches_that_cut_rounds_tell_their_least_and_most(lines_of, make_module, reader):
     split = {"reader": reader, "dataset_size": 96}

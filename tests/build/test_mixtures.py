@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_shards import PlanError
+from lightning_shards import DecodeResize, PlanError, ShardError
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
@@ -40,6 +40,10 @@ def test_an_epoch_of_a_component_is_one_pass_of_it_in_whole_rounds(tmp_path):
     for name, samples in {"web": 24, "labels": 24, "more": 56, "longest": 56}.items():
         split = {"dataset_size": None, "epoch_of": name}
         assert source_of(tmp_path, split).epochs.samples == samples
+
+
+def test_an_epoch_is_cut_to_whole_rounds_of_units(tmp_path):
+    assert source_of(tmp_path, {"unit": 8, "dataset_size": 200}).order.samples == 192
 
 
 def test_stages_of_the_configuration_come_to_the_order(tmp_path):
@@ -117,7 +121,7 @@ def test_one_data_set_under_two_names_has_two_orders(tmp_path):
             {"round": 2**20 + 1, "dataset_size": 2**21},
             r"round must be from 1 to 1048576 units, got 1048577; weights that",
         ),
-        ({"unit": 12}, r"unit=12 must be a multiple of batch_size=8, .*; set unit=16, or leave it"),
+        ({"unit": 12}, r"unit=12 must be a multiple of batch_size=8, .*; set unit=16, leave it"),
         (
             {"unit": 8, "remainder": "balanced", "dataset_size": 64},
             r"remainder='balanced' makes smaller batches at the end of an epoch, which would cut",
@@ -252,6 +256,24 @@ def test_a_mix_that_was_another_one_before_the_cursor_is_refused(tmp_path, state
         resumed(tmp_path, state, **change)
 
 
+def test_only_what_was_trained_must_be_decoded_by_the_same_backend(tmp_path):
+    """Another backend gives other pixels; a component without weight before has given none."""
+
+    def loader_with(transforms, **weights):
+        own = {name: {"transforms": {"image": each}} for name, each in transforms.items()}
+        own["web"] |= weights
+        mix = mix_of(tmp_path / "shards", ("web", "more"), **own)
+        return module_of(tmp_path, mix, decode={}).loader("train")
+
+    pillow, turbo = (DecodeResize(size=4, backend=each) for each in ("pillow", "turbo"))
+    loader = loader_with({"web": pillow, "more": pillow}, weight=0)
+    state = loader.state_dict() | {"samples": 8}
+    loader_with({"web": turbo, "more": pillow}, weight=0).load_state_dict(state)
+    message = "component 'more' of no more, this run has image_backend=turbo; set"
+    with pytest.raises(StateError, match=message):
+        loader_with({"web": pillow, "more": turbo}, weight=0).load_state_dict(state)
+
+
 def test_states_of_a_mix_and_of_a_single_data_set_do_not_go_together(tmp_path, state):
     mix = mix_of(tmp_path / "shards", ("web",))
     single = {"urls": mix["web"]["urls"], "mix": None, "round": None, "dataset_size": None}
@@ -326,3 +348,20 @@ def test_missing_shards_are_named_with_their_component(tmp_path, urls, message):
     mix = mix_of(tmp_path / "shards", ("web", "more"), more={"urls": urls})
     with pytest.raises(ShardNotFoundError, match=rf"^train\.mix\.more: {message}"):
         module_of(tmp_path, mix).source("train")
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"keep": {"hash_of": "key", "of": 10**6, "parts": [0]}}, "keep leaves none of 7 samples"),
+        ({"exclude": "gone.txt"}, "exclude: the list 'gone.txt' cannot be read"),
+        ({"join": {"text": "gone.parquet"}}, "the table of join 'text': 1 of 1 shard missing"),
+    ],
+)
+def test_lists_and_tables_that_cannot_be_used_are_named_with_their_component(
+    tmp_path, own, message
+):
+    web = {"join": {"text": "gone.parquet"} if "join" in own else None, "weight": 0}
+    mix = mix_of(tmp_path / "shards", ("more", "web"), more=own, web=web)
+    with pytest.raises(ShardError, match=rf"^train\.mix\.more: {message}"):
+        module_of(tmp_path, mix, {"round": 1}).source("train")

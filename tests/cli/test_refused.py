@@ -46,6 +46,11 @@ def test_a_wrong_setting_of_a_mix_names_split_and_component(
     assert told.startswith("data.train: component 'web': shuffle_run must be a whole number of")
     told = refused("--data.train.mix.web.weight=heavy", data=data)
     assert told == "data.train.mix.web.weight: expected float or None, got heavy"
+    told = refused("--data.train.mix.web.decode.label=int", data=data)
+    assert told == (
+        "data.train.mix.web.decode: expected dict[str, Any] or None, got its key label alone; "
+        "give all of its keys at once, as in {label: int}"
+    )
     told = refused("--data.train.mix.web.weigth=3", data=data)
     assert told.endswith("Option 'weigth' is not accepted; did you mean 'weight'?")
 

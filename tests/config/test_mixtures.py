@@ -295,7 +295,10 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
     ("split", "message"),
     [
         ({"mix": 3}, "^mix must be a mapping, as in .*weight: 3.*, got a int$"),
-        ({"mix": {3: MIX["web"]}}, "^mix must have texts as its keys, got 3$"),
+        (
+            {"mix": {3: MIX["web"]}},
+            "^mix must have texts as its keys, got 3; write the key in quotes",
+        ),
         (
             {"temperature": "0.3", "mix": {"web": {"urls": "a"}}},
             "^temperature must .* got '0.3'; 1",

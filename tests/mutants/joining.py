@@ -149,8 +149,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.mixtures.indexed:MixtureSource.identity",
-        "own |= joins_identity(component.joins, name)",
-        "own |= {}",
+        "joins |= joins_identity(component.joins, name)",
+        "joins |= {}",
         "readers/mixtures/test_joined_components.py",
     ),
     Mutant(

@@ -5,12 +5,13 @@ from tests.mutants.planting import Mutant
 BUILD = "build/test_mixtures.py"
 ROWS = "readers/mixtures/test_mixture_indexed.py"
 COLUMNS = "readers/mixtures/test_differing_columns.py"
+JOINED = "readers/mixtures/test_joined_components.py"
 COUNTS = "plan/test_mixture_composition.py"
 LINES = "build/test_mixture_lines.py"
 PLAN = "tools/test_plan_mixture.py"
 
 MUTANTS = [
-    Mutant("build.mixtures:make_slots", "round_units * config.unit)", "round_units)", ROWS),
+    Mutant("build.mixtures:make_slots", "round_units * config.unit)", "round_units)", BUILD),
     Mutant("build.mixtures:_require_whole_units", "config.unit % batch_size:", "False:", BUILD),
     Mutant("build.sources:_make_mixture", "component_seed(data.seed, name)", "data.seed", BUILD),
     Mutant("saved_state:require_resumable", "epochs + read_count", "0 * read_count", BUILD),
@@ -26,6 +27,19 @@ MUTANTS = [
         "for row in rows.tolist()",
         "for row in [0] * len(rows)",
         ROWS,
+    ),
+    Mutant(
+        "readers.mixtures.readers:ComponentReaders._joined",
+        "columns_of.keys() != made[0].keys()",
+        "False",
+        COLUMNS,
+    ),
+    Mutant("build.mixtures:_backend_text", "backend == image_backend({})", "True", BUILD),
+    Mutant(
+        "saved_state:require_resumable",
+        "{None, *trained_names}",
+        "{None, *told.mixture.components}",
+        JOINED,
     ),
     Mutant("readers.mixtures.scatter:_joined_lists", "joined[row] = value", "pass", ROWS),
     Mutant("readers.mixtures.scatter:joined_arrays", "joined[rows] = column", "pass", ROWS),

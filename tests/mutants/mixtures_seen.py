@@ -6,8 +6,12 @@ TRACE = "tools/trace/test_trace_mixtures.py"
 MONITOR = "callbacks/test_throughput_mixtures.py"
 SUBSTITUTES = "readers/mixtures/test_mixture_substitutes.py"
 REMOTE = "shards/remote/test_remote_mixtures.py"
+LINES = "build/test_mixture_lines.py"
+PLAN = "tools/test_plan_mixture.py"
 
 MUTANTS = [
+    Mutant("build.mixture_lines:rounding_text", "weight * round_units % total", "weight", LINES),
+    Mutant("tools.plan_mixture_text:_rounding_notes", "if rounded", "if not rounded", PLAN),
     Mutant(
         "build.sources:_find", "in_mixture or config.dataset_size", "config.dataset_size", REMOTE
     ),

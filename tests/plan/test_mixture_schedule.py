@@ -126,6 +126,11 @@ def test_far_counts_are_exact():
             WeightChange({"web": 1}, epoch=1, over=101),
             "over must be from 1 .*, got 101; take fewer",
         ),
+        (
+            WeightChange({"web": 1}, epoch=2**60),
+            r"before sample 2\*\*62 of the run, got epoch=1152921504606846976 of 800 .*; let",
+        ),
+        (WeightChange({"web": 1}, samples=2**62), r"run, got samples=4611686018427387904; let it"),
         (WeightChange({"wep": 1}, epoch=1), "got 'wep'; its components are web, labels, synth"),
         (WeightChange({"web": 0}, epoch=1), "web, labels, synth are all 0;"),
         (WeightChange({"web": -1}, epoch=1), "weight of 'web' must be .*, got -1;"),

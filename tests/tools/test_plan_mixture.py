@@ -182,6 +182,13 @@ def test_the_tables_name_weights_passes_and_batches(config, text):
     )
 
 
+def test_shares_that_are_not_whole_in_a_round_are_told(config, text):
+    out = text("--config", config({"schedule": [{"epoch": 1, "weights": {"web": 2, "more": 1}}]}))
+    assert out.count("rounded up or down") == 1
+    told = "note: a round holds the shares of 2 components rounded up or down; in a new run round=3"
+    assert told in out[out.index("weights from epoch 1 on") :]
+
+
 def test_stages_are_told_by_where_they_begin(config, text):
     schedule = [*CHANGES, {"epoch": 3, "weights": {"web": 1}}]
     out = text("--config", config({"schedule": schedule}))

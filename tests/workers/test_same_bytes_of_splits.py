@@ -100,10 +100,12 @@ def jitter_twice(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 OWN = {"labels": {"transforms": {"label": jitter_label, "image": jitter_twice}}}
+TEXT = {"labels": {"fields": {"text": "class.txt", "image": "img.png"}, "decode": {"text": "text"}}}
 MIXES = {
-    "alike": (("web", "labels"), {}),
-    "different": (("web", "labels", "more"), OWN),
-    "joined": (("web", "more", "labels"), OWN),
+    "alike": (("web", "labels"), {}, {"dataset_size": 64}),
+    "different": (("web", "labels", "more"), OWN, {"dataset_size": 64}),
+    "joined": (("web", "more", "labels"), OWN, {"dataset_size": 64}),
+    "apart": (("web", "more", "labels"), TEXT, {"dataset_size": 80, "unit": 5}),
 }
 MIX_STEPS = 2 * 6
 
@@ -119,7 +121,7 @@ def join_of(folder, name):
 @pytest.mark.parametrize("mixed", MIXES)
 def test_mixtures_give_the_same_bytes_from_any_workers_and_after_any_resume(tmp_path, mixed):
     """Components with fields, transforms and joins of their own, in batches that cut rounds."""
-    names, own = MIXES[mixed]
+    names, own, split = MIXES[mixed]
     if mixed == "joined":
         own = {name: {**own.get(name, {}), "join": join_of(tmp_path, name)} for name in names}
     mix = mix_of(tmp_path / "shards", names, **own)
@@ -128,7 +130,7 @@ def test_mixtures_give_the_same_bytes_from_any_workers_and_after_any_resume(tmp_
         module = module_of(
             tmp_path,
             mix,
-            {"schedule": [{"epoch": 1, "weights": {"web": 1, names[-1]: 2}}], "dataset_size": 64},
+            {"schedule": [{"epoch": 1, "weights": {"web": 1, names[-1]: 2}}], **split},
             batch_size=batch_size,
             num_workers=num_workers,
             transforms={"image": jitter, "label": jitter_label},

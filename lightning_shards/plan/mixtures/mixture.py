@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.mixtures.identity import MixtureIdentity
-from lightning_shards.plan.mixtures.slots import RUN_END, MixtureSlots
+from lightning_shards.plan.mixtures.schedule import RUN_END
+from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.order import Order
 
 _Ints = NDArray[np.int64]

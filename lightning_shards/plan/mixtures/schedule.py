@@ -21,13 +21,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError, StateError, count_of
 from lightning_shards.plan.mixtures.weights import check_round, weigh_stage, whole_ratio
+
+RUN_END: Final = 2**62
+"""Where the sequence of a run ends: what is counted with its positions stays in int64."""
 
 Weights = Mapping[str, int]
 """The whole weight of each component by name, without a common divisor."""
@@ -222,7 +225,14 @@ def _first_sample(change: WeightChange, epoch_samples: int) -> int:
             "a stage begins either at an epoch or at samples of the run, got "
             f"epoch={change.epoch} and samples={change.samples}; give one of them"
         )
-    return change.samples if change.samples is not None else (change.epoch or 0) * epoch_samples
+    start = change.samples if change.samples is not None else (change.epoch or 0) * epoch_samples
+    if start >= RUN_END:
+        of_epoch = f"epoch={change.epoch} of {epoch_samples} samples each"
+        raise ConfigError(
+            "a stage must begin before sample 2**62 of the run, got "
+            f"{of_epoch if change.samples is None else f'samples={start}'}; let it begin earlier"
+        )
+    return start
 
 
 def _steps(
@@ -243,8 +253,8 @@ def _steps(
         )
     if not 1 <= over <= rounds:
         raise ConfigError(
-            f"over must be from 1 to the {rounds} rounds since the stage before, got {over}; take "
-            "fewer steps or let the stage begin later"
+            f"over must be from 1 to the {count_of(rounds, 'round')} since the stage before, got "
+            f"{over}; take fewer steps or let the stage begin later"
         )
     totals = sum(before.weights), sum(stage.weights)
     shares = [

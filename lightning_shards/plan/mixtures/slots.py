@@ -22,14 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words
-from lightning_shards.plan.mixtures.schedule import MixtureSchedule
+from lightning_shards.plan.mixtures.schedule import RUN_END, MixtureSchedule
 from lightning_shards.plan.mixtures.weights import check_component_names
 from lightning_shards.plan.order import BLOCKS_KEPT
 
 _Ints = NDArray[np.int64]
-
-RUN_END: Final = 2**62
-"""Where the sequence of a run ends: what is counted with its positions stays in int64."""
 
 _DEALT_AT_ONCE: Final = 16_384
 """Units dealt together where rounds are shorter; 12 bytes each."""

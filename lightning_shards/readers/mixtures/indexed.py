@@ -36,7 +36,6 @@ from lightning_shards.samples.fields import own_decoders
 from lightning_shards.samples.optional_fields import lacking_in_all, require_found
 from lightning_shards.samples.sample_transforms import first_taking
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.private_files import CacheFolder
@@ -90,15 +89,10 @@ class MixtureSource:
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too, as far as the stages before it go."""
-        transforms = {
-            f"{number} {name}": transform
-            for number, component in enumerate(self.components)
-            for name, transform in component.transforms.items()
-        }
-        own: dict[str, int | str] = {"image_backend": image_backend(transforms)}
+        joins: dict[str, str] = {}
         for name, component in zip(self.order.slots.names, self.components, strict=True):
-            own |= joins_identity(component.joins, name)
-        return self.order.identity() | own | {"reader": "indexed"}
+            joins |= joins_identity(component.joins, name)
+        return self.order.identity() | joins | {"reader": "indexed"}
 
     def describe(self) -> SourceDescription:
         """All components together."""

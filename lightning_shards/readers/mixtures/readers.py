@@ -133,6 +133,8 @@ class ComponentReaders:
         start, stop = self._stops[number : number + 2]
         places = {name: place for place, name in enumerate(self._fields)}
         names = [name for name in made[0] if name not in RESERVED_KEYS]
+        if any(columns_of.keys() != made[0].keys() for columns_of in made[1:]):
+            raise SampleError(f"components have the fields {names} and others")  # told by its rows
         names.sort(key=lambda name: places.get(name, len(places)))
         columns: dict[str, Column] = {}
         for name in ["__key__", *names]:

@@ -102,3 +102,15 @@ def joins_identity(joins: Iterable[Join], component: str = "") -> dict[str, str]
     """The contents of the tables, by names that begin with `JOIN_PREFIX`."""
     of = f"{component}." if component else ""
     return {f"{JOIN_PREFIX}{of}{join.settings.name}": join.digest for join in joins}
+
+
+def component_of_join(name: str) -> str | None:
+    """The component of a mixture of which a name in `joins_identity` is; None: of none.
+
+    >>> component_of_join("join web.text"), component_of_join("seed")
+    ('web', None)
+    """
+    if not name.startswith(JOIN_PREFIX):
+        return None
+    component, is_of_one, _ = name.removeprefix(JOIN_PREFIX).partition(".")
+    return component if is_of_one else None

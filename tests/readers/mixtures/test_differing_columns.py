@@ -2,18 +2,20 @@
 
 import io
 import json
+import re
 from itertools import islice
 
 import numpy as np
 import pytest
 from webdataset.writer import TarWriter
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.making import batches as making
 from lightning_shards.readers.mixtures import columns
-from tests.mixed_shards import module_of
+from tests.mixed_shards import mix_of, module_of
 
 SAMPLES, SIZE = 128, 8
 ARRAYS = {"values": "npy"}
@@ -158,3 +160,20 @@ def test_one_bad_sample_is_the_business_of_its_batch_alone(tmp_path, monkeypatch
     module = mixture(tmp_path, first, second, {"on_bad_sample": "substitute", "max_bad": 1})
     assert len(list(module.loader("train"))) == 2 * SAMPLES // SIZE
     assert len(spans) == 1
+
+
+def without_image(sample):
+    return {"label": sample["label"]}
+
+
+@pytest.mark.parametrize("lacking", ["web", "more"])
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_a_field_that_one_component_lacks_is_lost_in_no_batch(tmp_path, lacking, reader):
+    own = {"sample_transforms": [without_image]}
+    mix = mix_of(tmp_path / "shards", ("web", "more"), **{lacking: own})
+    split = {"sampling": "resampled", "reader": reader}
+    loader = module_of(tmp_path, mix, split).loader("train")
+    has = {"web": "['image', 'label']", "more": "['image', 'label']", lacking: "['label']"}
+    names = rf"'web' has {re.escape(has['web'])} and 'more' has {re.escape(has['more'])}"
+    with pytest.raises(ConfigError, match=f"need the same fields, {names}; name them alike"):
+        next(iter(loader))

@@ -158,6 +158,21 @@ def test_a_checkpoint_refuses_a_changed_table_of_a_component(tmp_path, write):
         made(tmp_path, mix).loader("train", rank=0, world_size=1).load_state_dict(state)
 
 
+def test_a_changed_table_of_a_component_that_was_not_trained_changes_nothing(tmp_path, write):
+    joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
+    joins[MORE] |= {"weight": 0}
+    mix = mix_of(tmp_path / "shards", (WEB, MORE), **joins)
+    loader = made(tmp_path, mix).loader("train", rank=0, world_size=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    write(MORE, values=["other"] * sum(COUNTS[MORE]))
+    later = {"schedule": [{"epoch": 1, "weights": {MORE: 1}}]}
+    made(tmp_path, mix, later).loader("train", rank=0, world_size=1).load_state_dict(state)
+    write(WEB, values=["other"] * sum(COUNTS[WEB]))
+    with pytest.raises(StateError, match=r"table of join 'web\.text' has changed since"):
+        made(tmp_path, mix, later).loader("train", rank=0, world_size=1).load_state_dict(state)
+
+
 def test_a_join_changes_no_order_and_trace_knows_it(tmp_path, write):
     joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
     plain = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE)))
