@@ -304,6 +304,12 @@ MUTANTS = [
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.pieces",
+        "_OBJECT.fullmatch(folder.name) and folder",
+        "folder",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
         "not self.locks.is_free(lock_of(int(number)))",
         "True",
