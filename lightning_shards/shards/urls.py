@@ -33,7 +33,6 @@ _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
 _QUERY = re.compile(r"(?=[?#])|$")
-_USER = re.compile(r"//[^/@]*@")
 _AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
@@ -156,12 +155,17 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def without_user(url: str) -> str:
-    """The URL without user and password: what differs in its query may be another object.
+    """The URL without user and password: what differs elsewhere in it may be another object.
 
     >>> without_user("https://me:secret@host/get?f=0.tar")
     'https://host/get?f=0.tar'
+    >>> without_user("https://host/a//b@c/0.tar")
+    'https://host/a//b@c/0.tar'
     """
-    return _USER.sub("//", url, count=1)
+    scheme, slashes, rest = url.partition("://")
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
+    user, at, _ = authority.rpartition("@")
+    return f"{scheme}{slashes}{rest[len(user) + len(at) :]}" if at else url
 
 
 def url_beside(url: str, name: str) -> str:

@@ -221,8 +221,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.urls:without_user",
-        '_USER.sub("//", url, count=1)',
-        "url",
+        "if at else url",
+        "if False else url",
         "shards/remote/cache/test_piece_names.py shards/test_urls.py",
     ),
     Mutant(
