@@ -311,7 +311,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
-        "not self.locks.is_free(lock_of(int(number)))",
+        "not self.locks.is_free(lock_of(int(match[1])))",
         "True",
         "shards/remote/cache/test_piece_folder.py",
     ),

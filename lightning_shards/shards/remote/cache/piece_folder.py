@@ -38,6 +38,7 @@ PRESENCE_LOCK: Final = 1
 _FIRST_FREE_LOCK: Final = 2
 
 _OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
+_PART = re.compile("([0-9]{1,15})-[0-9a-f]{16}")
 _COUNTER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"lsUSED1\n"
 _TRIES: Final = 100
@@ -146,9 +147,11 @@ class PieceFolder:
         total = 0
         with os.scandir(self.parts) as parts:
             for part in parts:
-                number = part.name.partition("-")[0]
+                match = _PART.fullmatch(part.name)
                 with suppress(FileNotFoundError):  # it is a whole piece by now
-                    if number.isdecimal() and not self.locks.is_free(lock_of(int(number))):
+                    if match is None:
+                        continue
+                    if not self.locks.is_free(lock_of(int(match[1]))):
                         total += part.stat().st_size
                     else:
                         os.unlink(part.path)  # noqa: PTH108 a path of scandir
@@ -203,7 +206,8 @@ class PieceFolder:
             for folder in (self.parts, self.runs):
                 self._root.make_folder(folder)
         for run in self.runs.iterdir():
-            run.unlink()
+            with suppress(IsADirectoryError):
+                run.unlink()
         used_bytes = self.bytes_in_parts()
         with os.scandir(self.path) as folders:
             for folder in folders:
