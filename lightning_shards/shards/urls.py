@@ -37,6 +37,15 @@ _AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
 _JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
+_SIGNING: Final = re.compile(
+    "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
+    "|x-goog-.*|googleaccessid"
+    "|sig|s[epvrst]|srt|spr|sip|skoid|sktid|sk[tesv]"  # Azure
+    "|token|access_token",
+    re.IGNORECASE,
+)
+"""Names in a query that sign a URL: their values change from day to day, the object does not."""
+
 _NUM_NAMED = 3  # missing shards that a message names; the rest are counted
 
 
@@ -166,6 +175,19 @@ def without_user(url: str) -> str:
     authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
     user, at, _ = authority.rpartition("@")
     return f"{scheme}{slashes}{rest[len(user) + len(at) :]}" if at else url
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user, password, and what signs it; other parts of its query may matter.
+
+    >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
+    'https://host/0.tar?versionId=3'
+    """
+    address, mark, query = without_user(url).partition("?")
+    if not query:
+        return address
+    kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
+    return address + (mark if any(kept) else "") + "&".join(kept)
 
 
 def url_beside(url: str, name: str) -> str:

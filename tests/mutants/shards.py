@@ -113,7 +113,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.index:_kept_path",
-        "map(without_user, urls)",
+        "map(without_credentials, urls)",
         "map(redact, urls)",
         "shards/counts/test_count_files.py",
     ),

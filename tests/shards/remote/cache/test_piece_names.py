@@ -7,8 +7,8 @@ from lightning_shards.shards.remote.cache.piece_names import (
     Piece,
     number_of,
     share_of,
-    without_credentials,
 )
+from lightning_shards.shards.urls import without_credentials
 
 URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-Amz-Date=2026"
 
@@ -41,6 +41,7 @@ def test_what_may_be_other_bytes_has_another_name(other):
 )
 def test_other_credentials_are_the_same_piece(signed):
     assert Piece(signed, '"a"', 0, 10).folder == Piece(URL, '"a"', 0, 10).folder
+    assert sidecar_name(signed) == sidecar_name(URL)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a?size=3&sort=up&shard=4"])
