@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 from waiting import wait_for
 
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from tests.shards.remote.published import module
@@ -132,3 +133,46 @@ def test_strange_files_in_all_folders_cost_no_byte_and_keep_the_cache_in_use(
     again = module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
     assert served(again, BATCHES) == expected
     assert "cannot be used" not in caplog.text
+
+
+class WrongAtFirst(dict[str, bytes]):
+    """Objects of a server whose first answers hold other bytes of the same version and length."""
+
+    wrong = 0
+
+    def get(self, name, default=None):
+        data = super().get(name, default)
+        if data is None or not name.endswith(".tar") or not self.wrong:
+            return data
+        self.wrong -= 1
+        return bytes(byte ^ 0x55 for byte in data)
+
+
+@pytest.mark.parametrize("loader", [ROOMY, {"cache_gib": None}], ids=["cache", "default"])
+def test_bytes_that_a_server_gave_wrong_once_are_fetched_again(
+    loader, published_shards, expected, server, tmp_path
+):
+    source = module(published_shards, tmp_path, loader=loader, shuffle_run=0).source("train")
+    right = server.objects
+    server.objects = WrongAtFirst(right)
+    try:
+        assert served(source, 1) == expected[:1]
+        server.objects.wrong = 1
+        assert served(source, BATCHES) == expected
+        assert not server.objects.wrong
+    finally:
+        server.objects = right
+
+
+def test_bytes_that_stay_wrong_are_an_error_that_names_the_member(
+    published_shards, server, tmp_path
+):
+    source = module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
+    right = server.objects
+    server.objects = WrongAtFirst(right)
+    server.objects.wrong = 10**9
+    try:
+        with pytest.raises(DamagedShardError, match=r"shard-00000\d.tar.*crc32"):
+            served(source, BATCHES)
+    finally:
+        server.objects = right
