@@ -29,8 +29,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.storage.request_threads:_Threads._work",
-        "_refuse if self._is_closed else call",
+        "_refuse if is_closed else call",
         "call",
+        STORAGE,
+    ),
+    Mutant(
+        "shards.storage.request_threads:_Threads.close",
+        "_settle(future, _refuse)",
+        "pass",
         STORAGE,
     ),
     Mutant(
