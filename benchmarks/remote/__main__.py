@@ -2,8 +2,10 @@
 
 nginx has to be installed. The first time, MosaicML Streaming, LitData and obstore are installed and
 the data is made, as by `python -m benchmarks.peers`, into the same folder. `--quick` only checks
-that all of it works, on tiny data and without the others: its figures mean nothing. The result of
-the last whole run is kept in `benchmarks/results`; runs with options write beside the data.
+that all of it works, on tiny data and, unless `--peers` names them, without the others: its
+figures mean nothing. `--links 200 --peers ''` measures ours and webdataset behind the faster link
+alone. The result of the last whole run is kept in `benchmarks/results`; runs with options write
+beside the data.
 """
 
 import argparse
