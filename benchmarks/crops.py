@@ -92,7 +92,7 @@ def show(taken: dict[str, Any]) -> None:
 
 def _fastest(times: Any) -> float:
     """The sum over all parts of all images, each by its fastest round."""
-    return sum(times[first::SETS].min(axis=0).sum() for first in range(SETS))
+    return sum(times[part::SETS].min(axis=0).sum() for part in range(min(SETS, len(times))))
 
 
 def main() -> None:

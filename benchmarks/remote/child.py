@@ -132,10 +132,13 @@ def half_cached(job: RemoteJob) -> Result:
     (name,) = job.loaders
     part = _as(job.behind(FAST), name)
     ask(job.control, rate=LINKS[FAST])
-    size = sum(path.stat().st_size for path in part.own.rglob("*") if path.is_file())
+    sizes = [path.stat().st_size for path in part.own.rglob("*") if path.is_file()]
+    half = sum(sizes) // 2
     with scratch() as cache:
-        limit = {MOSAIC: {"cache_limit": size // 2}, LITDATA: {"max_cache_size": size // 2}}[name]
-        loader = {MOSAIC: mosaic, LITDATA: litdata}[name](part, cache, **limit)
+        if name == MOSAIC:  # it refuses less than four of its shards, which is more of tiny data
+            loader = mosaic(part, cache, cache_limit=max(half, 5 * max(sizes)))
+        else:
+            loader = litdata(part, cache, max_cache_size=half)
         told = [ask(job.control)["bytes"]]
         for _ in range(2):
             Epoch(part, loader)

@@ -90,7 +90,10 @@ def ratios(values: Values, others: Values, scale: float = 1.0) -> list[float | N
 def bound_of(results: Results, data: str, link: str) -> list[float | None]:
     """Samples per second that link and our own reading of local files allow, round by round."""
     local = values_of(results, data, LOCAL, FAST, "samples_per_s")
-    by_link = LINKS[link] / results["data"][data][link]["bytes_per_sample"]
+    facts = results["data"][data].get(link)
+    if facts is None:
+        return []
+    by_link = LINKS[link] / facts["bytes_per_sample"]
     return [None if rate is None else min(rate, by_link) for rate in local]
 
 

@@ -36,6 +36,7 @@ from lightning_shards.shards.urls import (
     require_local_shards,
     split_url,
     url_beside,
+    without_credentials,
     without_user,
 )
 
@@ -314,7 +315,7 @@ def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardInd
 
 
 def _kept_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
-    text = "\n".join([wanted, *map(without_user, urls)])
+    text = "\n".join([wanted, *map(without_credentials, urls)])
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
     return cache.root / "indexes" / f"{digest.hexdigest()[:_FINGERPRINT_LENGTH]}.json"
 

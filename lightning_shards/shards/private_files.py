@@ -17,7 +17,7 @@ from typing import Final
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.regular_files import open_regular
-from lightning_shards.shards.urls import is_local, split_url, without_user
+from lightning_shards.shards.urls import is_local, split_url, without_credentials
 
 _DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
@@ -120,7 +120,7 @@ def sidecar_name(shard: str | os.PathLike[str]) -> str:
     """The path of a shard's table of members below the folder `members` of any cache."""
     url = os.fspath(shard)
     if not is_local(url):
-        return f"{_digest(without_user(url))}/{split_url(url)[1]}.members"
+        return f"{_digest(without_credentials(url))}/{split_url(url)[1]}.members"
     folder, name = os.path.split(url)
     if not os.path.isabs(folder):  # noqa: PTH117 a Path for each of 10^6 shards takes seconds
         folder = f"{Path.cwd()}/{folder}"

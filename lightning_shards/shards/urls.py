@@ -33,11 +33,19 @@ _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
 _QUERY = re.compile(r"(?=[?#])|$")
-_USER = re.compile(r"//[^/@]*@")
 _AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
 _JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
+_SIGNING: Final = re.compile(
+    "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
+    "|x-goog-.*|googleaccessid"
+    "|sig|s[epvrst]|srt|spr|sip|skoid|sktid|sk[tesv]"  # Azure
+    "|token|access_token",
+    re.IGNORECASE,
+)
+"""Names in a query that sign a URL: their values change from day to day, the object does not."""
+
 _NUM_NAMED = 3  # missing shards that a message names; the rest are counted
 
 
@@ -156,12 +164,30 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def without_user(url: str) -> str:
-    """The URL without user and password: what differs in its query may be another object.
+    """The URL without user and password: what differs elsewhere in it may be another object.
 
     >>> without_user("https://me:secret@host/get?f=0.tar")
     'https://host/get?f=0.tar'
+    >>> without_user("https://host/a//b@c/0.tar")
+    'https://host/a//b@c/0.tar'
     """
-    return _USER.sub("//", url, count=1)
+    scheme, slashes, rest = url.partition("://")
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
+    user, at, _ = authority.rpartition("@")
+    return f"{scheme}{slashes}{rest[len(user) + len(at) :]}" if at else url
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user, password, and what signs it; other parts of its query may matter.
+
+    >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
+    'https://host/0.tar?versionId=3'
+    """
+    address, mark, query = without_user(url).partition("?")
+    if not query:
+        return address
+    kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
+    return address + (mark if any(kept) else "") + "&".join(kept)
 
 
 def url_beside(url: str, name: str) -> str:

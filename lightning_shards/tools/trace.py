@@ -77,7 +77,8 @@ def _parser() -> ArgumentParser:
         "--samples",
         type=Path,
         metavar="DIR",
-        help="also write each sample's members to DIR/step-rank-row-key.suffix (local shards)",
+        help="also write each sample's members to DIR/step-rank-row-key.suffix (of remote shards "
+        "with tables, too)",
     )
     return parser
 

@@ -29,8 +29,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.storage.request_threads:_Threads._work",
-        "_refuse if self._is_closed else call",
+        "_refuse if is_closed else call",
         "call",
+        STORAGE,
+    ),
+    Mutant(
+        "shards.storage.request_threads:_Threads.close",
+        "_settle(future, _refuse)",
+        "pass",
         STORAGE,
     ),
     Mutant(
@@ -304,8 +310,14 @@ MUTANTS = [
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.pieces",
+        "_OBJECT.fullmatch(folder.name) and folder",
+        "folder",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
-        "not self.locks.is_free(lock_of(int(number)))",
+        "not self.locks.is_free(lock_of(int(match[1])))",
         "True",
         "shards/remote/cache/test_piece_folder.py",
     ),

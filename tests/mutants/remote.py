@@ -147,7 +147,12 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
-    Mutant("shards.remote.hub:HubBackend._known", "location.until <= self._now()", "False", HUB),
+    Mutant(
+        "shards.remote.hub:HubBackend._known",
+        "not 0 < location.until - self._now() <= _KEPT_S",
+        "False",
+        HUB,
+    ),
     Mutant(
         "shards.remote.cloud:CloudBackend._split",
         "not _KEY.fullmatch(key)",

@@ -113,7 +113,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.index:_kept_path",
-        "map(without_user, urls)",
+        "map(without_credentials, urls)",
         "map(redact, urls)",
         "shards/counts/test_count_files.py",
     ),
@@ -221,8 +221,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.urls:without_user",
-        '_USER.sub("//", url, count=1)',
-        "url",
+        "if at else url",
+        "if False else url",
         "shards/remote/cache/test_piece_names.py shards/test_urls.py",
     ),
     Mutant(

@@ -102,7 +102,8 @@ class HttpClient:
         self._pools: dict[_Origin, urllib3.HTTPConnectionPool] = {}
         self._in_use: WeakSet[Any] = WeakSet()  # connections and responses
         self._lock = threading.Lock()
-        logging.getLogger("urllib3.connectionpool").addFilter(_NOT_OURS)
+        for name in ("connection", "connectionpool", "response"):
+            logging.getLogger(f"urllib3.{name}").addFilter(_NOT_OURS)
 
     def request(
         self,
@@ -310,7 +311,9 @@ def body_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview],
 def drain(response: BaseHTTPResponse) -> None:
     """Keep the connection of an answer that is not wanted, if its page is short and there."""
     timed = timed_of(response)
-    with suppress(HTTPError, OSError), timed.shortly() if timed else nullcontext():
+    # A length below 0 is a ValueError, and what a closing thread leaves behind may be None
+    errors = (HTTPError, OSError, ValueError, AttributeError)
+    with suppress(*errors), timed.shortly() if timed else nullcontext():
         if len(response.read(_DRAINED)) < _DRAINED:
             response.release_conn()
             return

@@ -174,7 +174,8 @@ class HubBackend(RequestBackend):
     def _known(self, url: str) -> HubLocation | None:
         """The location that this process, or another one of this machine, has found."""
         location = self._locations.get(url) or self._read(url)
-        if location is None or location.until <= self._now():
+        # What lasts longer than an hour was kept by a clock that was wrong, or is damaged
+        if location is None or not 0 < location.until - self._now() <= _KEPT_S:
             return None
         with self._lock:
             revision = _revision_of(url)

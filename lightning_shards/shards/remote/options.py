@@ -12,12 +12,13 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES
 
 _SECRET_NAME = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token|credential|signature|(^|_)(key|sas|auth)$|access_key|pkey",
+    r"pass(word|wd|phrase)?$|secret|token|credential|signature|authorization|cookie|access_?key|pkey"
+    r"|(^|[_-])(key|sas|auth)$|api_?key",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
     r"-----BEGIN|(AKIA|ASIA)[0-9A-Z]{16}|\bhf_\w{16}|AccountKey=|SharedAccessSignature|[?&;]sig="
-    r"|X-Amz-Signature|://[^/@]*@|://[^/?#@\[\]:]*:(?!\d*[/?#])[^@]*@",
+    r"|X-Amz-Signature|^(Bearer|Basic) |://[^/@]*@|://[^/?#@\[\]:]*:(?!\d*[/?#])[^@]*@",
     re.IGNORECASE,
 )
 
@@ -50,11 +51,21 @@ def require_no_secret(scheme: str, options: Mapping[str, Any]) -> None:
         ConfigError: One does; the message says where it belongs, and not what it is.
     """
     for name, value in options.items():
+        for inner in _mappings_in(value):
+            require_no_secret(scheme, inner)
         if isinstance(value, Mapping):
-            require_no_secret(scheme, cast("Mapping[str, Any]", value))
-        elif _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
+            continue
+        if _SECRET_NAME.search(str(name)) or _SECRET_VALUE.search(str(value)):
             kept = SCHEMES.get(scheme, FURTHER).secrets_in
             raise ConfigError(
                 f"storage_options of {scheme}: {name!r} looks like a secret, and configurations "
                 f"are saved and logged; leave it out, and keep it in {kept}"
             )
+
+
+def _mappings_in(value: object) -> list[Mapping[str, Any]]:
+    """The mapping that a value is, or those in a list."""
+    if isinstance(value, Mapping):
+        return [cast("Mapping[str, Any]", value)]
+    listed = cast("list[Any]", value) if isinstance(value, (list, tuple)) else []
+    return [inner for inner in listed if isinstance(inner, Mapping)]

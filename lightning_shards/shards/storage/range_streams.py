@@ -9,6 +9,7 @@ import io
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -197,7 +198,8 @@ class _ForwardFile(io.RawIOBase):
         is_under_way = self._line.leave(self._begun)
         self._begun.clear()
         if self._whole is not None and not is_under_way:  # else it ends in its thread
-            self._whole.close()
+            with suppress(ValueError):  # as it does where the storage was closed before
+                self._whole.close()
         self._give_back()
 
     def _take(self, data: bytes | bytearray) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -47,7 +47,9 @@ class RequestThreads:
     def close(self) -> None:
         """End the threads of this process, each after the call that it is in.
 
-        Calls that have not begun end with a StorageError. Later calls start new threads.
+        All calls end with a StorageError at once for those who wait for them, also calls that are
+        under way: the client of a store may give no thread back before its read timeout. Later
+        calls start new threads.
         """
         threads = self._started.pop(os.getpid(), None)
         if threads is not None:
@@ -62,6 +64,7 @@ class _Threads:
         self._is_closed = False
         self._lock = Lock()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._under_way: set[Future[Any]] = set()
 
     def put(self, future: Future[Any], call: Callable[[], Any]) -> None:
         with self._lock:
@@ -87,13 +90,20 @@ class _Threads:
             self._is_closed = True
             for _ in range(self._number):
                 self._calls.put(None)
+            under_way = tuple(self._under_way)
+        for future in under_way:
+            _settle(future, _refuse)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():  # a cancelled one can have no error
-                _settle(future, _refuse if self._is_closed else call)
+                with self._lock:
+                    self._under_way.add(future)
+                    is_closed = self._is_closed
+                _settle(future, _refuse if is_closed else call)
             with self._lock:
+                self._under_way.discard(future)
                 self._unfinished -= 1
             del future, call, item  # their bytes may be many, and the next call may be far
 
@@ -103,7 +113,12 @@ def _refuse() -> None:
 
 
 def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+    """Give a future what a call gives, unless it was settled meanwhile, where all was closed."""
     try:
-        future.set_result(call())
+        result = call()
     except BaseException as error:  # noqa: BLE001 whoever waits raises it
-        future.set_exception(error)
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            future.set_result(result)

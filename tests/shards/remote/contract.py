@@ -63,8 +63,11 @@ class TransportContract:
         body = store.transport.read(store.url_of("empty"), begin, end)
         assert (body.data, body.size) == (b"", 0)
 
-    def test_a_name_may_hold_what_urls_escape(self, store: Store) -> None:
-        name = "a b/ü+(1)~.tar"
+    @pytest.mark.parametrize(
+        "name", ["a b/ü+(1)~.tar", "a%20b.tar", "100%.tar", "a::b.tar", "a&b=c;d,e@f.tar"]
+    )
+    def test_a_name_may_hold_what_urls_escape(self, name: str, store: Store) -> None:
+        store.put(name.replace("%20", " "), b"another object")
         store.put(name, b"abc")
         assert store.transport.read(store.url_of(name), 1, 9).data == b"bc"
 

@@ -155,6 +155,9 @@ def test_a_folder_that_others_may_write_is_refused(hub, transport, tmp_path):
         '{"url": "file:///etc/passwd", "until": 9e9, "commit": ""}',
         '{"url": "http://127.0.0.1:9/x", "until": "soon", "commit": ""}',
         '{"url": "http://127.0.0.1:9/x", "until": 1, "commit": ""}',
+        '{"url": "http://127.0.0.1:9/x", "until": 9e15, "commit": ""}',
+        '{"url": "http://127.0.0.1:9/x", "until": Infinity, "commit": ""}',
+        '{"url": "http://127.0.0.1:9/x", "until": NaN, "commit": ""}',
         "\udcff",
     ],
 )

@@ -64,12 +64,13 @@ def test_shards_in_servers_of_other_makers_are_read(name, real_store, real_serve
     assert "s3cr3t" not in repr(data.source("train")) + pickle.dumps(data.source("train")).hex()
 
 
+@pytest.mark.parametrize("signature", ["s3cr3t-query", "another&X-Amz-Date=tomorrow"])
 def test_a_second_run_asks_for_no_table_and_once_what_each_shard_is(
-    published_shards, server, tmp_path
+    signature, published_shards, server, tmp_path
 ):
     batches(module(published_shards, tmp_path))
     server.asked.clear()
-    batches(module(published_shards, tmp_path))
+    batches(module(published_shards.replace("s3cr3t-query", signature), tmp_path))
     paths = [asked.path.partition("?")[0] for asked in server.asked]
     assert not [path for path in paths if path.endswith(".members")]
     shards = [asked for asked in server.asked if asked.path.partition("?")[0].endswith(".tar")]

@@ -165,6 +165,28 @@ def test_a_stalled_read_ends_when_the_storage_is_closed(server, url):
     assert len(errors) == 1
 
 
+def test_who_waits_for_a_client_that_does_not_return_is_woken_when_all_is_closed():
+    """obstore gives a thread back at the end of its read timeout, whatever is closed."""
+    threads, begun, gate = RequestThreads(1), threading.Event(), threading.Event()
+    before = fetchers()
+
+    def hang():
+        begun.set()
+        gate.wait()
+
+    hanging, waiting = threads.begin(hang), threads.begin(int)
+    assert begun.wait(10)
+    threads.close()
+    with pytest.raises(StorageError, match="closed while this was read"):
+        hanging.result(10)
+    gate.set()
+    wait_until_gone(fetchers() - before, 10)
+    with pytest.raises(StorageError, match="closed while this was read"):
+        waiting.result(10)
+    assert threads.begin(int).result(10) == 0
+    threads.close()
+
+
 def test_a_call_that_was_cancelled_keeps_no_other_from_its_end():
     threads, begun, gate = RequestThreads(1), threading.Event(), threading.Event()
 
@@ -178,9 +200,9 @@ def test_a_call_that_was_cancelled_keeps_no_other_from_its_end():
     last = threads.begin(wait)
     threads.close()
     gate.set()
-    first.result(10)
-    with pytest.raises(StorageError, match="was closed"):
-        last.result(10)
+    for call in (first, last):
+        with pytest.raises(StorageError, match="was closed"):
+            call.result(10)
 
 
 def test_a_pickled_storage_is_what_it_was_made_from(storage, url):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.beside import is_number
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, lock_of, number_of_run
 
@@ -90,13 +91,15 @@ class OpenRuns:
             if _NAME.fullmatch(name):
                 with self._folder.locks.held(_lock_of(name)) as file:
                     if file is not None:
-                        (self._folder.runs / name).unlink(missing_ok=True)
+                        with suppress(IsADirectoryError):
+                            (self._folder.runs / name).unlink(missing_ok=True)
 
     def _read(self, name: str) -> CacheNeed | None:
         try:
-            return CacheNeed(**json.loads((self._folder.runs / name).read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+            need = CacheNeed(**json.loads((self._folder.runs / name).read_bytes()))
+        except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):
             return None  # it was taken back meanwhile, or a power cut has torn it
+        return need if all(map(is_number, need[1:])) else None
 
 
 def _lock_of(run: str) -> int:

@@ -9,12 +9,14 @@ It belongs to no process::
 
 A process that is killed leaves files behind whose lock is free, and the next one that enters
 removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, or, if
-that was killed, by the next one that enters.
+that was killed, by the next one that enters. What has another name is not of the cache: it is
+neither counted nor removed.
 """
 
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -35,6 +37,8 @@ COUNTER_LOCK: Final = 0
 PRESENCE_LOCK: Final = 1
 _FIRST_FREE_LOCK: Final = 2
 
+_OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
+_PART = re.compile("([0-9]{1,15})-[0-9a-f]{16}")
 _COUNTER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"lsUSED1\n"
 _TRIES: Final = 100
@@ -127,7 +131,7 @@ class PieceFolder:
         """
         with os.scandir(self.path) as folders:
             for folder in folders:
-                if folder.name not in ("parts", "runs") and folder.is_dir(follow_symlinks=False):
+                if _OBJECT.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
                     yield from _pieces_in(folder.path, folder.name)
 
     def part_of(self, number: int) -> Path:
@@ -143,9 +147,11 @@ class PieceFolder:
         total = 0
         with os.scandir(self.parts) as parts:
             for part in parts:
-                number = part.name.partition("-")[0]
+                match = _PART.fullmatch(part.name)
                 with suppress(FileNotFoundError):  # it is a whole piece by now
-                    if number.isdecimal() and not self.locks.is_free(lock_of(int(number))):
+                    if match is None:
+                        continue
+                    if not self.locks.is_free(lock_of(int(match[1]))):
                         total += part.stat().st_size
                     else:
                         os.unlink(part.path)  # noqa: PTH108 a path of scandir
@@ -200,11 +206,12 @@ class PieceFolder:
             for folder in (self.parts, self.runs):
                 self._root.make_folder(folder)
         for run in self.runs.iterdir():
-            run.unlink()
+            with suppress(IsADirectoryError):
+                run.unlink()
         used_bytes = self.bytes_in_parts()
         with os.scandir(self.path) as folders:
             for folder in folders:
-                if len(folder.name) == hashlib.sha256().digest_size * 2:
+                if _OBJECT.fullmatch(folder.name):
                     with suppress(OSError):  # it is not empty
                         os.rmdir(folder.path)  # noqa: PTH106 a path of scandir
         # Alone, so that the lock of the counter is not needed.
@@ -218,12 +225,13 @@ class PieceFolder:
             return False
 
     def _remove_all(self, *, but_lock: bool = False) -> None:
-        """Remove what is in the folder, the file of locks last."""
+        """Remove what the cache has in the folder, the file of locks last."""
         for path in self.path.iterdir():
-            if path.is_dir() and not path.is_symlink():
+            is_folder = path.is_dir() and not path.is_symlink()
+            if is_folder and (path in (self.parts, self.runs) or _OBJECT.fullmatch(path.name)):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path != self.locks.path:
-                path.unlink()
+            elif not is_folder and path.name.startswith(f"{self.locks.path.name}-"):
+                path.unlink()  # a lock of its own, where one file cannot have many
         if not but_lock:
             self.locks.path.unlink()
             with suppress(OSError):  # the next process is here already, or tables are

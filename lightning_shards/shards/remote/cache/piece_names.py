@@ -1,20 +1,10 @@
 """The name of a piece in the cache: which object, which version of it, and which of its bytes."""
 
 import hashlib
-import re
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from lightning_shards.shards.urls import without_user
-
-_SIGNING: Final = re.compile(
-    "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
-    "|x-goog-.*|googleaccessid"
-    "|sig|s[epvrst]|srt|spr|sip|skoid|sktid|sk[tesv]"  # Azure
-    "|token|access_token",
-    re.IGNORECASE,
-)
-"""Names in a query that sign a URL: their values change from day to day, the object does not."""
+from lightning_shards.shards.urls import without_credentials
 
 
 class Piece(NamedTuple):
@@ -52,17 +42,6 @@ class Piece(NamedTuple):
 def _folder_of(url: str, version: str) -> str:
     named = f"{without_credentials(url)}\n{version}"
     return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
-
-
-def without_credentials(url: str) -> str:
-    """The URL without user, password, and what signs it; other parts of its query may matter.
-
-    >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
-    'https://host/0.tar?versionId=3'
-    """
-    address, mark, query = without_user(url).partition("?")
-    kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
-    return address + (mark if any(kept) else "") + "&".join(kept)
 
 
 def share_of(folder: str, name: str) -> float:

@@ -11,6 +11,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import piece_folder
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
+from lightning_shards.shards.remote.cache.upkeep import clear_pieces
 
 PIECE = piece_number(3)
 
@@ -117,3 +118,40 @@ def test_on_a_network_file_system_each_machine_has_a_folder(tmp_path, monkeypatc
 def test_names_that_are_no_files_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="cannot name a run"):
         make_cache(tmp_path, make_need(3), run).open(PIECE)
+
+
+def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(folder):
+    """Somebody may name a folder as cache_dir that holds a folder `pieces` of another kind."""
+    strangers = [folder / "pieces" / name for name in ("photos/1.jpg", "notes.txt", "a" * 64)]
+    for stranger in strangers:
+        stranger.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stranger.write_bytes(b"x" * 10 * FILE)
+    cache = make_cache(folder, make_need(4))
+    for number in range(20):
+        load(cache, piece_number(number))  # which drops pieces
+    entered = PieceFolder(CacheFolder(folder), folder / "pieces")
+    assert 0 < sum(piece.size for piece in entered.pieces()) <= 4 * FILE
+    cache.close()
+    make_cache(folder, make_need(4), "next").open(PIECE)
+    clear_pieces(entered, force=True)
+    assert all(stranger.read_bytes() == b"x" * 10 * FILE for stranger in strangers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 5000,
+        '{"data": "a", "limit_bytes": "9", "reads_bytes": 9, "working_set_bytes": 9}',
+        '{"data": "a", "limit_bytes": 9, "reads_bytes": [], "working_set_bytes": NaN}',
+        '{"data": "a", "limit_bytes": 9}',
+    ],
+)
+def test_the_file_of_a_run_that_holds_no_numbers_is_no_need(folder, text):
+    cache = make_cache(folder, make_need(10))
+    load(cache, PIECE)
+    (folder / "pieces" / "runs" / "strange").write_text(text)
+    for number in range(20):
+        load(cache, piece_number(number))
+    assert cache.counts.bypassed == 0
+    assert FILE < disk_bytes(folder) <= 10 * FILE
+    cache.close()

@@ -2,12 +2,13 @@
 
 import pytest
 
+from lightning_shards.shards.private_files import sidecar_name
 from lightning_shards.shards.remote.cache.piece_names import (
     Piece,
     number_of,
     share_of,
-    without_credentials,
 )
+from lightning_shards.shards.urls import without_credentials
 
 URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-Amz-Date=2026"
 
@@ -20,6 +21,8 @@ URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-A
         Piece(URL, '"b"', 0, 10),
         Piece(URL, '"a"', 1, 10),
         Piece(URL, '"a"', 0, 11),
+        Piece(URL.replace("/train/", "/a//b@train/"), '"a"', 0, 10),
+        Piece(URL.replace("/train/", "/a//c@train/"), '"a"', 0, 10),
     ],
 )
 def test_what_may_be_other_bytes_has_another_name(other):
@@ -38,11 +41,21 @@ def test_what_may_be_other_bytes_has_another_name(other):
 )
 def test_other_credentials_are_the_same_piece(signed):
     assert Piece(signed, '"a"', 0, 10).folder == Piece(URL, '"a"', 0, 10).folder
+    assert sidecar_name(signed) == sidecar_name(URL)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a?size=3&sort=up&shard=4"])
 def test_other_parts_of_a_url_stay(url):
     assert without_credentials(url) == url
+
+
+def test_a_user_is_named_before_the_first_slash_alone():
+    """What follows is the name of an object: two of them must not share pieces or tables."""
+    urls = [f"https://host/a//{user}@b/0.tar" for user in ("me", "you")]
+    urls += [f"https://host/get?from=https://{user}@b/0.tar" for user in ("me", "you")]
+    assert len({without_credentials(url) for url in urls}) == 4
+    assert len({sidecar_name(url) for url in urls[:2]}) == 2
+    assert without_credentials("https://me@home:s@cret@host/0.tar") == "https://host/0.tar"
 
 
 def test_names_are_those_of_files():
