@@ -56,7 +56,7 @@ def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: i
         passes = f" ({_passes_text(int(in_epoch), known)})" if known else ""
         lines.append(
             f"  {name}: weight {weight:,} of {sum(stage.weights):,}, {', '.join(held)}, "
-            f"{in_epoch:,} samples an epoch{passes}{_left_text(part)}"
+            f"{count_of(int(in_epoch), 'sample')} an epoch{passes}{_left_text(part)}"
         )
     if len(slots.names) > _MOST_COMPONENTS:
         more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")

@@ -180,4 +180,4 @@ def _loss(bad: Counter[str]) -> str:
 def _count(bad: Counter[str]) -> str:
     """The number of bad samples by reason: '3 samples (2 SampleError, 1 MissingFieldError)'."""
     reasons = ", ".join(f"{number} {reason}" for reason, number in bad.most_common())
-    return f"{bad.total()} samples ({reasons})"
+    return f"{count_of(bad.total(), 'sample')} ({reasons})"

@@ -84,8 +84,8 @@ class SourceDescription:
             left = f"{self.index.kept.samples:,} of {self.index.samples:,} samples"
             shards += f" (keep and exclude leave {left})"
         return (
-            f"{plan.samples:,} samples{shards}, {self.sampling} by the {self.reader} reader, "
-            f"{count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"
+            f"{count_of(plan.samples, 'sample')}{shards}, {self.sampling} by the {self.reader} "
+            f"reader, {count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"
         )
 
 

@@ -79,11 +79,15 @@ class SampleStep:
         These are kept where it leaves them out.
 
         Raises:
-            TransformError: It failed, returned no dict, or changed what is not its own.
+            TransformError: It failed, returned no dict, or changed what is not its own; or
+                `takes_fields` names what is no field.
         """
         fields = {name: sample[name] for name in fields_of(sample)}
         identity = {name: sample[name] for name in sample if name not in fields}
         taken = fields.keys() if self.taken is None else self.taken
+        if unknown := sorted(taken - sample.keys()):
+            problem = f"takes_fields names {unknown[0]!r}, and the fields are {list(fields)}"
+            raise TransformError(self._message(sample, problem))
         given = {name: value for name, value in fields.items() if name in taken} | identity
         others = {name: value for name, value in fields.items() if name not in taken}
         try:

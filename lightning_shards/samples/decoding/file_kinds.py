@@ -42,7 +42,8 @@ _REMEDIES: Final = {
     "HTML": "it is the answer of a server that had no image; fetch the image again",
     "XML or SVG": "it is the answer of a server, or a drawing; fetch the image, or draw it as PNG",
     "JSON": "it is the answer of a server, or a text; fetch the image, or decode it as 'json'",
-    "gzip": "let the suffix of the member end in .gz, which is unpacked before it is decoded",
+    "gzip": "let the member's suffix end in .gz, so that it is unpacked, and decode the field; a "
+    "transform that takes bytes gets them packed",
     "npy": "decode the field as 'npy'",
 }
 _FOREIGN: Final = "write it as JPEG, PNG or WebP, or decode the field by a function of your own"

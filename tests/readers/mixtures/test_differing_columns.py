@@ -171,6 +171,7 @@ def without_image(sample):
 def test_a_field_that_one_component_lacks_is_lost_in_no_batch(tmp_path, lacking, reader):
     own = {"sample_transforms": [without_image]}
     mix = mix_of(tmp_path / "shards", ("web", "more"), **{lacking: own})
+    mix["more"]["fields"] = {"image": "png", "label": "cls"}  # an optional one would be looked for
     split = {"sampling": "resampled", "reader": reader}
     loader = module_of(tmp_path, mix, split).loader("train")
     has = {"web": "['image', 'label']", "more": "['image', 'label']", lacking: "['label']"}

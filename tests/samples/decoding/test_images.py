@@ -173,7 +173,7 @@ NO_IMAGES = {
     "html": (b"\n <!DOCTYPE HTML><html>", "no image but HTML: it is the answer of a server that"),
     "json": (b'{"error": 404}', "no image but JSON: .* or decode it as 'json'"),
     "svg": (b"\xef\xbb\xbf<svg width='3'>", "no image but XML or SVG: .*or draw it as PNG"),
-    "gzip": (gzip.compress(ENCODED["rgb"]), "no image but gzip: let the suffix .* end in .gz"),
+    "gzip": (gzip.compress(ENCODED["rgb"]), "no image but gzip: let the .* end in .gz"),
     "npy": (b"\x93NUMPY\x01", "no image but npy: decode the field as 'npy'"),
     "avif": (b"\0\0\0\x1cftypavif\0\0", "no image but AVIF: write it as JPEG, PNG or WebP, or"),
     "heic": (b"\0\0\0\x1cftypheic\0\0", "no image but HEIC: write it as"),
