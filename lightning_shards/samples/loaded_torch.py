@@ -11,6 +11,7 @@ find what the callbacks did.
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from threading import RLock
 from types import ModuleType
@@ -47,12 +48,17 @@ def torch_if_loaded() -> ModuleType | None:
 
 def load_torch() -> ModuleType:
     """The module torch, imported if need be; callbacks that still wait are called."""
-    torch = import_module("torch")  # waits where another thread is importing it
+    torch = _imported()
     if _callbacks:
         with _lock:  # threads that come here together do not take the same one
             while _callbacks:
                 _callbacks.pop(0)()
     return torch
+
+
+@cache  # what an import costs, two columns of a batch would pay: 2 us
+def _imported() -> ModuleType:
+    return import_module("torch")  # waits where another thread is importing it
 
 
 def tensor_class() -> "type[torch.Tensor] | None":
@@ -110,13 +116,15 @@ def _with_tensor(column: Any) -> Any:
             f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
             "such numbers; let the collate_fn or the source that made it give another type"
         )
-    return tensor_of(column)
+    return _tensor_of_array(column)
 
 
 def tensor_of(value: Any) -> "torch.Tensor":
     """A tensor itself, or that of an array of numbers, which shares its memory where it can."""
-    if is_tensor(value):
-        return value
+    return value if is_tensor(value) else _tensor_of_array(value)
+
+
+def _tensor_of_array(value: NDArray[Any]) -> "torch.Tensor":
     is_ready = value.dtype.isnative and value.flags.writeable  # torch warns of read-only memory
     native = value if is_ready else value.astype(value.dtype.newbyteorder("="))
     try:
