@@ -70,7 +70,7 @@ MUTANTS = [
         "samples/test_loaded_torch.py",
     ),
     Mutant(
-        "samples.loaded_torch:tensor_of",
+        "samples.loaded_torch:_tensor_of_array",
         "native.copy()",
         "native",
         "samples/test_loaded_torch.py",
