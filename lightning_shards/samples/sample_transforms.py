@@ -86,7 +86,7 @@ class SampleStep:
         identity = {name: sample[name] for name in sample if name not in fields}
         taken = fields.keys() if self.taken is None else self.taken
         if unknown := sorted(taken - sample.keys()):
-            problem = f"takes_fields names {unknown[0]!r}, and the fields are {list(fields)}"
+            problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
             raise TransformError(self._message(sample, problem))
         given = {name: value for name, value in fields.items() if name in taken} | identity
         others = {name: value for name, value in fields.items() if name not in taken}

@@ -309,13 +309,6 @@ def adds_untaken(sample):
 
 adds_untaken.takes_fields = ["image"]
 
-
-def misspells_taken(sample):
-    return sample
-
-
-misspells_taken.takes_fields = ["image", "maks"]
-
 WRONG = [
     (returns_nothing, r"it returned no dict but a NoneType; return the dict of all fields"),
     (changes_key, r"it changed '__key__' from '\d\d' to 'new', which identifies the sample"),
@@ -335,11 +328,6 @@ def test_a_wrong_result_names_the_sample_and_the_transform(make_module, reader, 
 def test_a_field_that_was_not_given_cannot_be_returned(make_module, reader):
     with pytest.raises(TransformError, match=r"'label', which it was not given; add it to `takes_"):
         batches(make_module(adds_untaken, reader=reader))
-
-
-def test_a_name_in_takes_fields_that_is_no_field_is_an_error(make_module, reader):
-    with pytest.raises(TransformError, match=r"takes_fields names 'maks', and the fields are \['i"):
-        batches(make_module(misspells_taken, reader=reader))
 
 
 def test_a_failure_names_sample_and_transform_and_is_the_cause(make_module, reader):
