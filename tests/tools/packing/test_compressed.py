@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from webdataset.writer import TarWriter
 
@@ -136,12 +137,15 @@ def test_a_tar_that_was_cut_is_named_with_its_last_byte(packed, refused, tmp_pat
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_a_tar_with_a_spoilt_byte_is_named(packed, refused, tmp_path, suffix):
     path = sorted(packed(suffix).glob("in*"))[2]
-    data = bytearray(path.read_bytes())
+    noise = np.random.default_rng(0).bytes(9_999)  # in runs of equal bytes it may change nothing
+    data = bytearray(PACKERS[suffix](noise))
     data[len(data) // 2] ^= 64
     path.write_bytes(data)
     message = refused("pack", *sorted(path.parent.glob("in*")))
     kind = KINDS[suffix]
-    assert f"{path} is damaged: its {kind} data cannot be unpacked up to here (" in message
+    is_damaged = f"{path} is damaged: its {kind} data cannot be unpacked up to here (" in message
+    has_no_end = f"{path} is cut short: its {kind} data has no end" in message  # it may look so
+    assert is_damaged or has_no_end
     assert "at byte " in message
     assert not (tmp_path / "out").exists()
 
