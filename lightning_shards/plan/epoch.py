@@ -121,12 +121,12 @@ class EpochPlan:
 
     def size(self, step: int, rank: int) -> int:
         """Samples in the batch of this rank at this step, repeats included."""
-        return self._distinct(step, rank) + self.num_repeats(step, rank)
+        distinct = self._distinct(step, rank)
+        return distinct if self._is_even else self.batch_size
 
     def num_repeats(self, step: int, rank: int) -> int:
         """How many samples, at the end of this rank's batch, are repeats (weight 0)."""
-        distinct = self._distinct(step, rank)
-        return 0 if self._is_even else self.batch_size - distinct
+        return self.size(step, rank) - self._distinct(step, rank)
 
     def sizes(self, step: int) -> tuple[int, ...]:
         """Batch sizes at this step, repeats included, one per rank.

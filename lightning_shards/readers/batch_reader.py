@@ -181,6 +181,7 @@ class BatchReader:
         self._shards, self._fields, self._clock = shards, fields, clock
         self._names = [field.name for field in fields]
         self._read = [field for field in fields if not field.is_joined]
+        self._read_names = [field.name for field in self._read]
         self._of_components = of_components
         self._differing = of_components.fields.differing if of_components else {}
         self._optional = frozenset(optional_names(fields))
@@ -216,6 +217,7 @@ class BatchReader:
         self._components = components or [_NO_COMPONENTS] * len(positions)
         transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: decoder_of(field) for field in transformed}
+        self._plain = [field for field in self._fields if field.name not in self._decoders]
         self._digests = list(self._digests_of(id_digests(ids)))
         with self._clock.on("open"):
             self._shards.joined.release()
@@ -225,8 +227,7 @@ class BatchReader:
             optional = np.flatnonzero(may_lack).tolist()
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
             if self._of_components is not None:
-                names = [field.name for field in self._read]
-                self._of_components.begin(self._components, names, self._ahead)
+                self._of_components.begin(self._components, self._read_names, self._ahead)
 
     def _read_of(self, shard: int) -> list[Field]:
         """The fields whose values are members of the samples of a shard, in one order for all."""
@@ -251,8 +252,7 @@ class BatchReader:
         start, stop = self._stops[number : number + 2]
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        plain = [field for field in self._fields if field.name not in self._decoders]
-        read = [(field, loaded(members[field.name])) for field in plain]
+        read = [(field, loaded(members[field.name])) for field in self._plain]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: self._column(field, data, number) for field, data in read}
         self._clock.lap("decode", begin, "collate")
@@ -286,8 +286,7 @@ class BatchReader:
 
         They hold until the next call; raises what `ReadAhead.members` does.
         """
-        members = zip(self._read, self._ahead.members(start, stop), strict=True)
-        found = {field.name: data for field, data in members}
+        found = dict(zip(self._read_names, self._ahead.members(start, stop), strict=True))
         if len(found) < len(self._fields):
             found |= self._shards.joined.members(self._ids[start:stop])
         return found
@@ -302,9 +301,8 @@ class BatchReader:
 
     def _whole_samples(self, number: int) -> LoadedBatch:
         """A batch of whole samples, as a `collate_fn` takes them."""
-        plain = [field for field in self._fields if field.name not in self._decoders]
         with self._transforms.keeping_globals():
-            samples = list(counted(self._made_samples(number), plain, {}))
+            samples = list(counted(self._made_samples(number), self._plain, {}))
         with self._clock.on("collate"):
             weights, components = self._weights[number], self._components[number].tolist()
             given = self._collation.given(samples, weights, self._transforms.layouts, components)

@@ -197,6 +197,8 @@ def only_reserved(batch: dict[str, Any], reserved: Collection[str]) -> dict[str,
         ConfigError: `__weight__` is to be left out, and is 0 for a sample.
     """
     left_out = set(RESERVED_KEYS).difference(reserved)
+    if not left_out:
+        return batch
     if "__weight__" in left_out and not np.all(batch.get("__weight__", 1)):
         raise ConfigError(
             "a batch holds a sample of `__weight__` 0, which only fills a place, and batch_keys "

@@ -109,14 +109,17 @@ def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _with_tensor(column: Any) -> Any:
-    if type(column) is not np.ndarray or column.dtype.kind not in NUMBERS:
+    if type(column) is not np.ndarray:
         return column
-    if not torch_has(column.dtype):
+    try:
+        return _tensor_of_array(column)
+    except TypeError as error:  # asking for the type of each column first would cost 1 us
+        if column.dtype.kind not in NUMBERS:
+            return column
         raise SampleError(
             f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
             "such numbers; let the collate_fn or the source that made it give another type"
-        )
-    return _tensor_of_array(column)
+        ) from error
 
 
 def tensor_of(value: Any) -> "torch.Tensor":
@@ -125,9 +128,9 @@ def tensor_of(value: Any) -> "torch.Tensor":
 
 
 def _tensor_of_array(value: NDArray[Any]) -> "torch.Tensor":
-    is_ready = value.dtype.isnative and value.flags.writeable  # torch warns of read-only memory
-    native = value if is_ready else value.astype(value.dtype.newbyteorder("="))
+    if not value.flags.writeable:  # torch would warn
+        value = value.copy(order="K")
     try:
-        return as_tensor(native)
-    except ValueError:  # strides that torch has not, as of an array that is read backwards
-        return as_tensor(native.copy())
+        return as_tensor(value)
+    except ValueError:  # swapped bytes, or strides that torch has not, as of one read backwards
+        return as_tensor(value.astype(value.dtype.newbyteorder("=")))

@@ -23,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         "plan.epoch:EpochPlan.num_repeats",
-        "self.batch_size - distinct",
-        "max(self.batch_size - distinct - 1, 0)",
+        "self.size(step, rank) - self._distinct(step, rank)",
+        "max(self.size(step, rank) - self._distinct(step, rank) - 1, 0)",
         "plan/test_epoch.py",
     ),
     Mutant(

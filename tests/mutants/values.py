@@ -65,14 +65,14 @@ MUTANTS = [
     ),
     Mutant(
         "samples.loaded_torch:_with_tensor",
-        "not torch_has(column.dtype)",
-        "False",
+        "column.dtype.kind not in NUMBERS",
+        "True",
         "samples/test_loaded_torch.py",
     ),
     Mutant(
         "samples.loaded_torch:_tensor_of_array",
-        "native.copy()",
-        "native",
+        'value.astype(value.dtype.newbyteorder("="))',
+        "value",
         "samples/test_loaded_torch.py",
     ),
     Mutant(
@@ -113,8 +113,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.batch_reader:BatchReader._whole_samples",
-        "counted(self._made_samples(number), plain, {})",
-        "counted(list(self._made_samples(number)), plain, {})",
+        "counted(self._made_samples(number), self._plain, {})",
+        "counted(list(self._made_samples(number)), self._plain, {})",
         "samples/decoding/test_batch_pixels.py",
     ),
     Mutant(
