@@ -5,6 +5,8 @@ and Micciancio, "A new paradigm for collision-free hashing" (1997). It finds mis
 protection against forgery.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ def digest_ids(ids: NDArray[np.int64]) -> int:
     >>> digest_ids(np.array([[0, 1], [3, 2]])) == digest_ids(np.array([[3, 2], [0, 1]]))
     True
     """
-    return sum_digests(id_digests(ids))
+    return int(id_digests(ids).sum(dtype=np.uint64))
 
 
 def id_digests(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -35,9 +37,14 @@ def id_digests(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
     return mix(mix(shards + np.uint64(1)) + samples)
 
 
-def sum_digests(digests: NDArray[np.uint64]) -> int:
-    """The digest of a set of ids, from the digests of its ids, shape (n,)."""
-    return int(digests.sum(dtype=np.uint64))
+def sum_digests(digests: NDArray[np.uint64], starts: Sequence[int]) -> list[int]:
+    """The digests of sets of ids that follow each other.
+
+    Args:
+        digests: Of their ids, shape (n,); of an id that does not count it is 0.
+        starts: Where each set begins, ascending and below n; none is empty.
+    """
+    return np.add.reduceat(digests, starts).tolist()
 
 
 def add_digests(*digests: int) -> int:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -218,7 +218,7 @@ class BatchReader:
         transformed = [field for field in self._fields if transforms.takes(field.name)]
         self._decoders = {field.name: decoder_of(field) for field in transformed}
         self._plain = [field for field in self._fields if field.name not in self._decoders]
-        self._digests = list(self._digests_of(id_digests(ids)))
+        self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
             self._shards.joined.release()
             stamps, self._keys, extents = find_members(self._shards, self._read_of, ids)
@@ -235,11 +235,12 @@ class BatchReader:
         fields = components.fields.of_shard(shard) if components else self._fields
         return [field for field in fields if not field.is_joined]
 
-    def _digests_of(self, digests: NDArray[np.uint64]) -> Iterator[int]:
+    def _digests_of(self, digests: NDArray[np.uint64]) -> list[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
-        for (start, stop), weights in zip(pairwise(self._stops), self._weights, strict=True):
-            of_batch = digests[start:stop]
-            yield sum_digests(of_batch[np.array(weights, bool)] if weights else of_batch)
+        for start, weights in zip(self._stops[:-1], self._weights, strict=True):
+            if weights:
+                digests[start : start + len(weights)][np.array(weights) == 0] = 0
+        return sum_digests(digests, self._stops[:-1])
 
     def batch(self, number: int) -> LoadedBatch:
         """One of them; a `collate_fn` is still to be called for it.

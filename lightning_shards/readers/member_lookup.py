@@ -18,6 +18,10 @@ _NEAR = 2**19
 """Bytes between the starts of two samples that are announced together: as a rule, other workers
 want what lies between."""
 
+_KEPT_BYTES = 2**24
+"""Bytes of the tables of open shards, up to which their pages stay mapped: to map them again for
+each stretch costs 4 % of a batch of small samples."""
+
 
 def find_members(
     shards: OpenShards, fields_of: Callable[[int], Sequence[Field]], ids: Ints
@@ -37,13 +41,16 @@ def find_members(
         shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
         reader = shards.reader(shard)
         stamps[shard] = reader.expected
-        _announce(reader, samples_of_shard)
+        begins = reader.table.offsets[reader.table.sample_starts[samples_of_shard]]
+        _announce(reader, samples_of_shard, begins)
         keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
         fields = fields_of(shard)
-        extents.append(_extents(reader, fields, shard_numbers[start:stop], samples_of_shard))
-        release_pages(reader.table)
+        begun = (shard_numbers[start:stop], samples_of_shard, begins)
+        extents.append(_extents(reader, fields, *begun))
+        if shards.mapped_bytes > _KEPT_BYTES:
+            release_pages(reader.table)
     back, key_lengths = inverse(order), np.concatenate(lengths)
     key_starts = np.cumsum(key_lengths) - key_lengths
     joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
@@ -54,26 +61,25 @@ def find_members(
     )
 
 
-def _announce(reader: ShardReader, samples: Ints) -> None:
+def _announce(reader: ShardReader, samples: Ints, begins: Ints) -> None:
     """Tell the storage what will be read."""
-    table = reader.table
-    begins = table.offsets[table.sample_starts[samples]]
     pieces = [
-        table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
-        for first, last in _pieces(np.diff(begins) > _NEAR)
+        reader.table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
+        for first, last in _pieces(begins[1:] - begins[:-1] > _NEAR)
     ]
     stops = [start + length for start, length in pieces]
     reader.storage.announce([ShardReads(reader.url, [start for start, _ in pieces], stops)])
 
 
-def _extents(reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints) -> Extents:
+def _extents(
+    reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints, begins: Ints
+) -> Extents:
     table = reader.table
     members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
-    sizes = np.where(members < 0, ABSENT, table.sizes[members])
+    is_absent = members < 0
+    sizes = np.where(is_absent, ABSENT, table.sizes[members])
     # where nothing is to be read, the read of what is near is not cut
-    offsets = np.where(
-        members < 0, table.offsets[table.sample_starts[samples]], table.offsets[members]
-    )
+    offsets = np.where(is_absent, begins, table.offsets[members])
     sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
     return Extents(shards, offsets, sizes, sums.astype(np.int64))
 

@@ -25,7 +25,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, mapped_bytes
 from lightning_shards.shards.urls import scheme_of
 
 MAX_OPEN_SHARDS = 400
@@ -100,6 +100,7 @@ class OpenShards:
     Attributes:
         urls: Of all shards, by their numbers.
         joined: The values of their samples that come from joins.
+        mapped_bytes: Of the files that the member tables of the open shards are mapped from.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class OpenShards:
         self.joined = JoinedMembers(joined, cache, self._store)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
+        self.mapped_bytes = 0
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -130,8 +132,9 @@ class OpenShards:
         reader = self._readers.get(url)
         if reader is None:
             reader = self._readers[url] = self._open(shard)
+            self.mapped_bytes += mapped_bytes(reader.table)
             if len(self._readers) > self._limit:
-                self._readers.popitem(last=False)[1].close()
+                self._close_one()
         else:
             self._readers.move_to_end(url)
         return reader
@@ -236,14 +239,20 @@ class OpenShards:
                     raise
             self._limit = max(1, len(self._readers) // 2)  # others in this process have files, too
             while len(self._readers) >= self._limit and self._readers:
-                self._readers.popitem(last=False)[1].close()
+                self._close_one()
+
+    def _close_one(self) -> None:
+        """Close the least recently used one."""
+        _, reader = self._readers.popitem(last=False)
+        self.mapped_bytes -= mapped_bytes(reader.table)
+        reader.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         while self._readers:
-            self._readers.popitem()[1].close()
+            self._close_one()
         self._storages.close()
 
 

@@ -167,8 +167,20 @@ MUTANTS = [
         "samples/optional/test_optional_fields.py",
     ),
     Mutant(
+        "readers.member_lookup:find_members",
+        "if shards.mapped_bytes > _KEPT_BYTES:",
+        "if False:",
+        "readers/test_open_shards.py",
+    ),
+    Mutant(
+        "readers.batch_reader:BatchReader._digests_of",
+        "digests[start : start + len(weights)][np.array(weights) == 0] = 0",
+        "pass",
+        "callbacks/test_digest.py readers/test_indexed.py",
+    ),
+    Mutant(
         "readers.member_lookup:_extents",
-        "np.where(members < 0, ABSENT, table.sizes[members])",
+        "np.where(is_absent, ABSENT, table.sizes[members])",
         "table.sizes[members]",
         "samples/optional/test_optional_fields.py readers/test_batch_reader.py",
     ),

@@ -1,13 +1,19 @@
 """Few open files: fewer shards are kept open, and where not one can be, one clear error."""
 
 import os
+import re
 import resource
+import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightning_shards.errors import FileAccessError
+from lightning_shards.readers import member_lookup
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.samples.fields import Field
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.local import LocalStorage
@@ -101,3 +107,29 @@ def test_no_file_descriptor_at_all_is_one_clear_error(shards, number, caplog):
         opened.reader(0)
     assert "ulimit -n" in str(caught.value)
     assert not caplog.records
+
+
+def test_the_tables_of_open_shards_are_counted(shards, tmp_path):
+    folder = tmp_path / "cache"
+    (size,) = {file.stat().st_size for file in folder.rglob("*.members")}
+    with files_left(24), shards() as opened:
+        for shard in range(SHARDS):
+            opened.reader(shard)
+        kept = len(opened._readers)
+        assert opened.mapped_bytes == kept * size > 0
+        assert kept < SHARDS
+    assert opened.mapped_bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+@pytest.mark.parametrize("kept_bytes", [0, 2**24], ids=["few", "many"])
+def test_tables_stay_mapped_while_they_are_few(shards, tmp_path, monkeypatch, kept_bytes):
+    monkeypatch.setattr(member_lookup, "_KEPT_BYTES", kept_bytes)
+    fields = [Field("label", ("cls",), "raw")]
+    with shards() as opened:
+        ids = np.array([[shard, 0] for shard in range(SHARDS)])
+        member_lookup.find_members(opened, lambda _: fields, ids)
+        table = re.compile(rf"{re.escape(str(tmp_path))}\S+\.members\n[\s\S]*?Rss: +(\d+) kB")
+        resident = [int(kib) > 0 for kib in table.findall(Path("/proc/self/smaps").read_text())]
+        assert len(resident) == SHARDS
+        assert set(resident) == {kept_bytes > 0}
