@@ -376,7 +376,7 @@ class ShardDataModule(ModuleSettings):
             loader.load_state_dict(self._saved)
         if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
             return
-        if self._saved:
+        if self._saved.get("epoch") or self._saved.get("samples"):  # else nothing is trained yet
             require_same(loader.shape, self._saved, TRANSLATE)
         cast("TrainProgress", loader.progress).require_known(loader, self._saved)
 

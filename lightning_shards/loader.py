@@ -11,7 +11,7 @@ import html
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import torch.distributed
@@ -21,15 +21,16 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.readers.bad_samples import require_budget
+from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import BadSample, Batch, LoadedBatch
+from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import (
     State,
     read_count,
     require_resumable,
+    require_same,
     require_state,
     require_whole_units,
 )
@@ -58,32 +59,6 @@ class Progress(Protocol):
     def waiting(self) -> AbstractContextManager[None]:
         """A context for the wait for a batch, which ends it if the trainer was told to end."""
         ...
-
-
-@dataclass
-class Served:
-    """The batches of one epoch that this rank has handed out since it began or was resumed.
-
-    Attributes:
-        begin: The cursor of the first batch.
-        samples: The cursor's samples after the last batch, over all ranks and without repeats.
-        steps: Batches handed out.
-        digest: Sum of the digests of the batches (`plan.digest`), without repeats and substitutes.
-        bad: Samples that could not be read and were replaced by others.
-    """
-
-    begin: Cursor
-    samples: int
-    steps: int = 0
-    digest: int = 0
-    bad: list[BadSample] = field(default_factory=list[BadSample])
-
-    def add(self, loaded: LoadedBatch, samples: int) -> None:
-        """Count a batch; `samples` is the cursor's samples after it."""
-        self.samples = samples
-        self.steps += 1
-        self.digest += loaded.digest
-        self.bad.extend(loaded.bad)
 
 
 class _OpenStream(NamedTuple):
@@ -201,8 +176,18 @@ class ShardLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch, except in evaluation or under a Trainer."""
-        if epoch != self.epoch and not self.epochs.pinned:
+        is_known = epoch in (self.epoch, self._trained.epoch)
+        if not is_known and not self.epochs.pinned:
             self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """What stands for a batch sampler: by its `sampler` Lightning calls `set_epoch`.
+
+        So a loader that was given to a Trainer by hand goes on with the next epoch where the
+        trainer cuts epochs, as by `limit_train_batches`.
+        """
+        return SimpleNamespace(sampler=self)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch; nothing starts before the first `next()`.
@@ -290,9 +275,11 @@ class ShardLoader:
         state = require_state(state, "the train loader")
         told = self._source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
+        require_same({"epoch_samples": self.epochs.samples}, state)
         require_whole_units(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
-        self._resumed = self._trained = Cursor(read_count(state, "epoch"), samples)
+        self._trained = Cursor(read_count(state, "epoch"), samples)
+        self._resumed = self._with_a_step(self._trained)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -342,9 +329,14 @@ class ShardLoader:
             cursor, limit = self.progress.begin(self)
             return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         resumed, self._resumed = self._resumed, None
-        if resumed and not self.epochs.steps(self.place.world_size, resumed.samples):
-            resumed = self.epochs.next_epoch(resumed)  # by this run's schedule the epoch is over
-        return resumed or Cursor(0 if self.epochs.pinned else self.epoch), None
+        if resumed is not None:
+            return self._with_a_step(resumed), None
+        return Cursor(0 if self.epochs.pinned else self.epoch), None
+
+    def _with_a_step(self, cursor: Cursor) -> Cursor:
+        """The cursor, or the next epoch if no step of this run's schedule is left in this one."""
+        is_over = not self.epochs.steps(self.place.world_size, cursor.samples)
+        return self.epochs.next_epoch(cursor) if is_over else cursor
 
     def _shorter(self, limit: int) -> int:
         return limit if self.epochs.limit is None else min(limit, self.epochs.limit)

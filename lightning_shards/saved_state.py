@@ -1,7 +1,7 @@
 """Checks of the state in a checkpoint, which is a file that may be damaged."""
 
 import reprlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from math import gcd
 from typing import Any, cast
@@ -95,8 +95,8 @@ def require_same(
         elif type(saved) is not type(value) or saved != value:
             if name == "shards" and index is not None:
                 raise StateError(_other_shards(state.get("epoch_samples"), index))
-            if name == "kept":
-                raise StateError(_other_filter(saved, str(value)))
+            if name in _IN_WORDS:
+                raise StateError(_IN_WORDS[name](saved, value))
             raise StateError(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
                 f"{ways_out}"
@@ -169,7 +169,7 @@ def require_whole_units(
         )
 
 
-def _other_filter(saved: object, kept: str | None) -> str:
+def _other_filter(saved: object, kept: object) -> str:
     was = "without a filter" if saved is None else f"with a filter that left kept={_shown(saved)}"
     now = "has no filter" if kept is None else f"has one that leaves kept={kept!r}"
     return (
@@ -177,6 +177,21 @@ def _other_filter(saved: object, kept: str | None) -> str:
         "`exclude`; set these, and what is in the lists, back to resume, or start anew with its "
         "weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
     )
+
+
+def _other_length(saved: object, samples: object) -> str:
+    return (
+        f"the checkpoint was made with epochs of {_shown(saved)} samples, and those of this run "
+        f"have {samples!r}; set dataset_size back to resume, or start anew with its weights alone: "
+        "Model.load_from_checkpoint(path), and fit without ckpt_path"
+    )
+
+
+_IN_WORDS: Mapping[str, Callable[[object, object], str]] = {
+    "kept": _other_filter,
+    "epoch_samples": _other_length,
+}
+"""What to say where these values differ."""
 
 
 def _require_same_table(join: str, saved: object, digest: object) -> None:

@@ -10,10 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_shards.callbacks.places import labels_of, require_own_places
 from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError, count_of
-from lightning_shards.loader import Served, ShardLoader
+from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
 from lightning_shards.progress import evaluation_loaders, place_of, train_loaders
+from lightning_shards.readers.bad_samples import Served
 
 
 class EpochDigest(pl.Callback):

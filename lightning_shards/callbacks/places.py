@@ -28,8 +28,10 @@ def require_own_places(trainer: Any, loaders: Iterable[object]) -> None:
     """
     own = place_of(trainer)
     for loader in loaders:
-        if isinstance(loader, ShardLoader) and loader.place != own:
-            place = loader.place
+        if not isinstance(loader, ShardLoader):
+            continue
+        place = loader.place  # one made by hand knows of no nodes
+        if (place.rank, place.world_size) != (own.rank, own.world_size):
             raise ConfigError(
                 f"a loader gives the batches of rank {place.rank} of {place.world_size}, and this "
                 f"process is rank {own.rank} of {own.world_size}, so that samples would be trained "

@@ -84,7 +84,7 @@ class ComponentConfig:
     fields: dict[str, str] | None = None
     defaults: dict[str, Any] | None = None
     decode: dict[str, Any] | None = None
-    classes: dict[str, list[str] | dict[str, int]] | None = None
+    classes: dict[str, list[str] | dict[str, int] | None] | None = None
     transforms: dict[str, Any] | None = None
     sample_transforms: list[Any] | None = None
     stages: list[Any] | None = None
@@ -234,7 +234,8 @@ def require_numbers(split: Mapping[str, object]) -> None:
         for setting in sorted(_OF_THE_MIX):
             _require_no_text(f"{setting} of {name!r}", _mapping(component).get(setting))
     schedule = split.get("schedule")
-    stages = cast("list[object]", schedule) if isinstance(schedule, list) else []
+    is_list = isinstance(schedule, list | tuple)
+    stages = cast("Sequence[object]", schedule) if is_list else ()
     for number, stage in enumerate(stages):
         for name, weight in _mapping(_mapping(stage).get("weights")).items():
             _require_no_text(f"weight of {name!r} in schedule[{number}]", weight)

@@ -33,6 +33,32 @@ _MESSAGE_LENGTH = 1000
 _NAMED = 3
 
 
+@dataclass
+class Served:
+    """The batches of one epoch that this rank has handed out since it began or was resumed.
+
+    Attributes:
+        begin: The cursor of the first batch.
+        samples: The cursor's samples after the last batch, over all ranks and without repeats.
+        steps: Batches handed out.
+        digest: Sum of the digests of the batches (`plan.digest`), without repeats and substitutes.
+        bad: Samples that could not be read and were replaced by others.
+    """
+
+    begin: Cursor
+    samples: int
+    steps: int = 0
+    digest: int = 0
+    bad: list[BadSample] = field(default_factory=list[BadSample])
+
+    def add(self, loaded: LoadedBatch, samples: int) -> None:
+        """Count a batch; `samples` is the cursor's samples after it."""
+        self.samples = samples
+        self.steps += 1
+        self.digest += loaded.digest
+        self.bad.extend(loaded.bad)
+
+
 def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
     """A record of a sample that raised this error."""
     return BadSample(shard, sample, type(error).__name__, str(error)[:_MESSAGE_LENGTH])

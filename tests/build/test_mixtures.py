@@ -365,3 +365,14 @@ def test_lists_and_tables_that_cannot_be_used_are_named_with_their_component(
     mix = mix_of(tmp_path / "shards", ("more", "web"), more=own, web=web)
     with pytest.raises(ShardError, match=rf"^train\.mix\.more: {message}"):
         module_of(tmp_path, mix, {"round": 1}).source("train")
+
+
+def test_a_component_takes_away_the_classes_of_its_split(tmp_path):
+    given = {"web": {"decode": {"label": "int"}, "classes": {"label": None}}}
+    mix = mix_of(tmp_path / "shards", NAMES, **given)
+    split = {"decode": {"label": "class"}, "classes": {"label": ["zero", "one"]}}
+    module = module_of(tmp_path, mix, split)
+    web = module.splits["train"].mix["web"]
+    assert (web.classes, web.decode) == ({"label": None}, {"label": "int"})
+    fields = module.source("train").components[0].fields
+    assert {field.name: field.classes for field in fields}["label"] is None

@@ -305,6 +305,10 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
         ),
         ({"epoch_of": 3, "dataset_size": None}, "^epoch_of must be a text, got 3$"),
         ({"schedule": 5}, "^schedule must be a list, as in .*, got 5$"),
+        (
+            {"schedule": ({"epoch": 1, "weights": {"web": "3:1"}},)},
+            r"weight of 'web' in schedule\[0\] must be a number .*, got the text '3:1'",
+        ),
         *(
             ({"schedule": [StageConfig(**{"weights": {"web": 1}, "epoch": 1} | stage)]}, message)
             for stage, message in (

@@ -78,6 +78,20 @@ def test_a_state_behind_the_end_of_a_shorter_epoch_goes_on_with_the_next_epoch()
     assert [list(restored) for _ in range(2)] == [[(1, 0)], [(2, 0)]]
 
 
+@pytest.mark.parametrize("begins_at", ["epoch", "the state's epoch"])
+def test_a_loop_trains_no_epoch_twice_after_a_state_behind_the_end_of_its_epoch(begins_at):
+    restored = make_loader().with_epoch(1)
+    restored.load_state_dict({**restored.state_dict(), "epoch": 5, "samples": 4})
+    assert restored.state_dict()["samples"] == 4  # for a run in which steps are left
+    served = []
+    for epoch in range(restored.epoch if begins_at == "epoch" else 5, 8):
+        restored.set_epoch(epoch)
+        served += list(restored)
+        if epoch == 5:
+            break
+    assert served == ([(6, 0), (7, 0)] if begins_at == "epoch" else [(6, 0)])
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("seed", 8), ("shards", "other"), ("version", 0), ("seed", None)]
 )
@@ -102,6 +116,15 @@ def test_a_damaged_number_is_named_with_what_it_should_be(name, value):
     if value == MISSING:
         del state[name]
     with pytest.raises(StateError, match=rf"^{name} in the checkpoint must be a whole number from"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("samples", [3, 10])
+def test_epochs_of_another_length_are_refused_and_the_setting_is_named(samples):
+    loader = make_loader()
+    state = {**loader.state_dict(), "epoch_samples": samples, "samples": samples - 1}
+    message = rf"epochs of {samples} samples, and those of this run have 7; set dataset_size back"
+    with pytest.raises(StateError, match=message):
         loader.load_state_dict(state)
 
 

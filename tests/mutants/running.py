@@ -148,6 +148,30 @@ MUTANTS = [
         "cli/test_commands.py cli/test_options.py",
     ),
     Mutant(
+        "loader:ShardLoader.batch_sampler",
+        "SimpleNamespace(sampler=self)",
+        "SimpleNamespace(sampler=None)",
+        "callbacks/test_places.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.set_epoch",
+        "epoch in (self.epoch, self._trained.epoch)",
+        "epoch == self.epoch",
+        "loader/test_state.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.load_state_dict",
+        "self._with_a_step(self._trained)",
+        "self._trained",
+        "loader/test_state.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._check_saved",
+        'if self._saved.get("epoch") or self._saved.get("samples"):',
+        "if self._saved:",
+        "options/test_one_process.py",
+    ),
+    Mutant(
         "samples.loaded_torch:map_columns",
         'type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)',
         "tuple(entries)",
@@ -185,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         "callbacks.places:require_own_places",
-        "loader.place != own",
+        "(place.rank, place.world_size) != (own.rank, own.world_size)",
         "False",
         "callbacks/test_places.py",
     ),

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
 
+from lightning_shards import ExactResume
 from lightning_shards.errors import ConfigError, PlanError
 
 pytestmark = [
@@ -73,6 +74,24 @@ def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
     assert model.seen["train"] == fitted(recorder, make_trainer(), recorder.make_data(
         folder, reader, batch_size=8
     ))["train"]  # fmt: skip
+
+
+def test_the_tuner_goes_back_over_a_checkpoint_of_another_batch_size_where_nothing_is_trained(
+    recorder: Any, make_trainer: Any, folder: Path
+) -> None:
+    class Estimating(recorder.Recorder):
+        """Has a loader made before the tuner saves its checkpoint, as a OneCycleLR does."""
+
+        def configure_optimizers(self) -> Any:
+            assert self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    data, trainer = recorder.make_data(folder, "indexed"), make_trainer()
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
+    found = Tuner(trainer).scale_batch_size(
+        Estimating(), datamodule=data, init_val=2, max_trials=2, margin=0
+    )
+    assert found == data.batch_size == 4
 
 
 def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(

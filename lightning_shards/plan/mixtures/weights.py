@@ -147,7 +147,8 @@ def check_round(round_units: int, weights: Mapping[str, int], when: str = "") ->
         exact = f"{total}, in which these weights are whole, or " if total < least else ""
         raise ConfigError(
             f"round={round_units} is too short for the weights {_shown(weights)}{when}; the least "
-            f"round is {exact}{least}; set round to it"
+            f"round is {exact}{least}; set round to it, or, in a run that is resumed, take weights "
+            f"whose sum divides {round_units}"
         )
 
 
