@@ -92,6 +92,8 @@ MUTANTS = [
     Mutant("shards.remote.retries:Tries.go_on", "self.failed >= policy.tries or ", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "- policy.stall_s", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "if not is_first:", "if False:", RETRIES),
+    Mutant("shards.remote.retries:Tries._pause", "_LEAST_GROWTH * self._pause_s", "0.1", RETRIES),
+    Mutant("shards.remote.retries:Tries._pause", "least = self._pause_s", "...", RETRIES),
     Mutant(
         "shards.remote.retries:Tries._pause",
         "min(retry_after_s or 0.0, policy.longest_retry_after_s)",
