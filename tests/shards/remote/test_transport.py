@@ -9,6 +9,7 @@ import pytest
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
 from lightning_shards.shards.remote.cloud import CloudBackend
+from lightning_shards.shards.remote.cloud_errors import failure_of_error
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 
@@ -159,7 +160,7 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
 def test_errors_of_obstore_are_known_by_their_text_and_none_of_it_is_shown(text, kind, what):
     from obstore.exceptions import GenericError
 
-    failure = CloudBackend("s3", {}, RetryPolicy())._failure_of(GenericError(text))
+    failure = failure_of_error(GenericError(text), "s3")
     assert failure.kind == kind
     assert what in failure.what
     assert "s3cr3t" not in failure.what + failure.remedy
