@@ -10,6 +10,7 @@ CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
+CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
 
@@ -176,6 +177,23 @@ MUTANTS = [
     ),
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
+    Mutant(
+        "shards.remote.cloud:CloudBackend._call",
+        """        else:
+            self._has_had_credentials = True
+""",
+        "        else:\n",
+        CREDENTIALS,
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:_failure_of_service", "if is_there:", "if True:", CREDENTIALS
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:_failure_of_service",
+        'in ("again", "busy")',
+        'in ("busy",)',
+        CREDENTIALS,
+    ),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         "shards.remote.cloud:_require_own_process",

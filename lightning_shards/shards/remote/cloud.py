@@ -90,6 +90,7 @@ class CloudBackend(RequestBackend):
         self._policy = policy
         self._stores: dict[str, Any] = {}
         self._lock = Lock()
+        self._has_had_credentials = False
 
     @contextmanager
     def get(
@@ -117,8 +118,7 @@ class CloudBackend(RequestBackend):
     def put(self, url: str, data: bytes) -> None:
         """Write by one PUT."""
         bucket, key = self._split(url)
-        store = self._call(lambda: self._store(bucket, len(data)))
-        self._call(lambda: store.put(key, data, use_multipart=False))
+        self._call(lambda: self._store(bucket, len(data)).put(key, data, use_multipart=False))
 
     def refresh(self, url: str) -> None:
         """Forget the bucket's store, and with it the credentials that it has found."""
@@ -181,13 +181,18 @@ class CloudBackend(RequestBackend):
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
         failure: RequestFailure | None = None
         try:
-            return act()
+            given = act()
         except (ConfigError, RequestFailure):
             raise
-        except FileNotFoundError:
+        except FileNotFoundError:  # from the store itself, never from what gives credentials
+            self._has_had_credentials = True
             failure = failure_of_status(404)
         except Exception as error:  # noqa: BLE001 obstore raises several kinds without a common root
-            failure = failure_of_error(error, self._scheme)
+            had = self._has_had_credentials
+            failure = failure_of_error(error, self._scheme, has_had_credentials=had)
+        else:
+            self._has_had_credentials = True
+            return given
         raise failure
 
     def _chunks(self, result: Any) -> Iterator[memoryview]:

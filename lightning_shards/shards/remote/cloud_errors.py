@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from lightning_shards.shards.remote.backend import (
     FailureKind,
     RequestFailure,
+    StatusLine,
     failure_of_status,
 )
 
@@ -37,16 +38,31 @@ class _Reason(NamedTuple):
     remedy: str = ""
 
 
+_METADATA = re.compile(
+    r"//(169\.254\.169\.254|\[?fd00:ec2::254|metadata\.google\.internal|[^/\s]+/"
+    r"(latest/(api/token|meta-data/iam/)|computeMetadata/v1/instance/|metadata/identity/oauth2/))"
+)
+"""Services that obstore asks for credentials where nothing else says who the user is: there may be
+none. Their addresses can be changed, by AWS_METADATA_ENDPOINT for instance, and their paths not."""
+
+_CONTAINER = re.compile(r"//(169\.254\.170\.23?|\[?fd00:ec2::23)\b")
+"""Services of containers, which obstore asks because a variable names them: there is one."""
+
+_GIVES: Final = "the service that gives credentials"
+
 _OF_CREDENTIALS: Final = (
-    _Reason(
-        re.compile(r"//(169\.254\.169\.254|\[?fd00:ec2::254|metadata\.google\.internal)"),
-        "no credentials were found",
-        "denied",
-    ),
     _Reason(
         re.compile(r"<Code>(ExpiredToken|TokenRefreshRequired|RequestTimeTooSkewed)</Code>"),
         "the credentials have expired",
         "denied",
+    ),
+    _Reason(  # STS answers so with 400, which otherwise does not change
+        re.compile(r"status code: 400\b.*<Code>(Throttling|RequestLimitExceeded)", re.DOTALL),
+        f"{_GIVES} has too many requests",
+    ),
+    _Reason(
+        re.compile(r"status code: 400\b.*<Code>IDPCommunicationError</Code>", re.DOTALL),
+        f"{_GIVES} cannot reach the identity provider",
     ),
 )
 _OTHERS: Final = (
@@ -101,10 +117,22 @@ _OTHERS: Final = (
 )
 
 
-def failure_of_error(error: Exception, scheme: str) -> RequestFailure:
-    """Why obstore raised an error, known by parts of its text, none of which is shown."""
+def failure_of_error(
+    error: Exception, scheme: str, *, has_had_credentials: bool = False
+) -> RequestFailure:
+    """Why obstore raised an error, known by parts of its text, none of which is shown.
+
+    Args:
+        error: What it raised.
+        scheme: Of the URL that was asked for.
+        has_had_credentials: Whether a store answered before: then a service that gives credentials
+            is there, also if it cannot be reached now.
+    """
     text = f"{type(error).__name__}: {error}"
     asked = f"credentials were looked for in {_PROVIDERS[scheme]}"
+    if _METADATA.search(text) or _CONTAINER.search(text):
+        is_there = has_had_credentials or _CONTAINER.search(text) is not None
+        return _failure_of_service(text, asked, is_there=is_there)
     for reason in _OF_CREDENTIALS:
         if reason.sign.search(text):
             return RequestFailure(reason.what, reason.kind, remedy=asked)
@@ -122,3 +150,15 @@ def failure_of_error(error: Exception, scheme: str) -> RequestFailure:
         "final",
         remedy="check storage_options and the variables of the provider",
     )
+
+
+def _failure_of_service(text: str, asked: str, *, is_there: bool) -> RequestFailure:
+    """Why a service gave no credentials: it may be busy, or there is none on this machine."""
+    match = _STATUS.search(text)
+    if match is None:
+        if is_there:
+            return RequestFailure(f"{_GIVES} does not answer", remedy=asked)
+    elif failure_of_status(int(match[1])).kind in ("again", "busy"):
+        # The store is not busy, so no connections to it are given up
+        return RequestFailure(f"{_GIVES} answers {StatusLine(int(match[1]))}", remedy=asked)
+    return RequestFailure("no credentials were found", "denied", remedy=asked)
