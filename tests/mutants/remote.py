@@ -10,6 +10,7 @@ CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
+ENDPOINTS = "shards/remote/test_cloud_endpoints.py"
 CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
@@ -195,6 +196,22 @@ MUTANTS = [
         CREDENTIALS,
     ),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
+    Mutant("shards.remote.cloud_endpoints:allows_http", "return allowed or ", "return ", ENDPOINTS),
+    Mutant(
+        "shards.remote.cloud_endpoints:allows_http",
+        "not _URL.fullmatch(endpoint)",
+        "False",
+        ENDPOINTS,
+    ),
+    Mutant(
+        "shards.remote.cloud_endpoints:allows_http",
+        'if "endpoint" in options:',
+        "if options:",
+        ENDPOINTS,
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:is_panic", "type(error).__name__ == _PANIC", "False", ENDPOINTS
+    ),
     Mutant(
         "shards.remote.cloud:_require_own_process",
         "if _USED_BY[0] != os.getpid():",

@@ -32,7 +32,8 @@ from lightning_shards.shards.remote.backend import (
     is_exact,
     version_of,
 )
-from lightning_shards.shards.remote.cloud_errors import failure_of_error
+from lightning_shards.shards.remote.cloud_endpoints import allows_http
+from lightning_shards.shards.remote.cloud_errors import failure_of_error, is_panic
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import PROGRESS, RetryPolicy
 
@@ -170,7 +171,7 @@ class CloudBackend(RequestBackend):
             "connect_timeout": timedelta(seconds=policy.connect_s),
             "read_timeout": timedelta(seconds=policy.stall_s),
             "timeout": timedelta(seconds=policy.longest_s(largest)),
-            "allow_http": str(self._options.get("endpoint", "")).startswith("http://"),
+            "allow_http": allows_http(self._scheme, self._options),
         }
         settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}
         if self._scheme == "s3" and "profile" in self._options:
@@ -190,6 +191,10 @@ class CloudBackend(RequestBackend):
         except Exception as error:  # noqa: BLE001 obstore raises several kinds without a common root
             had = self._has_had_credentials
             failure = failure_of_error(error, self._scheme, has_had_credentials=had)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            failure = failure_of_error(error, self._scheme)
         else:
             self._has_had_credentials = True
             return given

@@ -23,6 +23,7 @@ _PROVIDERS: Final[Mapping[str, str]] = {
     "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID and those beside "
     "them, then the managed identity of the instance",
 }
+_PANIC: Final = "PanicException"
 _STATUS = re.compile(r"status code: (\d{3})")
 _DENIED: Final = (401, 403)
 _REDIRECTS: Final = range(300, 400)
@@ -66,6 +67,13 @@ _OF_CREDENTIALS: Final = (
     ),
 )
 _OTHERS: Final = (
+    _Reason(  # of http:// where it is not allowed, and of a host or port that cannot be
+        re.compile(rf"kind: Builder\b|^{_PANIC}: "),
+        "the endpoint cannot be used",
+        "final",
+        "write https://HOST or http://HOST:PORT as endpoint of storage_options, or in the variable "
+        "of the provider (AWS_ENDPOINT_URL, GOOGLE_BASE_URL, AZURE_STORAGE_ENDPOINT)",
+    ),
     _Reason(
         re.compile("BareRedirect"),
         "the server redirects to no address",
@@ -117,8 +125,13 @@ _OTHERS: Final = (
 )
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether obstore's own code stumbled, mostly over a URL; its class cannot be imported."""
+    return type(error).__name__ == _PANIC
+
+
 def failure_of_error(
-    error: Exception, scheme: str, *, has_had_credentials: bool = False
+    error: BaseException, scheme: str, *, has_had_credentials: bool = False
 ) -> RequestFailure:
     """Why obstore raised an error, known by parts of its text, none of which is shown.
 

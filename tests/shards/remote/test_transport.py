@@ -161,6 +161,7 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
         ("RetryError kind: Timeout", "again", "stalled"),
         ("RetryError kind: Connect,", "again", "no connection"),
         ("Header { source: MissingContentLength, }", "final", "do not say what it is"),
+        ("RetryError HttpError kind: Builder, BadScheme", "final", "endpoint cannot be used"),
         ("inner: BareRedirect", "final", "redirects to no address"),
         ("something s3cr3t", "final", "obstore raised GenericError"),
     ],
