@@ -5,6 +5,7 @@ from tests.mutants.planting import Mutant
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
 HUB = "shards/remote/test_hub.py"
+TOKEN = "shards/remote/test_hub_token.py"
 READER = "shards/remote/test_remote_reader.py"
 CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
@@ -149,6 +150,9 @@ MUTANTS = [
         "shards/remote/test_remote_secrets.py",
     ),
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
+    Mutant("shards.remote.hub_token:hub_token", "_VARIABLES", "reversed(_VARIABLES)", TOKEN),
+    Mutant("shards.remote.hub_token:_sendable", "not _SENDABLE.fullmatch(token)", "False", TOKEN),
+    Mutant("shards.remote.hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant(
