@@ -1,7 +1,7 @@
 """How the shards of each scheme are read: the one table, and the place to add a scheme.
 
 `storage.schemes` has a storage for each `reading`, and `remote/` a module for each client. A store
-that obstore reaches needs a row in the tables of `remote/cloud.py`, too.
+that obstore reaches needs a row in the tables of `remote/cloud.py` and `cloud_errors.py`, too.
 """
 
 from collections.abc import Mapping

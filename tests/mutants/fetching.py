@@ -262,6 +262,12 @@ MUTANTS = [
         "shards/remote/test_remote_cache.py",
     ),
     Mutant(
+        "readers.ahead.remote_batches:ShardTables._until_answered",
+        "(StorageError, FileAccessError)",
+        "StorageError",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_files:_is_whole",
         "if status.st_mtime_ns == _seal_of_this_start():",
         "if True:",

@@ -5,11 +5,14 @@ from tests.mutants.planting import Mutant
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
 HUB = "shards/remote/test_hub.py"
+TOKEN = "shards/remote/test_hub_token.py"
 READER = "shards/remote/test_remote_reader.py"
 CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
 STORAGE = "shards/remote/test_remote_storage.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
+ENDPOINTS = "shards/remote/test_cloud_endpoints.py"
+CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
 
@@ -92,6 +95,8 @@ MUTANTS = [
     Mutant("shards.remote.retries:Tries.go_on", "self.failed >= policy.tries or ", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "- policy.stall_s", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "if not is_first:", "if False:", RETRIES),
+    Mutant("shards.remote.retries:Tries._pause", "_LEAST_GROWTH * self._pause_s", "0.1", RETRIES),
+    Mutant("shards.remote.retries:Tries._pause", "least = self._pause_s", "...", RETRIES),
     Mutant(
         "shards.remote.retries:Tries._pause",
         "min(retry_after_s or 0.0, policy.longest_retry_after_s)",
@@ -145,6 +150,9 @@ MUTANTS = [
         "shards/remote/test_remote_secrets.py",
     ),
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
+    Mutant("shards.remote.hub_token:hub_token", "_VARIABLES", "reversed(_VARIABLES)", TOKEN),
+    Mutant("shards.remote.hub_token:_sendable", "not _SENDABLE.fullmatch(token)", "False", TOKEN),
+    Mutant("shards.remote.hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant(
@@ -174,7 +182,40 @@ MUTANTS = [
     ),
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
+    Mutant(
+        "shards.remote.cloud:CloudBackend._call",
+        """        else:
+            self._has_had_credentials = True
+""",
+        "        else:\n",
+        CREDENTIALS,
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:_failure_of_service", "if is_there:", "if True:", CREDENTIALS
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:_failure_of_service",
+        'in ("again", "busy")',
+        'in ("busy",)',
+        CREDENTIALS,
+    ),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
+    Mutant("shards.remote.cloud_endpoints:allows_http", "return allowed or ", "return ", ENDPOINTS),
+    Mutant(
+        "shards.remote.cloud_endpoints:allows_http",
+        "not _URL.fullmatch(endpoint)",
+        "False",
+        ENDPOINTS,
+    ),
+    Mutant(
+        "shards.remote.cloud_endpoints:allows_http",
+        'if "endpoint" in options:',
+        "if options:",
+        ENDPOINTS,
+    ),
+    Mutant(
+        "shards.remote.cloud_errors:is_panic", "type(error).__name__ == _PANIC", "False", ENDPOINTS
+    ),
     Mutant(
         "shards.remote.cloud:_require_own_process",
         "if _USED_BY[0] != os.getpid():",

@@ -8,7 +8,7 @@ from threading import Event
 from time import perf_counter
 from typing import Final, TypeVar
 
-from lightning_shards.errors import StorageError
+from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
@@ -169,10 +169,12 @@ class ShardTables:
         self._fetch([url for shard, url in urls.items() if shard % processes == number])
         self._wait_for_others(of_others)
         self._fetch(of_others)
-        return {
-            shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
-            for shard, url in urls.items()
-        }
+        return self._until_answered(
+            lambda: {  # which fetches those that were dropped from the cache meanwhile
+                shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
+                for shard, url in urls.items()
+            }
+        )
 
     def _fetch(self, urls: Sequence[str]) -> None:
         self._just_fetched.update(self._until_answered(lambda: self._tables.fetch(urls)))
@@ -190,14 +192,15 @@ class ShardTables:
             missing, self._are_others_there = left, perf_counter() - came < _OTHERS_S
 
     def _until_answered(self, ask: Callable[[], _T]) -> _T:
-        """What is asked for, again after a pause for as long as stores do not answer.
+        """What is asked for, again after a pause for as long as stores do not give it.
 
+        They may refuse for a while, too, as where credentials are renewed too late.
         Batches do not wait for it: each raises an error of its own if that is what it lacks.
         """
         while True:
             try:
                 return self._counted(ask)
-            except StorageError as error:
+            except (StorageError, FileAccessError) as error:
                 if self._closed.is_set() or not self._is_patient:
                     raise
                 _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)

@@ -21,11 +21,10 @@ from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.backend import (
-    FailureKind,
     RangeAnswer,
     RequestBackend,
     RequestFailure,
@@ -33,6 +32,8 @@ from lightning_shards.shards.remote.backend import (
     is_exact,
     version_of,
 )
+from lightning_shards.shards.remote.cloud_endpoints import allows_http
+from lightning_shards.shards.remote.cloud_errors import failure_of_error, is_panic
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import PROGRESS, RetryPolicy
 
@@ -57,93 +58,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 _STORES: Final[Mapping[str, str]] = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 """Their classes in obstore.store, which is imported with the first request."""
 
-_PROVIDERS: Final[Mapping[str, str]] = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity or container role, then the "
-    "metadata service of the instance; a profile of ~/.aws is asked if storage_options name one",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_SERVICE_ACCOUNT, the file of "
-    "`gcloud auth application-default login`, then the metadata service of the instance",
-    "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID and those beside "
-    "them, then the managed identity of the instance",
-}
 _PART: Final = r"(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+"
 _KEY = re.compile(f"{_PART}(/{_PART})*")
-_STATUS = re.compile(r"status code: (\d{3})")
-_DENIED: Final = (401, 403)
-_REDIRECTS: Final = range(300, 400)
-_REMEDY_OF_REDIRECTS: Final = "check the endpoint and the region in storage_options"
-
-
-class _Reason(NamedTuple):
-    """By which part of its text an error of obstore is known, and what it means."""
-
-    sign: re.Pattern[str]
-    what: str
-    kind: FailureKind = "again"
-    remedy: str = ""
-
-
-_OF_CREDENTIALS: Final = (
-    _Reason(
-        re.compile(r"//(169\.254\.169\.254|\[?fd00:ec2::254|metadata\.google\.internal)"),
-        "no credentials were found",
-        "denied",
-    ),
-    _Reason(
-        re.compile(r"<Code>(ExpiredToken|TokenRefreshRequired|RequestTimeTooSkewed)</Code>"),
-        "the credentials have expired",
-        "denied",
-    ),
-)
-_OTHERS: Final = (
-    _Reason(
-        re.compile("BareRedirect"),
-        "the server redirects to no address",
-        "final",
-        _REMEDY_OF_REDIRECTS,
-    ),
-    _Reason(
-        re.compile("NotPartial"),
-        "the server answers with the whole object and not with a range",
-        "final",
-        "use a server that knows ranges, or copy the shards here",
-    ),
-    _Reason(
-        re.compile("kind: Redirect"),
-        "the server redirects too often",
-        "final",
-        _REMEDY_OF_REDIRECTS,
-    ),
-    _Reason(
-        re.compile(r"source: Missing(LastModified|Etag)"),
-        "the server does not say which version its object is",
-        "final",
-        "check the endpoint in storage_options",
-    ),
-    _Reason(
-        re.compile("source: (MissingContentLength|InvalidContentLength|BadHeader)"),
-        "the headers of the answer do not say what it is",
-        "final",
-        "check the endpoint in storage_options, and any proxy before it",
-    ),
-    _Reason(  # "bytes 9-8/9" and "bytes 0--1/0", by which Azurite answers where others say 416
-        re.compile(r"StartTooLarge|ParseContentRange \{\s*value: .bytes [^/]*/0\b"),
-        "the range begins behind the object's end",
-        "beyond",
-    ),
-    _Reason(
-        re.compile(r"UnexpectedRange|ContentRange\b|InvalidRangeRequest"),
-        "the server answers with another range",
-    ),
-    _Reason(
-        re.compile("InvalidCertificate|UnknownIssuer"),
-        "the server's certificate is not trusted",
-        "final",
-        "check the endpoint, and the certificates of this machine (SSL_CERT_FILE)",
-    ),
-    _Reason(re.compile("kind: Timeout|TimedOut"), "the server stalled"),
-    _Reason(re.compile("kind: Connect,"), "no connection can be made"),
-    _Reason(re.compile("HttpError|RetryError"), "the connection broke"),
-)
 
 _USED_BY: Final[list[int]] = []
 """The process that used obstore first: its threads are not there in one that is forked of it."""
@@ -175,6 +91,7 @@ class CloudBackend(RequestBackend):
         self._policy = policy
         self._stores: dict[str, Any] = {}
         self._lock = Lock()
+        self._has_had_credentials = False
 
     @contextmanager
     def get(
@@ -202,8 +119,7 @@ class CloudBackend(RequestBackend):
     def put(self, url: str, data: bytes) -> None:
         """Write by one PUT."""
         bucket, key = self._split(url)
-        store = self._call(lambda: self._store(bucket, len(data)))
-        self._call(lambda: store.put(key, data, use_multipart=False))
+        self._call(lambda: self._store(bucket, len(data)).put(key, data, use_multipart=False))
 
     def refresh(self, url: str) -> None:
         """Forget the bucket's store, and with it the credentials that it has found."""
@@ -255,7 +171,7 @@ class CloudBackend(RequestBackend):
             "connect_timeout": timedelta(seconds=policy.connect_s),
             "read_timeout": timedelta(seconds=policy.stall_s),
             "timeout": timedelta(seconds=policy.longest_s(largest)),
-            "allow_http": str(self._options.get("endpoint", "")).startswith("http://"),
+            "allow_http": allows_http(self._scheme, self._options),
         }
         settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}
         if self._scheme == "s3" and "profile" in self._options:
@@ -266,13 +182,22 @@ class CloudBackend(RequestBackend):
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
         failure: RequestFailure | None = None
         try:
-            return act()
+            given = act()
         except (ConfigError, RequestFailure):
             raise
-        except FileNotFoundError:
+        except FileNotFoundError:  # from the store itself, never from what gives credentials
+            self._has_had_credentials = True
             failure = failure_of_status(404)
         except Exception as error:  # noqa: BLE001 obstore raises several kinds without a common root
-            failure = self._failure_of(error)
+            had = self._has_had_credentials
+            failure = failure_of_error(error, self._scheme, has_had_credentials=had)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            failure = failure_of_error(error, self._scheme)
+        else:
+            self._has_had_credentials = True
+            return given
         raise failure
 
     def _chunks(self, result: Any) -> Iterator[memoryview]:
@@ -282,28 +207,6 @@ class CloudBackend(RequestBackend):
             if chunk is None:
                 return
             yield memoryview(chunk)
-
-    def _failure_of(self, error: Exception) -> RequestFailure:
-        """Why obstore raised an error, known by parts of its text, none of which is shown."""
-        text = f"{type(error).__name__}: {error}"
-        asked = f"credentials were looked for in {_PROVIDERS[self._scheme]}"
-        for reason in _OF_CREDENTIALS:
-            if reason.sign.search(text):
-                return RequestFailure(reason.what, reason.kind, remedy=asked)
-        match = _STATUS.search(text)
-        if match:
-            status = int(match[1])
-            remedy = asked if status in _DENIED else ""
-            remedy = _REMEDY_OF_REDIRECTS if status in _REDIRECTS else remedy
-            return failure_of_status(status, remedy=remedy)
-        for reason in _OTHERS:
-            if reason.sign.search(text):
-                return RequestFailure(reason.what, reason.kind, remedy=reason.remedy)
-        return RequestFailure(
-            f"obstore raised {type(error).__name__}",
-            "final",
-            remedy="check storage_options and the variables of the provider",
-        )
 
 
 def _version(meta: Any) -> str:

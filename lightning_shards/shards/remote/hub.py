@@ -12,13 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib import import_module
-from importlib.util import find_spec
 from os import fdopen
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from lightning_shards.errors import ConfigError
@@ -36,13 +34,13 @@ from lightning_shards.shards.remote.http import (
     target_of,
 )
 from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
+from lightning_shards.shards.remote.hub_token import PLACES, hub_token
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 _logger = logging.getLogger(__name__)
 
 _ENDPOINT: Final = "https://huggingface.co"
-_TOKEN_FILE: Final = "~/.cache/huggingface/token"  # noqa: S105 a path
 _KEPT_S: Final = 3600.0
 _MARGIN_S: Final = 60.0  # a location is not used so shortly before it expires
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -220,7 +218,7 @@ class HubBackend(RequestBackend):
             f"{self._endpoint}/{match['kind'] or ''}{quote(match['repo'])}/resolve/"
             f"{quote(revision, safe='')}/{quote(match['path'])}"
         )
-        token = None if self._is_anonymous else _token()
+        token = None if self._is_anonymous else hub_token()
         return HttpTarget(target.url, {"Authorization": f"Bearer {token}"} if token else {})
 
     @contextmanager
@@ -235,19 +233,10 @@ class HubBackend(RequestBackend):
                 failure.remedy = (
                     "no token was sent, as storage_options say"
                     if self._is_anonymous
-                    else "check that the repository is there, and your token: huggingface_hub was "
-                    f"asked for it (HF_TOKEN) if it is installed, then {_TOKEN_FILE}"
+                    else "check that the repository is there, and your token, which was looked "
+                    f"for in {PLACES}"
                 )
             raise
-
-
-def _token() -> str | None:
-    """The user's token, from where the hub's own library keeps it."""
-    if find_spec("huggingface_hub") is not None:
-        return cast("str | None", import_module("huggingface_hub").get_token())
-    with suppress(OSError, RuntimeError, UnicodeDecodeError):
-        return Path(_TOKEN_FILE).expanduser().read_text().strip() or None
-    return None
 
 
 def _revision_of(url: str) -> str:

@@ -280,7 +280,7 @@ def test_a_time_that_a_server_asks_to_wait_for_is_one_of_its_own_clock(make_tran
     server.faults.append(Fault("status", 503, (("Date", "now"), ("Retry-After", asked[1]))))
     assert transport.read(url, 0, 9).data == DATA[:9]
     assert slept[:2] == [17, 60]
-    assert max(slept[2:]) < 15
+    assert max(slept[2:]) <= 15  # which we choose
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -168,27 +168,6 @@ def test_a_file_that_holds_no_location_is_passed_over(text, hub, make_transport,
     assert make_transport().read(URL, 0, 9).data == DATA[:9]
 
 
-def test_the_token_goes_to_the_hub_and_nowhere_else(hub, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".cache/huggingface").mkdir(parents=True)
-    (tmp_path / ".cache/huggingface/token").write_text("hf_s3cr3t\n")
-    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(tmp_path / "cache"))
-    transport = RemoteTransport(settings)
-    transport.read(URL, 0, 9)
-    transport.close()
-    assert [each.headers.get("authorization") for each in hub.asked] == ["Bearer hf_s3cr3t", None]
-
-
-def test_the_hubs_own_library_is_asked_for_the_token_if_it_is_there(hub, monkeypatch, tmp_path):
-    (tmp_path / "huggingface_hub.py").write_text("def get_token(): return 'hf_other'")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(tmp_path / "cache"))
-    transport = RemoteTransport(settings)
-    transport.read(URL, 0, 9)
-    transport.close()
-    assert hub.asked[0].headers["authorization"] == "Bearer hf_other"
-
-
 def test_no_token_is_sent_if_so_set(hub, transport):
     transport.read(URL, 0, 9)
     assert all("authorization" not in each.headers for each in hub.asked)
@@ -200,7 +179,7 @@ def test_who_is_refused_learns_where_the_token_was_looked_for(hub, tmp_path, mon
         {"hf": {"endpoint": hub.url}}, 4, RetryPolicy().scaled(0.01), str(tmp_path)
     )
     hub.always = Fault("status", 401)
-    with pytest.raises(FileAccessError, match=r"huggingface_hub was asked.*HF_TOKEN.*/token"):
+    with pytest.raises(FileAccessError, match=r"looked for in HF_TOKEN, HUGG.*/huggingface/token"):
         RemoteTransport(settings).read(URL, 0, 9)
 
 

@@ -197,13 +197,14 @@ def test_cache_gib_is_a_number_above_zero(value):
         LoaderConfig(cache_gib=value)
 
 
+@pytest.mark.parametrize("status", [500, 403])  # one that is down, and one that refuses for a while
 def test_fetching_ahead_goes_on_when_a_store_answers_again(
-    published_shards, server, tmp_path, monkeypatch, caplog
+    status, published_shards, server, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(remote_batches, "_PAUSE_S", 0.05)
     source = module(published_shards, tmp_path, cache="asked").source("train")
     tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
-    server.always, found = Fault("status", 500), []
+    server.always, found = Fault("status", status), []
     asking = threading.Thread(target=lambda: found.append(tables.tables_of([0, 2])))
     asking.start()
     assert wait_for(lambda: "nothing is fetched ahead for" in caplog.text, WITHIN_S)
@@ -214,6 +215,23 @@ def test_fetching_ahead_goes_on_when_a_store_answers_again(
     tables.close()
     with pytest.raises(StorageError):
         tables.tables_of([1])  # whoever closed them waits for nothing
+
+
+def test_a_table_that_was_dropped_meanwhile_is_waited_for_like_others(
+    published_shards, server, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(remote_batches, "_PAUSE_S", 0.05)
+    source = module(published_shards, tmp_path, cache="asked").source("train")
+    tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
+    monkeypatch.setattr(tables._tables, "fetch", lambda _: [])  # they are gone again at once
+    server.always, found = Fault("status", 500), []
+    asking = threading.Thread(target=lambda: found.append(tables.tables_of([0])), daemon=True)
+    asking.start()
+    assert wait_for(lambda: "nothing is fetched ahead for" in caplog.text, WITHIN_S)
+    server.always = None
+    asking.join(WITHIN_S)
+    tables.close()
+    assert [table.num_samples for table in found[0]] == COUNTS[:1]
 
 
 def tables_by_two(published_shards, tmp_path):

@@ -12,7 +12,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.connections import Connections
-from lightning_shards.shards.remote.retries import RetryPolicy, Tries, error_of
+from lightning_shards.shards.remote.retries import LOOK_UP, RetryPolicy, Tries, error_of
 
 MIB = 1 << 20
 
@@ -60,8 +60,33 @@ def test_pauses_grow_at_random_between_their_limits():
     assert all(0.1 <= pause <= 15 for pause in clock.pauses)
     assert clock.pauses[0] <= 0.3
     assert max(clock.pauses) == 15
-    assert all(b <= max(0.1, 3 * a) for a, b in zip(clock.pauses, clock.pauses[1:], strict=False))
-    assert len(set(clock.pauses)) > 100
+    pairs = list(zip(clock.pauses, clock.pauses[1:], strict=False))
+    assert all(min(2 * a, 15) <= b <= 3 * a for a, b in pairs)
+
+
+def test_the_first_pauses_of_many_ranges_are_spread_threefold():
+    firsts = [run([RequestFailure("no")], what=f"bytes {n}")[1].pauses[0] for n in range(500)]
+    assert min(firsts) < 0.11
+    assert max(firsts) > 0.29
+
+
+@pytest.mark.parametrize("kind", ["again", "busy"])
+@pytest.mark.parametrize(("policy", "outage_s"), [(RetryPolicy(), 40), (LOOK_UP, 20)])
+@pytest.mark.parametrize("takes_s", [0.0, 0.2, 1.0])
+def test_every_range_survives_an_outage(policy, outage_s, kind, takes_s):
+    """A store that is started again refuses at once, or breaks off what comes, for some seconds."""
+    for number in range(2_000):
+        clock = Clock()
+        tries = Tries(policy, lambda number=number: f"bytes {number}", clock.now, clock.sleep)
+        while clock.time < outage_s:
+            clock.time += takes_s
+            assert tries.go_on(RequestFailure("no", kind), 0), (number, clock.time)
+
+
+def test_who_waits_before_a_run_learns_of_a_store_that_is_not_there_within_half_a_minute():
+    for number in range(500):
+        _, clock = run([RequestFailure("no")] * 99, LOOK_UP, what=f"bytes {number}")
+        assert clock.time <= 30
 
 
 def test_two_ranges_do_not_wait_in_step_and_each_waits_the_same_again():

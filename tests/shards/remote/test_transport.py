@@ -9,6 +9,7 @@ import pytest
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
 from lightning_shards.shards.remote.cloud import CloudBackend
+from lightning_shards.shards.remote.cloud_errors import failure_of_error
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 
@@ -143,6 +144,14 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
         ("PUT http://169.254.169.254/latest/api/token: kind: Connect,", "denied", "no credentials"),
         ("GET http://metadata.google.internal/x kind: Timeout", "denied", "no credentials"),
         ("status code: 400 Bad Request: <Code>ExpiredToken</Code>", "denied", "have expired"),
+        ("GET http://169.254.169.254/x status code: 404 Not", "denied", "no credentials"),
+        ("GET http://169.254.169.254/x status code: 503 S", "again", "gives credentials answers 5"),
+        ("GET http://169.254.170.2/s3cr3t kind: Connect,", "again", "does not answer"),
+        ("GET http://169.254.170.23/v1 status code: 404 Not", "denied", "no credentials"),
+        ("status code: 400 Bad: <a>\n<Code>Throttling</Code>", "again", "too many requests"),
+        ("status code: 400 Bad: <Code>IDPCommunicationError</Code>", "again", "identity provider"),
+        ("status code: 503 Slow: <Code>Throttling</Code>", "busy", "503 Service"),
+        ("GET http://h/data/169.254.169.254/a.tar kind: Connect,", "again", "no connection"),
         ("status code: 503 Slow Down", "busy", "503 Service Unavailable"),
         ("status code: 299 s3cr3t", "final", "299"),
         ("status code: 302 Found", "final", "302 Found"),
@@ -152,6 +161,7 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
         ("RetryError kind: Timeout", "again", "stalled"),
         ("RetryError kind: Connect,", "again", "no connection"),
         ("Header { source: MissingContentLength, }", "final", "do not say what it is"),
+        ("RetryError HttpError kind: Builder, BadScheme", "final", "endpoint cannot be used"),
         ("inner: BareRedirect", "final", "redirects to no address"),
         ("something s3cr3t", "final", "obstore raised GenericError"),
     ],
@@ -159,7 +169,7 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
 def test_errors_of_obstore_are_known_by_their_text_and_none_of_it_is_shown(text, kind, what):
     from obstore.exceptions import GenericError
 
-    failure = CloudBackend("s3", {}, RetryPolicy())._failure_of(GenericError(text))
+    failure = failure_of_error(GenericError(text), "s3")
     assert failure.kind == kind
     assert what in failure.what
     assert "s3cr3t" not in failure.what + failure.remedy

@@ -1,0 +1,110 @@
+"""Endpoints of stores that need signatures: by an option, or by a provider's variable alone."""
+
+import pytest
+
+from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.shards.remote.cloud_endpoints import allows_http
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from tests.shards.remote.contract import DATA
+
+pytestmark = pytest.mark.network
+
+QUICK = RetryPolicy().scaled(0.01)
+VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+ALLOWED = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
+OPTIONS = {
+    "s3": {"region": "us-east-1", "anonymous": True},
+    "gs": {"anonymous": True},
+    "az": {"account": "account", "anonymous": True},
+}
+EACH = [(scheme, name) for scheme, names in VARIABLES.items() for name in names]
+
+
+@pytest.fixture(autouse=True)
+def without_variables(monkeypatch):
+    for _, name in EACH + list(ALLOWED.items()):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def read():
+    """Reads the first bytes of `a.tar` by options."""
+    made = []
+
+    def act(scheme, **options):
+        given = {scheme: {**OPTIONS[scheme], **options}}
+        made.append(RemoteTransport(TransportSettings(given, policy=QUICK)))
+        return made[-1].read(f"{scheme}://data/a.tar", 0, 99).data
+
+    yield act
+    for transport in made:
+        transport.close()
+
+
+@pytest.mark.parametrize(("scheme", "name"), EACH)
+def test_an_endpoint_of_a_variable_alone_is_read_without_tls(
+    scheme, name, read, server, monkeypatch
+):
+    server.objects["data/a.tar"] = DATA
+    monkeypatch.setenv(name, f"{server.url}/account" if scheme == "az" else server.url)
+    assert read(scheme) == DATA[:99]
+
+
+def test_moto_is_read_by_its_variable_alone(real_store, real_server, monkeypatch):
+    store, server = real_store("moto"), real_server("moto")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    transport = RemoteTransport()
+    assert transport.read(store.url, 5, 99).data == DATA[5:99]
+    transport.close()
+
+
+@pytest.mark.parametrize("scheme", ALLOWED)
+def test_http_is_allowed_by_an_endpoint_or_by_a_variable_and_not_otherwise(scheme, monkeypatch):
+    assert not allows_http(scheme, {})
+    monkeypatch.setenv(VARIABLES[scheme][0], "https://elsewhere")
+    assert not allows_http(scheme, {})
+    monkeypatch.setenv(ALLOWED[scheme], "false")
+    assert not allows_http(scheme, {"anonymous": True})
+    monkeypatch.setenv(ALLOWED[scheme], "True")
+    assert allows_http(scheme, {"anonymous": True})
+    assert not allows_http(scheme, {"endpoint": "https://h"})
+    assert allows_http(scheme, {"endpoint": "HTTP://h"})
+
+
+def test_the_service_that_gives_tokens_may_be_reached_without_tls(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://h:9")
+    assert allows_http("s3", {})
+    assert not allows_http("gs", {})
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "", "http://", "ftp://h", " http://h", "h"])
+@pytest.mark.parametrize(("scheme", "name"), EACH)
+def test_a_variable_that_holds_no_url_is_an_error(scheme, name, endpoint, read, monkeypatch):
+    monkeypatch.setenv(name, endpoint)
+    with pytest.raises(ConfigError, match=rf"{name} must be a whole URL, got '.*; write https://"):
+        read(scheme)
+
+
+def test_a_password_in_such_a_variable_is_not_shown(read, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "me:s3cr3t@minio:9000")
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL must be") as caught:
+        read("s3")
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_an_option_that_is_no_url_is_an_error(scheme, read):
+    with pytest.raises(ConfigError, match=f"of {scheme}: endpoint must be .* got 'minio:9000'"):
+        read(scheme, endpoint="minio:9000")
+
+
+def test_what_obstore_cannot_use_as_endpoint_is_tried_once(read):
+    """Its code panics, with an exception that is no Exception."""
+    with pytest.raises(StorageError, match=r"endpoint cannot be used \(try 1 of 10\); write https"):
+        read("s3", endpoint="http://h:99999")
