@@ -88,6 +88,12 @@ MUTANTS = [
         "False",
         FAULTS,
     ),
+    Mutant(
+        "shards.remote.partial_body:PartialBody._arriving",
+        "if answer.arrived is None else",
+        "if True else",
+        DRIPPING,
+    ),
     Mutant("shards.remote.backend:is_exact", "version.startswith('\"')", "True", FAULTS),
     Mutant("shards.remote.retries:Tries.go_on", "self.failed >= policy.tries or ", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "- policy.stall_s", "", RETRIES),
