@@ -5,6 +5,7 @@ from tests.mutants.planting import Mutant
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
 HUB = "shards/remote/test_hub.py"
+COMMITS = "shards/remote/test_hub_commits.py"
 READER = "shards/remote/test_remote_reader.py"
 CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
@@ -152,6 +153,18 @@ MUTANTS = [
     ),
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
+    Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
+    Mutant(
+        "shards.remote.hub_commits:take_over_commits",
+        "_pinned.setdefault(key, commit)",
+        "_pinned[key] = commit",
+        COMMITS,
+    ),
+    Mutant("shards.remote.hub_commits:_key", 'f"{endpoint} {revision}"', "revision", COMMITS),
+    Mutant(
+        "shards.storage.schemes:MakeRemoteStorage.__reduce__", "pinned_commits()", "{}", COMMITS
+    ),
+    Mutant("shards.index:kept_index", 'content["hub_commits"]', "{}", COMMITS),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant(
         "shards.remote.hub:HubBackend._known",
