@@ -305,6 +305,24 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_room:PieceRoom._evict",
+        "self.most_bytes = max(used, works_on)",
+        "self.most_bytes = None",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered._kept",
+        "os.fsync(room.file)",
+        "pass",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:evicted_ahead",
+        "min(limit_bytes, used_bytes)",
+        "limit_bytes",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
         "self._runs.remove_ended()",
         "pass",
         "shards/remote/cache/test_piece_folder.py",
@@ -335,8 +353,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_cache:_Entered._kept",
-        "give_back(room, is_full=is_full)",
-        "give_back(room, is_full=False)",
-        "shards/remote/cache/test_piece_cache.py",
+        "if full:",
+        "if False:",
+        "shards/remote/cache/test_full_disks.py",
     ),
 ]
