@@ -341,6 +341,12 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
+        "if with_tables:",
+        "if True:",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
         "alone is not None and ",
         "",
         "shards/remote/cache/test_piece_folder.py",

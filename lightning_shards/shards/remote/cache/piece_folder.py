@@ -8,9 +8,9 @@ It belongs to no process::
     pieces/SHA256/0-6553600  a piece
 
 A process that is killed leaves files behind whose lock is free, and the next one that enters
-removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, or, if
-that was killed, by the next one that enters. What has another name is not of the cache: it is
-neither counted nor removed.
+removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, with
+the tables, indexes and signed locations beside it, or, if that was killed, by the next one that
+enters. What has another name is not of the cache: it is neither counted nor removed.
 """
 
 import hashlib
@@ -41,6 +41,13 @@ _OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
 _PART = re.compile("([0-9]{1,15})-[0-9a-f]{16}")
 _COUNTER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"lsUSED1\n"
+_BESIDE: Final = {
+    "members": re.compile(r"[0-9a-f]{24}/[^/]+\.members"),
+    "indexes": re.compile(r"[0-9a-f]{16}\.json"),
+    "locations": re.compile(r"[0-9a-f]{64}\.json"),
+}
+"""What else is fetched to a cache folder: whoever misses it fetches it again."""
+
 _TRIES: Final = 100
 _WAIT_S: Final = 60.0  # while another process removes what was left
 
@@ -114,13 +121,19 @@ class PieceFolder:
     def leave(self, file: int) -> None:
         """Leave the folder; the last one removes what is in memory."""
         os.close(file)
-        self.remove_if_left()
+        self.remove_if_left(with_tables=True)
 
-    def remove_if_left(self) -> None:
-        """Remove the folder if it is in memory and no process is in it, however these ended."""
+    def remove_if_left(self, *, with_tables: bool = False) -> None:
+        """Remove the folder if it is in memory and no process is in it, however these ended.
+
+        `with_tables` removes tables, indexes and locations, too; a run that is being set up has
+        just fetched some.
+        """
         if is_in_memory(self.path) and self.locks.path.exists():
             with suppress(OSError), self.locks.held(PRESENCE_LOCK) as alone:
                 if alone is not None and self._is_current(alone):
+                    if with_tables:
+                        _remove_beside(self._root.root)
                     self._remove_all()
 
     def pieces(self) -> Iterator[CachedPiece]:
@@ -234,7 +247,7 @@ class PieceFolder:
                 path.unlink()  # a lock of its own, where one file cannot have many
         if not but_lock:
             self.locks.path.unlink()
-            with suppress(OSError):  # the next process is here already, or tables are
+            with suppress(OSError):  # the next process is here already, or something else is
                 self.path.rmdir()
                 self._root.root.rmdir()
 
@@ -247,6 +260,21 @@ def lock_of(number: int) -> int:
 def number_of_run(run: str) -> int:
     """The number of a run with this name, which is that of no piece."""
     return 2**48 + int.from_bytes(hashlib.sha256(run.encode()).digest()[:6])
+
+
+def _remove_beside(root: Path) -> None:
+    """Remove the tables, indexes and locations of a cache folder, and no file of another name."""
+    for name, pattern in _BESIDE.items():
+        folder = root / name
+        if folder.is_symlink():
+            continue
+        paths = sorted(folder.rglob("*"), reverse=True)  # what is in a folder comes before it
+        for path in paths:
+            if pattern.fullmatch(path.relative_to(folder).as_posix()) and not path.is_dir():
+                path.unlink(missing_ok=True)
+        for path in (*paths, folder):
+            with suppress(OSError):  # it is a file, or not empty
+                path.rmdir()
 
 
 def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:
