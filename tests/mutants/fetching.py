@@ -340,6 +340,18 @@ MUTANTS = [
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
+        "shards.remote.cache.piece_folder:_bytes_of_others",
+        "None if folder == own else",
+        "",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "tools.cache:_clear",
+        "if refused is not None and not options.all_hosts:",
+        "if refused is not None:",
+        "shards/remote/test_cache_tool.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
         "if with_tables:",
         "if True:",

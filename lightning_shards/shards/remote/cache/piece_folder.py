@@ -24,13 +24,14 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
-from lightning_shards.shards.remote.cache.limits import CachedPiece
+from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
 from lightning_shards.shards.remote.cache.piece_names import share_of
 
 COUNTER_LOCK: Final = 0
@@ -49,6 +50,7 @@ _BESIDE: Final = {
 """What else is fetched to a cache folder: whoever misses it fetches it again."""
 
 _TRIES: Final = 100
+_MOST_MACHINES: Final = 1000  # of which the counters are read where a run is set up
 _WAIT_S: Final = 60.0  # while another process removes what was left
 
 _log = logging.getLogger(__name__)
@@ -68,7 +70,34 @@ def folder_of_pieces(cache: CacheFolder) -> Path:
         "to through the network once more; name a folder on a disk of this machine as cache_dir",
         root,
     )
-    return root / f"pieces-{socket.gethostname()}"
+    own = root / f"pieces-{socket.gethostname()}"
+    others_bytes = _bytes_of_others(cache, own)
+    if others_bytes:
+        _log.info(
+            "folders of other machines in %s hold %.3g GiB, which no limit of this machine counts; "
+            "if these do not come back, remove them by `lightning-shards cache clear --all-hosts`",
+            *(root, others_bytes / GIB),
+        )
+    return own
+
+
+def _bytes_of_others(cache: CacheFolder, own: Path) -> int:
+    """Bytes that the folders of other machines hold by their counters, as far as can be read."""
+    total = 0
+    for folder in islice(cache.root.glob("pieces*"), _MOST_MACHINES):
+        with suppress(OSError):
+            file = None if folder == own else cache.open(folder / "lock")
+            if file is not None:
+                with os.fdopen(file, "rb") as opened:
+                    total += _counted(opened.read(_COUNTER.size)) or 0
+    return total
+
+
+def _counted(data: bytes) -> int | None:
+    """The bytes that a counter says; None if it was never written."""
+    if len(data) == _COUNTER.size and data.startswith(_MAGIC):
+        return int(_COUNTER.unpack(data)[1])
+    return None
 
 
 class PieceFolder:
@@ -179,9 +208,9 @@ class PieceFolder:
         Raises:
             OSError: They cannot be read.
         """
-        data = os.pread(file, _COUNTER.size, 0)
-        if len(data) == _COUNTER.size and data.startswith(_MAGIC):
-            return int(_COUNTER.unpack(data)[1])
+        used_bytes = _counted(os.pread(file, _COUNTER.size, 0))
+        if used_bytes is not None:
+            return used_bytes
         return self.bytes_in_parts() + sum(piece.size for piece in self.pieces())
 
     def write_used(self, file: int, used_bytes: int) -> None:

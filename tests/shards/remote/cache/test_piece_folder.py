@@ -168,6 +168,23 @@ def test_on_a_network_file_system_each_machine_has_a_folder(tmp_path, monkeypatc
     assert "name a folder on a disk of this machine as cache_dir" in caplog.text
 
 
+def test_what_other_machines_left_on_a_network_file_system_is_told(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(piece_folder, "is_shared_by_machines", lambda _: True)
+    for name in ("pieces", f"pieces-{socket.gethostname()}", "pieces-gone", "pieces-empty"):
+        PieceFolder(CacheFolder(tmp_path), tmp_path / name).enter()
+    folder_of_pieces(CacheFolder(tmp_path))
+    assert "other machines" not in caplog.text
+    for name in (f"pieces-{socket.gethostname()}", "pieces-gone"):
+        folder = PieceFolder(CacheFolder(tmp_path), tmp_path / name)
+        with folder.locks.held(piece_folder.COUNTER_LOCK) as file:
+            folder.write_used(file, 3 * 2**30)
+    (tmp_path / "pieces-strange").write_text("no folder")
+    folder_of_pieces(CacheFolder(tmp_path))
+    assert "folders of other machines in" in caplog.text
+    assert "hold 3 GiB, which no limit of this machine counts" in caplog.text
+
+
 @pytest.mark.parametrize("run", ["", "../run", "a/b", ".hidden", "x" * 65])
 def test_names_that_are_no_files_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="cannot name a run"):
