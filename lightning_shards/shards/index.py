@@ -29,6 +29,7 @@ from lightning_shards.shards.counts.believed import (
     scan_all,
 )
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import (
     is_local,
@@ -286,6 +287,7 @@ def keep_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "has_tables": index.has_tables,
         "class_files": dict(index.class_files),
         "size_bytes": index.size_bytes,
+        "hub_commits": pinned_commits(),
     }
     path = _kept_path(index.urls, cache, wanted)
     try:
@@ -307,6 +309,7 @@ def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardInd
     try:
         with os.fdopen(file, "rb") as kept:
             content = json_object(json.loads(kept.read()))
+        take_over_commits(json_object(content["hub_commits"]))
         names = ("counts", "total", "has_tables", "class_files", "size_bytes")
         return ShardIndex(tuple(urls), *(content[name] for name in names))
     except (OSError, ValueError, KeyError, RecursionError) as error:

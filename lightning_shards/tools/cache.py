@@ -16,6 +16,7 @@ from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folde
 from lightning_shards.shards.remote.cache.upkeep import (
     CheckedPieces,
     FolderListing,
+    Freed,
     check_pieces,
     clear_pieces,
     list_pieces,
@@ -30,10 +31,18 @@ epoch of a split needs, up to the limit, so that a run does not begin with an em
 after an interruption, it goes on. verify: hold length and CRC-32 of each piece against what was
 written, and remove what is damaged. clear: remove all pieces, never while a run has them open,
 unless --force is given, and all joins and filters that no process uses; a run that needs one makes
-it again. Member tables and counts stay. Exit status: 0 done, 1 verify has found
-damaged pieces, 2 not done."""
+it again. On a network file system each machine has pieces of its own; those of all machines are
+cleared by --all-hosts, which is for machines that do not come back. Member tables and counts stay.
+Exit status: 0 done, 1 verify has found damaged pieces, 2 not done."""
 
 _MAX_LISTED: Final = 20
+
+_OF_ONE_ACTION: Final = {
+    "split": "fill",
+    "ranks_per_node": "fill",
+    "force": "clear",
+    "all_hosts": "clear",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,12 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--split", help="fill: train, val, test or predict, or a set: val/NAME; default: train")
     add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
     add("--force", action="store_true", help="clear: also what a run has open")
+    add("--all-hosts", action="store_true", help="clear: also what other machines left")
     add("--json", action="store_true", help="print one JSON document")
     run_tool("cache", _run, parser.parse_args(arguments))
 
 
 def _run(options: Namespace) -> int:
-    for option, action in (("split", "fill"), ("ranks_per_node", "fill"), ("force", "clear")):
+    for option, action in _OF_ONE_ACTION.items():
         if getattr(options, option) and options.action != action:
             raise ConfigError(f"--{option.replace('_', '-')} is for `cache {action}`")
     if options.config is not None and options.cache_dir is not None:
@@ -200,8 +210,13 @@ def _verify(options: Namespace) -> int:
 
 
 def _clear(options: Namespace) -> int:
-    folder = _own_folder(options)
-    pieces, size_bytes = (0, 0) if folder is None else clear_pieces(folder, force=options.force)
+    if options.all_hosts:
+        folders = piece_folders(_cache_of(options))
+    else:
+        folders = [folder for folder in [_own_folder(options)] if folder is not None]
+    (pieces, size_bytes), refused = _cleared(folders, force=options.force)
+    if refused is not None and not options.all_hosts:
+        raise refused
     files, made_bytes = clear_made(_cache_of(options), force=options.force)
     if options.json:
         freed = {"pieces": pieces, "bytes": size_bytes, "made_files": files}
@@ -210,7 +225,22 @@ def _clear(options: Namespace) -> int:
         print(f"freed {human(size_bytes)} in {count_of(pieces, 'piece')}")
         if files:
             print(f"freed {human(made_bytes)} in {count_of(files, 'file')} of joins and filters")
+    if refused is not None:  # another machine may still use its own
+        raise refused
     return 0
+
+
+def _cleared(folders: Sequence[PieceFolder], *, force: bool) -> tuple[Freed, ConfigError | None]:
+    """What was removed from these folders, and why one of them was left as it is."""
+    pieces, size_bytes, refused = 0, 0, None
+    for folder in folders:
+        try:
+            freed = clear_pieces(folder, force=force)
+        except ConfigError as error:
+            refused = error
+        else:
+            pieces, size_bytes = pieces + freed.pieces, size_bytes + freed.size_bytes
+    return Freed(pieces, size_bytes), refused
 
 
 _ACTIONS: Final = {"list": _list, "fill": _fill, "verify": _verify, "clear": _clear}

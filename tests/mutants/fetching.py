@@ -311,6 +311,24 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_room:PieceRoom._evict",
+        "self.most_bytes = max(used, works_on)",
+        "self.most_bytes = None",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered._kept",
+        "os.fsync(room.file)",
+        "pass",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:evicted_ahead",
+        "min(limit_bytes, used_bytes)",
+        "limit_bytes",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
         "self._runs.remove_ended()",
         "pass",
         "shards/remote/cache/test_piece_folder.py",
@@ -328,6 +346,24 @@ MUTANTS = [
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
+        "shards.remote.cache.piece_folder:_bytes_of_others",
+        "None if folder == own else",
+        "",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "tools.cache:_clear",
+        "if refused is not None and not options.all_hosts:",
+        "if refused is not None:",
+        "shards/remote/test_cache_tool.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
+        "if with_tables:",
+        "if True:",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
         "alone is not None and ",
         "",
@@ -341,8 +377,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_cache:_Entered._kept",
-        "give_back(room, is_full=is_full)",
-        "give_back(room, is_full=False)",
-        "shards/remote/cache/test_piece_cache.py",
+        "if full:",
+        "if False:",
+        "shards/remote/cache/test_full_disks.py",
     ),
 ]

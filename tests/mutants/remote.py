@@ -6,6 +6,7 @@ FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
 HUB = "shards/remote/test_hub.py"
 TOKEN = "shards/remote/test_hub_token.py"
+COMMITS = "shards/remote/test_hub_commits.py"
 READER = "shards/remote/test_remote_reader.py"
 CACHE = "shards/remote/test_remote_cache.py"
 RETRIES = "shards/remote/test_retries.py"
@@ -91,6 +92,12 @@ MUTANTS = [
         "False",
         FAULTS,
     ),
+    Mutant(
+        "shards.remote.partial_body:PartialBody._arriving",
+        "if answer.arrived is None else",
+        "if True else",
+        DRIPPING,
+    ),
     Mutant("shards.remote.backend:is_exact", "version.startswith('\"')", "True", FAULTS),
     Mutant("shards.remote.retries:Tries.go_on", "self.failed >= policy.tries or ", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "- policy.stall_s", "", RETRIES),
@@ -154,6 +161,18 @@ MUTANTS = [
     Mutant("shards.remote.hub_token:_sendable", "not _SENDABLE.fullmatch(token)", "False", TOKEN),
     Mutant("shards.remote.hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
+    Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
+    Mutant(
+        "shards.remote.hub_commits:take_over_commits",
+        "_pinned.setdefault(key, commit)",
+        "_pinned[key] = commit",
+        COMMITS,
+    ),
+    Mutant("shards.remote.hub_commits:_key", 'f"{endpoint} {revision}"', "revision", COMMITS),
+    Mutant(
+        "shards.storage.schemes:MakeRemoteStorage.__reduce__", "pinned_commits()", "{}", COMMITS
+    ),
+    Mutant("shards.index:kept_index", 'content["hub_commits"]', "{}", COMMITS),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
     Mutant(
         "shards.remote.hub:HubBackend._known",

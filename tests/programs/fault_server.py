@@ -69,6 +69,8 @@ class FaultServer:
         always: A fault of all requests for objects.
         upstream: Host and port of a store whose answers to GETs are passed on, faults apart; None:
             this server answers for its own objects.
+        commit: What the branches of the hub stand for. Of another one than `COMMIT` the objects are
+            those below its name.
         asked: All requests.
         connections: How often a client connected.
     """
@@ -82,6 +84,7 @@ class FaultServer:
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     upstream: str | None = None
+    commit: str = COMMIT
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -111,7 +114,7 @@ class FaultServer:
         self.faults.clear()
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
-        self.signed_until, self.upstream = 4_000_000_000, None
+        self.signed_until, self.upstream, self.commit = 4_000_000_000, None, COMMIT
 
 
 class _Server(ThreadingHTTPServer):
@@ -184,14 +187,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.asked.append(asked)
 
     def _hub(self, path: str) -> None:
-        name = path.split("/", 5)[5]
-        location = f"{self.state.other_url}/signed/data/{name}?Expires={self.state.signed_until}"
-        if unquote(f"data/{name}") not in self.state.objects:
-            self._reply(404, b"")
+        revision, name = path.split("/", 5)[4:]
+        commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else self.state.commit
+        path = f"{'data' if commit == COMMIT else commit}/{name}"
+        said = {"X-Repo-Commit": commit}
+        if unquote(path) not in self.state.objects:
+            self._reply(404, b"", **said)
             return
-        self._reply(
-            302, b"", Location=f"{location}&Signature=s3cr3t-query", **{"X-Repo-Commit": COMMIT}
-        )
+        query = f"Expires={self.state.signed_until}&Signature=s3cr3t-query"
+        self._reply(302, b"", Location=f"{self.state.other_url}/signed/{path}?{query}", **said)
 
     def _object(self, name: str) -> None:
         fault = self.state.next_fault()

@@ -64,6 +64,8 @@ class RangeAnswer:
         read_into: The same bytes without a copy, where they can be had so: fills memory with what
             has arrived, and gives the number of bytes, 0 behind the last one. It raises as `chunks`
             does; only one of the two is used.
+        arrived: Bytes of the body that have come so far, where more of it comes than the range;
+            they show that the store is at work. None: those of the range are all.
     """
 
     begin: int
@@ -73,6 +75,7 @@ class RangeAnswer:
     chunks: Iterable[bytes | memoryview]
     has_ranges: bool = True
     read_into: Callable[[memoryview], int] | None = None
+    arrived: Callable[[], int] | None = None
 
 
 class RequestBackend(Protocol):

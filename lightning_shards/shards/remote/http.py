@@ -192,9 +192,10 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
             "final",
             remedy="use a server that knows ranges, or copy the shards here",
         )
-    stop = min(end, size)
-    cut = _cut(first, chunks, begin, stop)
-    return RangeAnswer(begin, stop, size, version, cut, has_ranges=False)
+    cut = _Cut(first, chunks, begin, min(end, size))
+    return RangeAnswer(
+        begin, cut.stop, size, version, cut, has_ranges=False, arrived=lambda: cut.arrived
+    )
 
 
 def _whole_size(response: BaseHTTPResponse) -> int:
@@ -254,14 +255,24 @@ def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
     raise failure
 
 
-def _cut(first: bytes, others: Iterator[bytes], begin: int, stop: int) -> Iterator[bytes]:
-    """The range out of a whole object."""
-    offset = 0
-    for chunk in chain((first,), others):
-        yield chunk[max(0, begin - offset) : max(0, stop - offset)]
-        offset += len(chunk)
-        if offset >= stop:
-            return
+class _Cut:
+    """The range out of a whole object, of which what lies before it must come, too.
+
+    Attributes:
+        stop: Offset in the object behind the last byte.
+        arrived: Bytes of the object that have come so far.
+    """
+
+    def __init__(self, first: bytes, others: Iterator[bytes], begin: int, stop: int) -> None:
+        self.stop, self.arrived = stop, 0
+        self._chunks, self._begin = chain((first,), others), begin
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            offset, self.arrived = self.arrived, self.arrived + len(chunk)
+            yield chunk[max(0, self._begin - offset) : max(0, self.stop - offset)]
+            if self.arrived >= self.stop:
+                return
 
 
 def _require_no_page(chunk: bytes, reply: HttpReply, target: HttpTarget) -> None:

@@ -35,6 +35,7 @@ from lightning_shards.shards.remote.http import (
 )
 from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
 from lightning_shards.shards.remote.hub_token import PLACES, hub_token
+from lightning_shards.shards.remote.hub_commits import commit_of, is_commit, pin_commit
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
 
@@ -43,7 +44,6 @@ _logger = logging.getLogger(__name__)
 _ENDPOINT: Final = "https://huggingface.co"
 _KEPT_S: Final = 3600.0
 _MARGIN_S: Final = 60.0  # a location is not used so shortly before it expires
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIVEN: Final = frozenset({200, 206, RANGE_BEYOND})
 _PATH = re.compile(
     r"hf://(?P<kind>datasets/|spaces/)?(?P<repo>(?!datasets/|spaces/)[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)"
@@ -73,8 +73,8 @@ def _wall_clock() -> float:
 class HubBackend(RequestBackend):
     """Reads `hf://datasets/OWNER/NAME[@REVISION]/PATH`, and models and spaces alike.
 
-    The first answer of the hub pins a revision to its commit for this process; what other processes
-    have found before is taken from their files.
+    The first answer of the hub pins a revision to its commit, see `hub_commits`; what other
+    processes have found before is taken from their files.
 
     Args:
         options: `endpoint`, of a mirror; `anonymous`, to send no token.
@@ -101,7 +101,6 @@ class HubBackend(RequestBackend):
         self._cache = CacheFolder(cache_dir)
         self._now = now
         self._locations: dict[str, HubLocation] = {}
-        self._commits: dict[str, str] = {}
         self._lock = Lock()
         self._resolving: dict[str, Lock] = {}
         self._refused: dict[str, str] = {}
@@ -157,17 +156,31 @@ class HubBackend(RequestBackend):
             location = self._known(url)
             if location is not None:
                 return location, None
-            target = self._hub_target(url)
-            reply = self._client.request("GET", target, headers)
-            revision = _revision_of(url)
-            commit = _commit_of(reply) or self._commits.get(revision, "")  # which was asked for
-            if commit:
-                self._commits.setdefault(revision, commit)
+            target, reply, commit = self._asked(url, headers)
             if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
                 return None, reply
             location = HubLocation(reply.url, _until(reply.url, self._now()), commit)
             self._keep(url, location)
             return location, reply
+
+    def _asked(self, url: str, headers: Mapping[str, str]) -> tuple[HttpTarget, HttpReply, str]:
+        """What the hub answers for the commit that its revision is pinned to, and that commit.
+
+        A branch that moves may be told by its new commit, while another thread has pinned the one
+        before: then the hub is asked once more.
+        """
+        revision = _revision_of(url)
+        target = self._hub_target(url)
+        reply = self._client.request("GET", target, headers)
+        commit = _commit_of(reply)
+        if not commit:  # it does not say it, and answers for what it was asked for
+            return target, reply, commit_of(self._endpoint, revision)
+        pinned = pin_commit(self._endpoint, revision, commit)
+        if pinned != commit:
+            drain(reply.response)
+            target = self._hub_target(url)
+            reply = self._client.request("GET", target, headers)
+        return target, reply, pinned
 
     def _known(self, url: str) -> HubLocation | None:
         """The location that this process, or another one of this machine, has found."""
@@ -177,9 +190,9 @@ class HubBackend(RequestBackend):
             return None
         with self._lock:
             revision = _revision_of(url)
+            pinned = commit_of(self._endpoint, revision)
             if location.commit:  # the hub may not have said it
-                self._commits.setdefault(revision, location.commit)
-            pinned = self._commits.get(revision, location.commit)
+                pinned = pin_commit(self._endpoint, revision, location.commit)
             if location.url == self._refused.get(url) or location.commit != pinned:
                 return None
             self._locations[url] = location
@@ -212,7 +225,7 @@ class HubBackend(RequestBackend):
                 "final",
                 remedy="write hf://datasets/OWNER/NAME@REVISION/PATH",
             )
-        pinned = self._commits.get(_revision_of(url))
+        pinned = commit_of(self._endpoint, _revision_of(url))
         revision = pinned or unquote(match["revision"] or "main")
         target = target_of(
             f"{self._endpoint}/{match['kind'] or ''}{quote(match['repo'])}/resolve/"
@@ -249,7 +262,7 @@ def _commit_of(reply: HttpReply) -> str:
     """The commit that the hub says it answers for; the empty text if it does not."""
     for headers in (*reply.redirects, reply.response.headers):
         commit = headers.get("X-Repo-Commit", "")
-        if _COMMIT.fullmatch(commit):
+        if is_commit(commit):
             return commit
     return ""
 

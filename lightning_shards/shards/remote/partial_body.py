@@ -115,11 +115,14 @@ class PartialBody:
             self.data = self._memory(stop - self._begin)
 
     def _arriving(self, answer: RangeAnswer) -> Iterator[int]:
-        """Keep what arrives, and give the number of bytes each time."""
+        """Keep what arrives, and give the number of bytes that came, kept or not, each time."""
         if answer.read_into is None:
+            before = 0
             for chunk in answer.chunks:
                 self._append(chunk, answer.stop)
-                yield len(chunk)
+                came = before + len(chunk) if answer.arrived is None else answer.arrived()
+                yield came - before
+                before = came
             return
         with memoryview(self.data) as memory:
             while self._arrived < answer.stop - self._begin:

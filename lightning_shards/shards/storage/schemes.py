@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES, SCHEMES
 from lightning_shards.shards.storage.local import LocalStorage
@@ -67,6 +68,9 @@ class Storages:
 class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
 
+    With it goes what revisions of the hub are pinned to, so that all processes of a run read the
+    same commits.
+
     Attributes:
         settings: Of its transport.
         cache: The cache of the run, if it has one. It follows from the folder and the shards, so
@@ -85,10 +89,21 @@ class MakeRemoteStorage:
         settings = replace(self.settings, connections=connections + 1)
         return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the commits of the hub that are pinned now, too."""
+        return _unpickled, (self.settings, self.cache, pinned_commits())
+
     def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
         """What makes the storage of a worker of one rank, where a node has so many ranks."""
         connections = max(1, self.settings.connections // ranks)
         return replace(self, settings=replace(self.settings, connections=connections))
+
+
+def _unpickled(
+    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
+) -> MakeRemoteStorage:
+    take_over_commits(commits)
+    return MakeRemoteStorage(settings, cache)
 
 
 def shared_out(

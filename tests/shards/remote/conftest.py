@@ -12,6 +12,7 @@ from real_servers import START, RealServer
 
 from lightning_shards.build import sources
 from lightning_shards.readers import reader_choice
+from lightning_shards.shards.remote.hub_commits import forget_commits
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA, Store
@@ -38,8 +39,10 @@ def started_server() -> Iterator[FaultServer]:
 def server(started_server: FaultServer) -> Iterator[FaultServer]:
     """Our server without objects and faults."""
     started_server.reset()
+    forget_commits()
     yield started_server
     started_server.reset()
+    forget_commits()
 
 
 def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
-from lightning_shards.shards.remote.cache.piece_folder import lock_of
+from lightning_shards.shards.remote.cache.piece_folder import PRESENCE_LOCK, lock_of
 from lightning_shards.shards.remote.cache.piece_names import number_of
 from lightning_shards.tools import cache, plan
 from tests.shards.remote.published import batches, module
@@ -227,6 +227,30 @@ def test_an_open_cache_is_listed_and_not_cleared(config, run, published_shards, 
     assert run("clear", "--config", config())[1].startswith("freed ")
 
 
+def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
+    config, run, run_document, tmp_path
+):
+    run_document("fill", "--config", config())
+    folder = tmp_path / "cache"
+    for name in ("gone", "at-work"):
+        shutil.copytree(folder / "pieces", folder / f"pieces-{name}")
+    at_work = FileLocks(folder / "pieces-at-work" / "lock").take(PRESENCE_LOCK, shared=True)
+    here, gone, used = (
+        lambda name=name: len(list((folder / name).glob("*/*-*")))
+        for name in ("pieces", "pieces-gone", "pieces-at-work")
+    )
+    assert here() == gone() == used() > 0
+    run("clear", "--cache-dir", folder)
+    assert (here(), gone()) == (0, used())
+    status, told = run("clear", "--cache-dir", folder, "--all-hosts")
+    assert (status, gone()) == (2, 0)
+    assert "pieces-at-work is open" in told
+    assert used() > 0
+    os.close(at_work)
+    assert run("clear", "--cache-dir", folder, "--all-hosts")[0] == 0
+    assert used() == 0
+
+
 def test_an_empty_cache_is_no_error(run, tmp_path):
     folder = tmp_path / "nothing"
     told = f"{folder} keeps nothing of remote shards, joins and filters\n"
@@ -246,6 +270,7 @@ def test_an_empty_cache_is_no_error(run, tmp_path):
         (["fill", "--config", "CONFIG", "--ranks-per-node", "-1"], "must be at least 1, got -1"),
         (["fill", "--config", "CONFIG", "--cache-dir", "."], "give it or --cache-dir"),
         (["verify", "--force"], "--force is for `cache clear`"),
+        (["list", "--all-hosts"], "--all-hosts is for `cache clear`"),
         (["list", "--split", "val"], "--split is for `cache fill`"),
         (["empty"], "invalid choice"),
         ([], "required: action"),

@@ -1,9 +1,11 @@
 """Servers that send a byte now and then, for ever: no timeout of a socket ends what they answer."""
 
+import random
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -27,10 +29,13 @@ PARTS = (
 
 
 class Dripping:
-    """A server that sends the beginning of an answer at once, and the rest byte by byte."""
+    """A server that sends the beginning of an answer at once, and the rest byte by byte.
 
-    def __init__(self, start: bytes, drip: bytes) -> None:
-        self.start, self.drip = start, drip
+    Or so many bytes at a time; what is behind them is sent from its beginning again.
+    """
+
+    def __init__(self, start: bytes, drip: bytes, step: int = 1) -> None:
+        self.start, self.drip, self.step = start, drip, step
         self.is_over = threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -51,7 +56,8 @@ class Dripping:
             for number in count():
                 if self.is_over.wait(DRIP_S):
                     return
-                connection.sendall(self.drip[number % len(self.drip) :][:1])
+                begin = number * self.step % len(self.drip)
+                connection.sendall(self.drip[begin:][: self.step])
 
     def close(self) -> None:
         self.is_over.set()
@@ -63,11 +69,11 @@ class Dripping:
 
 
 @pytest.fixture
-def make_server() -> Iterator[type[Dripping]]:
+def make_server() -> Iterator[Callable[..., Dripping]]:
     made: list[Dripping] = []
 
-    def make(start: bytes, drip: bytes) -> Dripping:
-        made.append(Dripping(start, drip))
+    def make(start: bytes, drip: bytes, step: int = 1) -> Dripping:
+        made.append(Dripping(start, drip, step))
         return made[-1]
 
     yield make
@@ -112,3 +118,21 @@ def test_an_answer_that_drips_is_given_up(name, scheme, make_server, tmp_path):
     thread.join(60)
     assert errors
     transport.close()
+
+
+def test_bytes_before_a_range_show_that_a_server_without_ranges_works(make_server):
+    """They come for longer than a stall may take, and none of them is kept."""
+    data = random.Random(1).randbytes(60_000)
+    server = make_server(WHOLE + b"Content-Length: 60000\r\n\r\n", data, 1000)
+    policy = replace(POLICY, tries=10, total_s=60, stall_s=0.1, least_rate=1024)
+    with closing(RemoteTransport(TransportSettings(policy=policy))) as transport:
+        assert transport.read(f"{server.url}/a.tar", 59_000, 60_000).data == data[59_000:]
+
+
+def test_bytes_before_a_range_that_drip_are_given_up(make_server):
+    server = make_server(*ANSWERS["a body"])
+    with (
+        closing(RemoteTransport(TransportSettings(policy=POLICY))) as transport,
+        pytest.raises(ShardError, match=r"fewer than 1,048,576 bytes/s arrived for 0\.3 s"),
+    ):
+        transport.read(f"{server.url}/a.tar", 30_000, 50_000)

@@ -22,7 +22,7 @@ _SLACK: Final = 16
 bytes vary, and an eviction makes more room than is needed at once."""
 
 _EVICTED_AHEAD: Final = 32
-"""An eviction makes this part of the limit free, because it begins by looking at every file."""
+"""An eviction makes this part free at once, because it begins by looking at every file."""
 
 
 class CacheNeed(NamedTuple):
@@ -135,9 +135,23 @@ def pieces_to_drop(
     return dropped
 
 
-def evicted_ahead(limit_bytes: int) -> int:
-    """Bytes that an eviction makes free beyond those that are wanted at once."""
-    return limit_bytes // _EVICTED_AHEAD
+def evicted_ahead(limit_bytes: int, used_bytes: int) -> int:
+    """Bytes that an eviction makes free beyond those that are wanted at once.
+
+    A disk or a quota may be full long before the limit: then of what is used.
+    """
+    return min(limit_bytes, used_bytes) // _EVICTED_AHEAD
+
+
+def lowered(needs: Collection[CacheNeed], most_bytes: int) -> list[CacheNeed]:
+    """The same needs, of which pieces may take so many bytes at most.
+
+    >>> need = CacheNeed("a", 900, reads_bytes=1000, working_set_bytes=50, tables_bytes=30)
+    >>> limit_of_pieces([need]), limit_of_pieces(lowered([need], 400))
+    (870, 400)
+    """
+    limit = most_bytes + sum(need.tables_bytes for need in needs)
+    return [need._replace(limit_bytes=min(need.limit_bytes, limit)) for need in needs]
 
 
 def has_room(need: CacheNeed, *, is_set: bool) -> bool:

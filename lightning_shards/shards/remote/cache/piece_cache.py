@@ -20,7 +20,8 @@ from typing import Final
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.limits import CacheNeed
+from lightning_shards.shards.remote.cache.file_systems import is_shared_by_machines
+from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_files import (
     OpenPiece,
@@ -139,6 +140,7 @@ class _Entered:
         self._room = PieceRoom(self._folder, self._runs, counts)
         self._lock, self._warned, self._counts = threading.Lock(), False, counts
         self._held: tuple[int, int] | None = None
+        self._is_elsewhere = is_shared_by_machines(path)
         present = None
         try:
             present = self._folder.enter()
@@ -219,18 +221,25 @@ class _Entered:
 
     def _kept(self, piece: Piece, data: memoryview, *, is_last: bool = False) -> OpenPiece | None:
         """The piece in a new file of the cache; None if there is no room for it."""
-        room = self._room.take(piece)
-        if room is None:
-            return None
+        room = None
         try:
+            room = self._room.take(piece)
+            if room is None:
+                return None
             write_piece(room.file, data)
+            if self._is_elsewhere:
+                os.fsync(room.file)  # before, it may not say that a quota is full
             self._publish(piece, room)
         except BaseException as error:
-            is_full = isinstance(error, OSError) and error.errno in _FULL
+            full = error if isinstance(error, OSError) and error.errno in _FULL else None
             with suppress(OSError):  # the first error tells more
-                self._room.give_back(room, is_full=is_full)
-            if not is_full or is_last:
+                if full:
+                    self._room.shrink(piece, room)
+                elif room is not None:
+                    self._room.give_back(room)
+            if full is None or is_last:
                 raise
+            self._warn(full)
         else:
             return OpenPiece(piece.begin, piece.end, room.file, path=self._path_of(piece))
         return self._kept(piece, data, is_last=True)  # after an eviction
@@ -245,13 +254,22 @@ class _Entered:
         return f"{self._folder.path}/{piece.folder}/{piece.name}"
 
     def _warn(self, error: OSError) -> None:
-        """Say once per process why pieces are not kept."""
+        """Say once per process why pieces are not kept, or fewer than the limit allows."""
         with self._lock:
             is_first, self._warned = not self._warned, True
-        if is_first:
+        if not is_first:
+            return
+        path, what, most = self._folder.path, error.strerror or error, self._room.most_bytes
+        if error.errno in _FULL and most is not None:
             _log.warning(
-                "the cache of pieces in %s cannot be used: %s; what is not kept there is fetched "
-                "again when it is wanted again: make room there, or name another cache_dir",
-                self._folder.path,
-                error.strerror or error,
+                "the cache of pieces in %s is full before its limit: %s; no more than %.3g GiB are "
+                "kept there from now on: set loader.cache_gib to less than a quota leaves, make "
+                "room there, or name another cache_dir",
+                *(path, what, most / GIB),
             )
+            return
+        _log.warning(
+            "the cache of pieces in %s cannot be used: %s; what is not kept there is fetched "
+            "again when it is wanted again: make room there, or name another cache_dir",
+            *(path, what),
+        )

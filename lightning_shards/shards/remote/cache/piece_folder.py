@@ -8,9 +8,9 @@ It belongs to no process::
     pieces/SHA256/0-6553600  a piece
 
 A process that is killed leaves files behind whose lock is free, and the next one that enters
-removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, or, if
-that was killed, by the next one that enters. What has another name is not of the cache: it is
-neither counted nor removed.
+removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, with
+the tables, indexes and signed locations beside it, or, if that was killed, by the next one that
+enters. What has another name is not of the cache: it is neither counted nor removed.
 """
 
 import hashlib
@@ -24,13 +24,14 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
-from lightning_shards.shards.remote.cache.limits import CachedPiece
+from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
 from lightning_shards.shards.remote.cache.piece_names import share_of
 
 COUNTER_LOCK: Final = 0
@@ -41,7 +42,15 @@ _OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
 _PART = re.compile("([0-9]{1,15})-[0-9a-f]{16}")
 _COUNTER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"lsUSED1\n"
+_BESIDE: Final = {
+    "members": re.compile(r"[0-9a-f]{24}/[^/]+\.members"),
+    "indexes": re.compile(r"[0-9a-f]{16}\.json"),
+    "locations": re.compile(r"[0-9a-f]{64}\.json"),
+}
+"""What else is fetched to a cache folder: whoever misses it fetches it again."""
+
 _TRIES: Final = 100
+_MOST_MACHINES: Final = 1000  # of which the counters are read where a run is set up
 _WAIT_S: Final = 60.0  # while another process removes what was left
 
 _log = logging.getLogger(__name__)
@@ -61,7 +70,34 @@ def folder_of_pieces(cache: CacheFolder) -> Path:
         "to through the network once more; name a folder on a disk of this machine as cache_dir",
         root,
     )
-    return root / f"pieces-{socket.gethostname()}"
+    own = root / f"pieces-{socket.gethostname()}"
+    others_bytes = _bytes_of_others(cache, own)
+    if others_bytes:
+        _log.info(
+            "folders of other machines in %s hold %.3g GiB, which no limit of this machine counts; "
+            "if these do not come back, remove them by `lightning-shards cache clear --all-hosts`",
+            *(root, others_bytes / GIB),
+        )
+    return own
+
+
+def _bytes_of_others(cache: CacheFolder, own: Path) -> int:
+    """Bytes that the folders of other machines hold by their counters, as far as can be read."""
+    total = 0
+    for folder in islice(cache.root.glob("pieces*"), _MOST_MACHINES):
+        with suppress(OSError):
+            file = None if folder == own else cache.open(folder / "lock")
+            if file is not None:
+                with os.fdopen(file, "rb") as opened:
+                    total += _counted(opened.read(_COUNTER.size)) or 0
+    return total
+
+
+def _counted(data: bytes) -> int | None:
+    """The bytes that a counter says; None if it was never written."""
+    if len(data) == _COUNTER.size and data.startswith(_MAGIC):
+        return int(_COUNTER.unpack(data)[1])
+    return None
 
 
 class PieceFolder:
@@ -114,13 +150,19 @@ class PieceFolder:
     def leave(self, file: int) -> None:
         """Leave the folder; the last one removes what is in memory."""
         os.close(file)
-        self.remove_if_left()
+        self.remove_if_left(with_tables=True)
 
-    def remove_if_left(self) -> None:
-        """Remove the folder if it is in memory and no process is in it, however these ended."""
+    def remove_if_left(self, *, with_tables: bool = False) -> None:
+        """Remove the folder if it is in memory and no process is in it, however these ended.
+
+        `with_tables` removes tables, indexes and locations, too; a run that is being set up has
+        just fetched some.
+        """
         if is_in_memory(self.path) and self.locks.path.exists():
             with suppress(OSError), self.locks.held(PRESENCE_LOCK) as alone:
                 if alone is not None and self._is_current(alone):
+                    if with_tables:
+                        _remove_beside(self._root.root)
                     self._remove_all()
 
     def pieces(self) -> Iterator[CachedPiece]:
@@ -166,9 +208,9 @@ class PieceFolder:
         Raises:
             OSError: They cannot be read.
         """
-        data = os.pread(file, _COUNTER.size, 0)
-        if len(data) == _COUNTER.size and data.startswith(_MAGIC):
-            return int(_COUNTER.unpack(data)[1])
+        used_bytes = _counted(os.pread(file, _COUNTER.size, 0))
+        if used_bytes is not None:
+            return used_bytes
         return self.bytes_in_parts() + sum(piece.size for piece in self.pieces())
 
     def write_used(self, file: int, used_bytes: int) -> None:
@@ -234,7 +276,7 @@ class PieceFolder:
                 path.unlink()  # a lock of its own, where one file cannot have many
         if not but_lock:
             self.locks.path.unlink()
-            with suppress(OSError):  # the next process is here already, or tables are
+            with suppress(OSError):  # the next process is here already, or something else is
                 self.path.rmdir()
                 self._root.root.rmdir()
 
@@ -247,6 +289,21 @@ def lock_of(number: int) -> int:
 def number_of_run(run: str) -> int:
     """The number of a run with this name, which is that of no piece."""
     return 2**48 + int.from_bytes(hashlib.sha256(run.encode()).digest()[:6])
+
+
+def _remove_beside(root: Path) -> None:
+    """Remove the tables, indexes and locations of a cache folder, and no file of another name."""
+    for name, pattern in _BESIDE.items():
+        folder = root / name
+        if folder.is_symlink():
+            continue
+        paths = sorted(folder.rglob("*"), reverse=True)  # what is in a folder comes before it
+        for path in paths:
+            if pattern.fullmatch(path.relative_to(folder).as_posix()) and not path.is_dir():
+                path.unlink(missing_ok=True)
+        for path in (*paths, folder):
+            with suppress(OSError):  # it is a file, or not empty
+                path.rmdir()
 
 
 def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:

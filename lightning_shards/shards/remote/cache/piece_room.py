@@ -18,6 +18,7 @@ from lightning_shards.shards.remote.cache.limits import (
     evicted_ahead,
     kept_fraction,
     limit_of_pieces,
+    lowered,
     pieces_to_drop,
 )
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
@@ -73,10 +74,15 @@ class PieceRoom:
         folder: The folder of pieces; the process has entered it.
         runs: The open runs.
         counts: Where the pieces that are dropped are counted.
+
+    Attributes:
+        most_bytes: What pieces may take, whatever the limit, since the disk was full: a quota may
+            be far below the limit, and no file system tells it. None: it never was.
     """
 
     def __init__(self, folder: PieceFolder, runs: OpenRuns, counts: CacheCounts) -> None:
         self._folder, self._runs, self._counts = folder, runs, counts
+        self.most_bytes: int | None = None
         # Threads of one process queue here: a lock of a file is asked for again and again
         self._lock = Lock()
 
@@ -90,7 +96,7 @@ class PieceRoom:
         with self._counter() as file:
             if file is None:
                 return None
-            used, needs = self._folder.read_used(file), self._runs.needs()
+            used, needs = self._folder.read_used(file), self._needs()
             if self._lacking(used, size, needs) > 0:
                 used, needs = self._evict(size)
                 self._folder.write_used(file, used)
@@ -99,26 +105,39 @@ class PieceRoom:
             self._folder.write_used(file, used + size)  # first, as too much is no harm
             return self._made(piece, size)
 
-    def give_back(self, room: NewPiece, *, is_full: bool) -> None:
+    def give_back(self, room: NewPiece) -> None:
         """Remove a file that does not become a piece.
 
         Args:
             room: The file; its descriptor is closed.
-            is_full: Whether the disk is full: so many bytes are then made free at once.
 
         Raises:
             OSError: The folder cannot be used.
         """
-        os.close(room.file)
-        with suppress(FileNotFoundError):
-            room.path.unlink()
+        self._remove(room)
         with self._counter() as file:
-            if file is None:
-                return
-            used = self._folder.read_used(file) - room.size
-            if is_full:
-                used, _ = self._evict(room.size, is_full=True)
-            self._folder.write_used(file, used)
+            if file is not None:
+                self._folder.write_used(file, self._folder.read_used(file) - room.size)
+
+    def shrink(self, piece: Piece, room: NewPiece | None) -> None:
+        """Keep no more than there is, as the disk is full, and make room for a piece in it.
+
+        What the block that is read and the next one need is tried again, as others may have filled
+        the disk for a while.
+
+        Args:
+            piece: Which could not be written.
+            room: What was made of its file, which is removed; its descriptor is closed.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        if room is not None:
+            self._remove(room)
+        with self._counter() as file:
+            if file is not None:
+                used, _ = self._evict(piece.size + TRAILER_BYTES, is_full=True)
+                self._folder.write_used(file, used)
 
     @contextmanager
     def _counter(self) -> Generator[int | None, None, None]:
@@ -131,6 +150,16 @@ class PieceRoom:
                 yield file
         finally:
             self._lock.release()
+
+    def _remove(self, room: NewPiece) -> None:
+        os.close(room.file)
+        with suppress(FileNotFoundError):
+            room.path.unlink()
+
+    def _needs(self) -> list[CacheNeed]:
+        """What the open runs need, within what the disk was seen to hold."""
+        needs = self._runs.needs()
+        return needs if self.most_bytes is None else lowered(needs, self.most_bytes)
 
     def _made(self, piece: Piece, size: int) -> NewPiece:
         path = self._folder.part_of(number_of(piece.folder, piece.name))
@@ -156,11 +185,15 @@ class PieceRoom:
     def _evict(self, size: int, *, is_full: bool = False) -> tuple[int, list[CacheNeed]]:
         """Drop what is not needed for so many bytes; what is then used, and what is needed."""
         self._runs.remove_ended()
-        needs, pieces = self._runs.needs(), list(self._folder.pieces())
+        pieces = list(self._folder.pieces())
         used = self._folder.bytes_in_parts() + sum(piece.size for piece in pieces)
+        if is_full:
+            works_on = sum(need.working_set_bytes for need in self._runs.needs())
+            self.most_bytes = max(used, works_on)
+        needs = self._needs()
         lacking = max(self._lacking(used, size, needs), size if is_full else 0)
         if lacking > 0:
-            lacking += evicted_ahead(limit_of_pieces(needs))
+            lacking += evicted_ahead(limit_of_pieces(needs), used)
         for piece in pieces_to_drop(pieces, kept_fraction(needs), lacking):
             try:
                 os.unlink(piece.path)  # noqa: PTH108 a path of scandir

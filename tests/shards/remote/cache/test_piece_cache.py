@@ -1,6 +1,5 @@
 """The cache of pieces, as one process or two see it: what is kept, dropped, refused and counted."""
 
-import errno
 import os
 import pickle
 import threading
@@ -178,36 +177,6 @@ def test_room_on_the_disk_is_left_free(folder):
     cache = make_cache(folder, make_need(10, left_free_bytes=2**62))
     assert load(cache, PIECE) == bytes_of(PIECE)
     assert cache.counts.bypassed == 1
-
-
-def full_disk(monkeypatch, folder, room):
-    """A disk with room for so many bytes of pieces."""
-
-    def write_piece(file, data):
-        if disk_bytes(folder) > room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written(file, data)
-
-    written = piece_cache.write_piece
-    monkeypatch.setattr(piece_cache, "write_piece", write_piece)
-
-
-def test_a_full_disk_evicts(cache, folder, monkeypatch):
-    full_disk(monkeypatch, folder, 5 * FILE)
-    for number in range(20):
-        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
-    assert cache.counts.bypassed == 0
-    assert cache.counts.evicted >= 15
-
-
-def test_a_disk_without_any_room_is_one_warning(cache, folder, monkeypatch, caplog):
-    full_disk(monkeypatch, folder, -1)
-    for number in range(5):
-        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
-    assert cache.counts.bypassed == 5
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "No space left on device; what is not kept there is fetched again" in caplog.text
-    assert [*folder.glob("pieces/parts/*")] == []
 
 
 def test_a_folder_that_is_taken_away_is_one_warning(cache, folder, caplog):

@@ -95,6 +95,60 @@ def test_a_cache_folder_in_memory_keeps_what_else_is_in_it():
         assert [*Path(folder).iterdir()] == [table]
 
 
+def put_tables(folder):
+    """What is fetched to a cache folder beside pieces."""
+    names = (f"members/{'a' * 24}/0.tar.members", f"indexes/{'b' * 16}.json")
+    paths = [folder / name for name in (*names, f"locations/{'c' * 64}.json")]
+    for path in paths:
+        CacheFolder(folder).write(path, b"{}")
+    return paths
+
+
+def test_with_the_last_process_tables_and_signed_locations_leave_memory(folder):
+    first, second = (make_cache(folder, make_need(10), run) for run in ("first", "second"))
+    load(first, PIECE)
+    load(second, PIECE)
+    paths = put_tables(folder)
+    first.close()
+    assert all(path.exists() for path in paths)
+    second.close()
+    assert folder.exists() == ("shm" not in str(folder))
+    assert all(path.exists() == ("shm" not in str(folder)) for path in paths)
+
+
+def test_a_run_that_is_set_up_or_enters_keeps_the_tables_that_it_fetched(folder):
+    cache = make_cache(folder, make_need(10))
+    load(cache, PIECE)
+    paths = put_tables(folder)
+    for held in cache._here()._held:
+        piece_folder.os.close(held)  # it is killed
+    PieceFolder(CacheFolder(folder), folder / "pieces").remove_if_left()
+    assert all(path.exists() for path in paths)
+    following = make_cache(folder, make_need(10), "next")
+    load(following, PIECE)
+    assert all(path.exists() for path in paths)
+    following.close()
+
+
+def test_files_of_others_beside_tables_stay_in_memory():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as above:
+        folder, elsewhere = Path(above, "cache"), Path(above, "elsewhere")
+        cache = make_cache(folder, make_need(10))
+        load(cache, PIECE)
+        put_tables(folder)
+        elsewhere.mkdir()
+        (elsewhere / f"{'b' * 16}.json").write_text("{}")
+        (folder / "indexes" / f"{'b' * 16}.json").unlink()
+        (folder / "indexes").rmdir()
+        (folder / "indexes").symlink_to(elsewhere)
+        (folder / "members" / "of the club.txt").write_text("names")
+        cache.close()
+        assert {path.name for path in folder.rglob("*")} == {
+            *("indexes", "members", "of the club.txt")
+        }
+        assert [*elsewhere.iterdir()]
+
+
 def test_empty_folders_of_objects_are_removed(tmp_path):
     cache = make_cache(tmp_path, make_need(3, working_set_bytes=3 * FILE))
     for number in range(0, 160, 16):
@@ -112,6 +166,23 @@ def test_on_a_network_file_system_each_machine_has_a_folder(tmp_path, monkeypatc
     assert found == tmp_path / f"pieces-{socket.gethostname()}"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "name a folder on a disk of this machine as cache_dir" in caplog.text
+
+
+def test_what_other_machines_left_on_a_network_file_system_is_told(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(piece_folder, "is_shared_by_machines", lambda _: True)
+    for name in ("pieces", f"pieces-{socket.gethostname()}", "pieces-gone", "pieces-empty"):
+        PieceFolder(CacheFolder(tmp_path), tmp_path / name).enter()
+    folder_of_pieces(CacheFolder(tmp_path))
+    assert "other machines" not in caplog.text
+    for name in (f"pieces-{socket.gethostname()}", "pieces-gone"):
+        folder = PieceFolder(CacheFolder(tmp_path), tmp_path / name)
+        with folder.locks.held(piece_folder.COUNTER_LOCK) as file:
+            folder.write_used(file, 3 * 2**30)
+    (tmp_path / "pieces-strange").write_text("no folder")
+    folder_of_pieces(CacheFolder(tmp_path))
+    assert "folders of other machines in" in caplog.text
+    assert "hold 3 GiB, which no limit of this machine counts" in caplog.text
 
 
 @pytest.mark.parametrize("run", ["", "../run", "a/b", ".hidden", "x" * 65])
