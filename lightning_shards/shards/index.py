@@ -29,7 +29,7 @@ from lightning_shards.shards.counts.believed import (
     scan_all,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import (
     is_local,

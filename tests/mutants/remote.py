@@ -5,6 +5,7 @@ from tests.mutants.planting import Mutant
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
 HUB = "shards/remote/test_hub.py"
+PROVIDERS = "shards.remote.providers"
 TOKEN = "shards/remote/test_hub_token.py"
 COMMITS = "shards/remote/test_hub_commits.py"
 READER = "shards/remote/test_remote_reader.py"
@@ -157,18 +158,23 @@ MUTANTS = [
         "shards/remote/test_remote_secrets.py",
     ),
     Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
-    Mutant("shards.remote.hub_token:hub_token", "_VARIABLES", "reversed(_VARIABLES)", TOKEN),
-    Mutant("shards.remote.hub_token:_sendable", "not _SENDABLE.fullmatch(token)", "False", TOKEN),
-    Mutant("shards.remote.hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
+    Mutant(PROVIDERS + ".hub_token:hub_token", "_VARIABLES", "reversed(_VARIABLES)", TOKEN),
+    Mutant(
+        PROVIDERS + ".hub_token:_sendable",
+        "not _SENDABLE.fullmatch(token)",
+        "False",
+        TOKEN,
+    ),
+    Mutant(PROVIDERS + ".hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
     Mutant(
-        "shards.remote.hub_commits:take_over_commits",
+        PROVIDERS + ".hub_commits:take_over_commits",
         "_pinned.setdefault(key, commit)",
         "_pinned[key] = commit",
         COMMITS,
     ),
-    Mutant("shards.remote.hub_commits:_key", 'f"{endpoint} {revision}"', "revision", COMMITS),
+    Mutant(PROVIDERS + ".hub_commits:_key", 'f"{endpoint} {revision}"', "revision", COMMITS),
     Mutant(
         "shards.storage.schemes:MakeRemoteStorage.__reduce__", "pinned_commits()", "{}", COMMITS
     ),
@@ -210,30 +216,41 @@ MUTANTS = [
         CREDENTIALS,
     ),
     Mutant(
-        "shards.remote.cloud_errors:_failure_of_service", "if is_there:", "if True:", CREDENTIALS
+        PROVIDERS + ".cloud_errors:_failure_of_service",
+        "if is_there:",
+        "if True:",
+        CREDENTIALS,
     ),
     Mutant(
-        "shards.remote.cloud_errors:_failure_of_service",
+        PROVIDERS + ".cloud_errors:_failure_of_service",
         'in ("again", "busy")',
         'in ("busy",)',
         CREDENTIALS,
     ),
     Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
-    Mutant("shards.remote.cloud_endpoints:allows_http", "return allowed or ", "return ", ENDPOINTS),
     Mutant(
-        "shards.remote.cloud_endpoints:allows_http",
+        PROVIDERS + ".cloud_endpoints:allows_http",
+        "return allowed or ",
+        "return ",
+        ENDPOINTS,
+    ),
+    Mutant(
+        PROVIDERS + ".cloud_endpoints:allows_http",
         "not _URL.fullmatch(endpoint)",
         "False",
         ENDPOINTS,
     ),
     Mutant(
-        "shards.remote.cloud_endpoints:allows_http",
+        PROVIDERS + ".cloud_endpoints:allows_http",
         'if "endpoint" in options:',
         "if options:",
         ENDPOINTS,
     ),
     Mutant(
-        "shards.remote.cloud_errors:is_panic", "type(error).__name__ == _PANIC", "False", ENDPOINTS
+        PROVIDERS + ".cloud_errors:is_panic",
+        "type(error).__name__ == _PANIC",
+        "False",
+        ENDPOINTS,
     ),
     Mutant(
         "shards.remote.cloud:_require_own_process",

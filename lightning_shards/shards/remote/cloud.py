@@ -32,9 +32,9 @@ from lightning_shards.shards.remote.backend import (
     is_exact,
     version_of,
 )
-from lightning_shards.shards.remote.cloud_endpoints import allows_http
-from lightning_shards.shards.remote.cloud_errors import failure_of_error, is_panic
 from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.providers.cloud_endpoints import allows_http
+from lightning_shards.shards.remote.providers.cloud_errors import failure_of_error, is_panic
 from lightning_shards.shards.remote.retries import PROGRESS, RetryPolicy
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from lightning_shards.shards.remote.http import (
     target_of,
 )
 from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
-from lightning_shards.shards.remote.hub_token import PLACES, hub_token
-from lightning_shards.shards.remote.hub_commits import commit_of, is_commit, pin_commit
 from lightning_shards.shards.remote.options import require_store_options
+from lightning_shards.shards.remote.providers.hub_commits import commit_of, is_commit, pin_commit
+from lightning_shards.shards.remote.providers.hub_token import PLACES, hub_token
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 _logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
-from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES, SCHEMES
 from lightning_shards.shards.storage.local import LocalStorage

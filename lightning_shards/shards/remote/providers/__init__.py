@@ -1,0 +1,1 @@
+"""What must be known of the providers of stores: endpoints, errors, tokens and commits."""
