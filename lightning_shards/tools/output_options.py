@@ -8,7 +8,8 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -134,10 +135,12 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
             f"{count_of(data_set.samples, 'sample')} in {count_of(data_set.shards, 'shard')}, "
             f"{size}: {data_set.urls}"
         )
-    samples = len(listing.catalog)
-    fields = listing.catalog.field_counts()
-    counts = ", ".join(f"{printable(name)} {count:,}" for name, count in fields.items())
-    print(f"read {samples:,} samples: {counts}")
+    fields: Counter[str] = Counter()
+    for data_set in written.data_sets.values():
+        fields.update(data_set.fields)
+    print(_counts_line("read", len(listing.catalog), listing.catalog.field_counts()))
+    num_written = sum(data_set.samples for data_set in written.data_sets.values())
+    print(_counts_line("wrote", num_written, fields))
     for reason, count in sorted((+listing.ignored).items()):
         print(f"in no sample: {count:,} {reason}")
     if listing.joined:
@@ -152,6 +155,11 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
         print(_overhead_note(smallest))
     has_classes = CLASS_SUFFIX in fields and bool(listing.classes)
     print(f"next: {_next_command(options, written, has_classes=has_classes)}")
+
+
+def _counts_line(verb: str, samples: int, fields: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{printable(name)} {count:,}" for name, count in sorted(fields.items()))
+    return f"{verb} {count_of(samples, 'sample')}: {counts}"
 
 
 def _overhead_note(data_set: DataSet) -> str:

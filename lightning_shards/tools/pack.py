@@ -136,6 +136,7 @@ def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
+        field = field.strip()
         if not column or (equals and not field) or not (equals or may_be_single):
             raise ConfigError(f"{text!r} must be COLUMN=FIELD, like caption=txt")
         if column in pairs:

@@ -1,8 +1,8 @@
 """`lightning-shards reshard`: cuts, merges, shuffles, sorts or edits shards into new ones."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from lightning_shards.dataprep.writing.listing import list_tars
 from lightning_shards.dataprep.writing.plain_copies import plain_copies
@@ -55,7 +55,7 @@ def _parser() -> ArgumentParser:
     add("--filter", metavar="FUNCTION", help="import path of a function: keep the sample?")
     add("--map", metavar="FUNCTION", help="import path of a function: the sample to write")
     add("--rename", action="append", default=[], metavar="OLD=NEW", help="a field, before --map")
-    add("--fields", metavar="A,B", help="the only fields that are kept, by their new names")
+    add("--fields", metavar="A,B", help="the only fields kept, by their new names, before --map")
     return parser
 
 
@@ -65,6 +65,8 @@ def _reshard(options: Namespace) -> int:
     may_rename = options.duplicate_keys == "prefix"
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
         listing = list_tars(paths, copies=copies, processes=options.processes)
+        if len(listing.catalog):
+            _require_fields(edit, listing.catalog.fields)
         written = rewrite(
             listing.catalog,
             packing,
@@ -84,8 +86,7 @@ def _edit(options: Namespace) -> Edit:
         path = getattr(options, name)
         if path is not None:
             functions[name], settings[name] = load_function(path)
-    rename = dict(map(_renaming, options.rename))
-    only = tuple(options.fields.split(",")) if options.fields else ()
+    rename, only = _renamings(options.rename), _kept_fields(options.fields)
     return Edit(
         rename=rename,
         only=only,
@@ -95,8 +96,46 @@ def _edit(options: Namespace) -> Edit:
     )
 
 
-def _renaming(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        raise ConfigError(f"--rename must be OLD=NEW, like jpeg=jpg, got {text!r}")
-    return old, new
+def _renamings(texts: Sequence[str]) -> dict[str, str]:
+    """New names by old ones."""
+    renamed: dict[str, str] = {}
+    for text in texts:
+        old, _, new = (part.strip() for part in text.partition("="))
+        if not (old and new):
+            raise ConfigError(f"--rename must be OLD=NEW, like jpeg=jpg, got {text!r}")
+        if old in renamed:
+            raise ConfigError(
+                f"--rename gives {old!r} two names, {renamed[old]!r} and {new!r}; give it one"
+            )
+        renamed[old] = new
+    return renamed
+
+
+def _kept_fields(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ConfigError(f"--fields must be names with commas between, like jpg,cls, got {text!r}")
+    return names
+
+
+def _require_fields(edit: Edit, fields: Sequence[str]) -> None:
+    """Refuse a field that no sample has, because another one would be left out without a word."""
+    _require_known("--rename", edit.rename, fields)
+    renamed = [edit.rename.get(name, name) for name in fields]
+    _require_known("--fields", edit.only, renamed)
+
+
+def _require_known(option: str, names: Iterable[str], fields: Sequence[str]) -> None:
+    for name in names:
+        if name not in fields:
+            known = ", ".join(sorted(fields)[:_MAX_NAMED])
+            more = len(fields) - _MAX_NAMED
+            raise ConfigError(
+                f"{option} names the field {name!r}, which no sample has; name one of {known}"
+                + f" and {more:,} more" * (more > 0)
+            )
+
+
+_MAX_NAMED: Final = 20

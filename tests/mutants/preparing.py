@@ -282,4 +282,28 @@ MUTANTS = [
         "pass",
         "tools/packing/test_compressed.py",
     ),
+    Mutant(
+        "tools.reshard:_require_fields",
+        '_require_known("--rename", edit.rename, fields)',
+        "",
+        "tools/test_reshard.py",
+    ),
+    Mutant(
+        "tools.reshard:_require_fields",
+        '_require_known("--fields", edit.only, renamed)',
+        "",
+        "tools/test_reshard.py",
+    ),
+    Mutant(
+        "tools.reshard:_kept_fields",
+        "name.strip() for name",
+        "name for name",
+        "tools/test_reshard.py",
+    ),
+    Mutant(
+        "dataprep.writing.tar_writer:TarWriter.write",
+        "self._fields.update(written)",
+        "",
+        "tools/test_reshard.py",
+    ),
 ]

@@ -204,6 +204,8 @@ def test_settings_that_make_no_sense_give_no_shard_away(out, begun, first):
         {"samples": True},
         {"size_bytes": None},
         {"md5": []},
+        {"fields": ["cls"]},
+        {"fields": {"cls": "1"}},
         {"below": None},
         {"more": 1},
         {"mtime_ns": 1.5},
