@@ -31,7 +31,8 @@ A function takes a sample, a dict of `__key__` and the bytes of each field. That
 whether the sample is kept; that of --map gives the sample to write, with the same key. Both must
 always give the same for the same sample. Samples are read one at a time from where they are, so
 only the list of them is in memory (100 bytes each). Members of a sample that are apart in a tar
-are joined. A classes.json beside the shards is written beside the new ones, too. Compressed tars
+are joined, a link in the place of one is refused, and hidden files such as ._x of macOS are left
+out. A classes.json beside the shards is written beside the new ones, too. Compressed tars
 (gzip, bzip2, xz; zstandard from Python 3.14 on) are unpacked to DIR until the shards are written.
 """
 

@@ -306,4 +306,28 @@ MUTANTS = [
         "",
         "tools/test_reshard.py",
     ),
+    Mutant(
+        "dataprep.writing.listing:_list_tar",
+        "_refuse_lost_links(others, samples, path)",
+        "",
+        "tools/packing/test_tars_of_others.py",
+    ),
+    Mutant(
+        "dataprep.writing.listing:_refuse_lost_links",
+        "and parts[1] not in samples.get(parts[0], ())",
+        "",
+        "tools/packing/test_tars_of_others.py",
+    ),
+    Mutant(
+        "dataprep.writing.listing:_counted",
+        "if _is_hidden(member.name):",
+        "if False:",
+        "tools/packing/test_tars_of_others.py",
+    ),
+    Mutant(
+        "shards.tar.walk:_other",
+        "[header[345:500], header[:100]]",
+        "[header[:100]]",
+        "tools/packing/test_tars_of_others.py",
+    ),
 ]

@@ -11,15 +11,30 @@ from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.class_files import classes_beside
 from lightning_shards.dataprep.writing.keys import escape_key
-from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardNotFoundError
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    SampleError,
+    ShardNotFoundError,
+    count_of,
+)
 from lightning_shards.shards.classes import CLASS_SUFFIX
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import Member, group_members, split_name, walk_members
+from lightning_shards.shards.tar.walk import (
+    Member,
+    OtherEntry,
+    group_members,
+    split_name,
+    walk_members,
+)
 
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
 )
+
+_HIDDEN: Final = "hidden or __x__"
+_LEFT_OUT: Final = "left out by __bad__"
 
 SuffixFrom = Literal["last", "first"]
 """Which dot of a file's name separates key and suffix: of x.seg.png, the suffix is png or
@@ -95,7 +110,8 @@ def list_tars(
         ShardNotFoundError: A tar does not exist.
         ConfigError: Tars of two folders have different classes.
         DamagedShardError: A tar is damaged.
-        SampleError: A key or a field could not be written so that it reads back.
+        SampleError: A key or a field could not be written so that it reads back, or a member of a
+            sample is a link.
     """
     classes = classes_beside(paths)
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
@@ -174,14 +190,16 @@ def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
 
 def _list_tar(path: str) -> Listing:
     ignored: Counter[str] = Counter()
+    others: list[OtherEntry] = []
     samples: dict[str, dict[str, Member]] = {}
     joined = 0
     repeated: list[tuple[str, dict[str, Member]]] = []
     builder = CatalogBuilder()
     source = builder.add_source(path)
     with open_tar(path) as data:
-        members = _counted(walk_members(data, path), ignored)
+        members = _counted(walk_members(data, path, others=others), ignored)
         for key, fields in group_members(members, path):
+            ignored[_LEFT_OUT] -= len(fields)
             known = samples.setdefault(key, fields)
             if known is fields:
                 continue
@@ -190,6 +208,8 @@ def _list_tar(path: str) -> Listing:
             else:
                 known |= fields
                 joined += 1
+    _refuse_lost_links(others, samples, path)
+    ignored.update(f"{entry.kind}s" for entry in others if entry.kind != "folder")
     try:
         for key, fields in [*samples.items(), *repeated]:
             builder.begin(key)
@@ -200,11 +220,43 @@ def _list_tar(path: str) -> Listing:
     return Listing(builder.build(), ignored, joined=joined)
 
 
+def _refuse_lost_links(
+    others: Iterable[OtherEntry], samples: Mapping[str, Mapping[str, Member]], path: str
+) -> None:
+    """Refuse links in the place of members, whose data is elsewhere; one to itself loses nothing.
+
+    Raises:
+        SampleError: The message has their number and the first of them.
+    """
+    lost: list[str] = []
+    for entry in others:
+        parts = None if _is_hidden(entry.name) else split_name(entry.name)
+        if entry.kind == "link" and parts and parts[1] not in samples.get(parts[0], ()):
+            lost.append(entry.name)
+    if lost:
+        raise SampleError(
+            f"{path}: samples lose {count_of(len(lost), 'member')} that a link stands for, which "
+            f"has no data, first {lost[0]!r}; write the tar by GNU tar with --hard-dereference "
+            "--dereference, or unpack it and pack the folder"
+        )
+
+
 def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Member]:
-    """The members that are in samples; other members are counted in `ignored`."""
+    """The members that are in samples; other members are counted in `ignored`.
+
+    By webdataset's rule the file `train/._0001.jpg` that macOS adds would be the field `_0001.jpg`
+    of a sample `train/`. Hidden files are in no sample here, as in folders.
+    """
     for member in members:
-        if split_name(member.name) is None:
+        if _is_hidden(member.name):
+            ignored[_HIDDEN] += 1
+        elif split_name(member.name) is None:
             base = member.name.rpartition("/")[2]
-            ignored["without suffix" if "." not in base else "hidden or __x__"] += 1
+            ignored["without suffix" if "." not in base else _HIDDEN] += 1
         else:
+            ignored[_LEFT_OUT] += 1  # until it comes in a sample
             yield member
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".", name.rfind("/") + 1)
