@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any, Final
 
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.packing import Packing
+from lightning_shards.dataprep.writing.packing import SPLITS, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
@@ -39,7 +39,13 @@ _POWERS = ("", "K", "M", "G", "T")
 def add_output_options(parser: ArgumentParser, *, order: str) -> None:
     """Add the options of the output; `order` is the default order of samples."""
     add = parser.add_argument
-    add("--out", required=True, type=Path, metavar="DIR", help="folder to write, new or unfinished")
+    add(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="folder to write: new or unfinished, not in the input",
+    )
     add("--prefix", default="shard", metavar="NAME", help="of shards: NAME-000000.tar")
     add("--max-samples", type=int, metavar="N", help="samples of a shard at most")
     add("--max-bytes", type=size_bytes, metavar="SIZE", help="like 500MB or 1GiB; default: 1GB")
@@ -71,6 +77,12 @@ def output_of(options: Namespace) -> Output:
         prefix=options.prefix,
         processes=options.processes,
     )
+
+
+def output_folders(options: Namespace) -> list[Path]:
+    """The folders to which the options write shards, and the one above the folders of splits."""
+    splits = SPLITS if options.val_fraction else ()
+    return [options.out, *(options.out / split for split in splits)]
 
 
 def size_bytes(text: str) -> int:

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from lightning_shards.dataprep.writing.apart import require_apart
 from lightning_shards.dataprep.writing.listing import list_tars
 from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
@@ -15,6 +16,7 @@ from lightning_shards.tools.output_options import (
     RESUMING,
     add_output_options,
     load_function,
+    output_folders,
     output_of,
     packing_of,
     print_report,
@@ -63,6 +65,7 @@ def _parser() -> ArgumentParser:
 def _reshard(options: Namespace) -> int:
     packing, output, edit = packing_of(options), output_of(options), _edit(options)
     paths = require_local(expand_urls(options.urls), "reshard")
+    require_apart(paths, output_folders(options))
     may_rename = options.duplicate_keys == "prefix"
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
         listing = list_tars(paths, copies=copies, processes=options.processes)

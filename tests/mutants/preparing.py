@@ -330,4 +330,28 @@ MUTANTS = [
         "[header[:100]]",
         "tools/packing/test_tars_of_others.py",
     ),
+    Mutant(
+        "dataprep.writing.apart:require_outside",
+        "(real, *real.parents)",
+        "(real,)",
+        "tools/packing/test_outputs_apart.py",
+    ),
+    Mutant(
+        "dataprep.writing.apart:require_apart",
+        "{tar, os.path.realpath(tar)}",
+        "{tar}",
+        "tools/packing/test_outputs_apart.py",
+    ),
+    Mutant(
+        "dataprep.writing.listing:_files_below",
+        "written = identities_of(outputs)",
+        "written = identities_of(())",
+        "tools/packing/test_outputs_apart.py",
+    ),
+    Mutant(
+        "tools.output_options:output_folders",
+        "if options.val_fraction else",
+        "if False else",
+        "tools/packing/test_outputs_apart.py",
+    ),
 ]

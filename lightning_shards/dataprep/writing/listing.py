@@ -4,10 +4,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
 from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.writing.apart import identities_of, is_within, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.class_files import classes_beside
 from lightning_shards.dataprep.writing.keys import escape_key
@@ -59,21 +61,26 @@ class Listing:
 
 
 def list_folder(
-    folder: str, *, suffix_from: SuffixFrom = "last", has_classes: bool = True
+    folder: str,
+    *,
+    suffix_from: SuffixFrom = "last",
+    has_classes: bool = True,
+    outputs: Sequence[Path] = (),
 ) -> Listing:
     """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, numbered by name, and a sample gets the number of its class as field `cls`.
+    are classes, numbered by name, and a sample gets the number of its class as field `cls`. The
+    samples will be written to the folders `outputs`.
 
     Raises:
         ShardNotFoundError: There is no such folder.
-        ConfigError: There are files beside the folders of classes.
+        ConfigError: There are files beside the folders of classes, or an output is in the folder.
         SampleError: Two files of a sample have the same suffix, or both are images.
     """
     ignored: Counter[str] = Counter()
     files_by_stem: dict[str, dict[str, str]] = {}
-    for path in _files_below(folder, ignored):
+    for path in _files_below(folder, outputs, ignored):
         name = os.path.relpath(path, folder)
         parts = _split_path(name, suffix_from, ignored)
         if parts:
@@ -129,16 +136,20 @@ def list_tars(
     return Listing(catalog, ignored, classes, joined)
 
 
-def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
+def _files_below(folder: str, outputs: Sequence[Path], ignored: Counter[str]) -> Iterator[str]:
     """The visible files, sorted; links are followed."""
     if not os.path.isdir(folder):  # noqa: PTH112 - paths stay strings here
         raise ShardNotFoundError(f"{folder} is no folder; check the path and the mount")
+    require_outside(folder, outputs)
+    written = identities_of(outputs)
     visited: set[tuple[int, int]] = set()
     for below, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
         status = os.stat(below)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in visited:
             raise ConfigError(f"{below} is reached twice, by a link; remove the link")
         visited.add((status.st_dev, status.st_ino))
+        if (output := written.get((status.st_dev, status.st_ino))) is not None:  # by a link
+            raise is_within(output, folder)
         ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (os.path.join(below, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
