@@ -151,6 +151,8 @@ class Journal:
                 f"another run is writing to {self._folder}; wait until it ends, or name another "
                 "folder"
             ) from error
+        except OSError:  # a file system without locks, where no other run can hold one either
+            return
 
     def _opened(self) -> int:
         """The descriptor of the journal, which is made if it does not exist.
