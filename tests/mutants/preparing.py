@@ -354,4 +354,16 @@ MUTANTS = [
         "if False else",
         "tools/packing/test_outputs_apart.py",
     ),
+    Mutant(
+        "dataprep.writing.journal:Journal._lock",
+        "except OSError:",
+        "except FileNotFoundError:",
+        "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
+        "tools.index:_index_files",
+        "[*filter(Path.exists, tables), *write_index(surveyed, files)]",
+        "write_index(surveyed, files)",
+        "tools/test_index.py",
+    ),
 ]

@@ -1,4 +1,4 @@
-"""`pack` and `reshard` do not write to where they read, as a next run would read its shards, too."""
+"""`pack` and `reshard` do not write to where they read: a next run would read its shards, too."""
 
 import os
 import shutil
