@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any, Final
 
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.packing import SPLITS, Packing
+from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
@@ -81,7 +81,7 @@ def output_of(options: Namespace) -> Output:
 
 def output_folders(options: Namespace) -> list[Path]:
     """The folders to which the options write shards, and the one above the folders of splits."""
-    splits = SPLITS if options.val_fraction else ()
+    splits = FRACTION_SPLITS if options.val_fraction else ()
     return [options.out, *(options.out / split for split in splits)]
 
 
