@@ -91,7 +91,7 @@ def _index(options: Namespace) -> int:
     if options.json:
         print(json.dumps(_document(found)))
     else:
-        _print(found)
+        _print(found, has_tables="members" in files.formats)
     stale = [finding for finding in found.survey.failures if finding.rule == "stale count"]
     if stale:
         return FAILED
@@ -115,8 +115,9 @@ def _index_files(
         table_paths=tables,
         processes=files.processes,
     )
-    written = write_index(surveyed, files) if may_write(surveyed) else []
-    written[:0] = [path for path in tables if written and path.exists()]
+    written: list[Path] = []
+    if may_write(surveyed):
+        written = [*filter(Path.exists, tables), *write_index(surveyed, files)]
     if written and files.output is None:
         surveyed.findings += find_stale_counts(surveyed)
     return Indexed(surveyed, list(map(str, written)), [])
@@ -139,7 +140,7 @@ def _document(found: Indexed) -> dict[str, Any]:
     }
 
 
-def _print(found: Indexed) -> None:
+def _print(found: Indexed, *, has_tables: bool) -> None:
     surveyed, written = found.survey, found.written
     print_findings(surveyed.findings)
     samples = count_of(surveyed.samples, "sample")
@@ -152,7 +153,8 @@ def _print(found: Indexed) -> None:
     if found.replaced:
         print(f"{count_of(len(found.replaced), 'index file')} of other contents were replaced")
     if not written:
-        print("nothing was written: repair the shards, or give --allow-problems")
+        what = "no index but the member tables of readable shards" if has_tables else "nothing"
+        print(f"{what} was written: repair the shards, or give --allow-problems")
 
 
 _MAX_NAMED = 8

@@ -8,13 +8,14 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.packing import Packing
+from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
@@ -38,7 +39,13 @@ _POWERS = ("", "K", "M", "G", "T")
 def add_output_options(parser: ArgumentParser, *, order: str) -> None:
     """Add the options of the output; `order` is the default order of samples."""
     add = parser.add_argument
-    add("--out", required=True, type=Path, metavar="DIR", help="folder to write, new or unfinished")
+    add(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="folder to write: new or unfinished, not in the input",
+    )
     add("--prefix", default="shard", metavar="NAME", help="of shards: NAME-000000.tar")
     add("--max-samples", type=int, metavar="N", help="samples of a shard at most")
     add("--max-bytes", type=size_bytes, metavar="SIZE", help="like 500MB or 1GiB; default: 1GB")
@@ -70,6 +77,12 @@ def output_of(options: Namespace) -> Output:
         prefix=options.prefix,
         processes=options.processes,
     )
+
+
+def output_folders(options: Namespace) -> list[Path]:
+    """The folders to which the options write shards, and the one above the folders of splits."""
+    splits = FRACTION_SPLITS if options.val_fraction else ()
+    return [options.out, *(options.out / split for split in splits)]
 
 
 def size_bytes(text: str) -> int:
@@ -134,10 +147,12 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
             f"{count_of(data_set.samples, 'sample')} in {count_of(data_set.shards, 'shard')}, "
             f"{size}: {data_set.urls}"
         )
-    samples = len(listing.catalog)
-    fields = listing.catalog.field_counts()
-    counts = ", ".join(f"{printable(name)} {count:,}" for name, count in fields.items())
-    print(f"read {samples:,} samples: {counts}")
+    fields: Counter[str] = Counter()
+    for data_set in written.data_sets.values():
+        fields.update(data_set.fields)
+    print(_counts_line("read", len(listing.catalog), listing.catalog.field_counts()))
+    num_written = sum(data_set.samples for data_set in written.data_sets.values())
+    print(_counts_line("wrote", num_written, fields))
     for reason, count in sorted((+listing.ignored).items()):
         print(f"in no sample: {count:,} {reason}")
     if listing.joined:
@@ -152,6 +167,11 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
         print(_overhead_note(smallest))
     has_classes = CLASS_SUFFIX in fields and bool(listing.classes)
     print(f"next: {_next_command(options, written, has_classes=has_classes)}")
+
+
+def _counts_line(verb: str, samples: int, fields: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{printable(name)} {count:,}" for name, count in sorted(fields.items()))
+    return f"{verb} {count_of(samples, 'sample')}: {counts}"
 
 
 def _overhead_note(data_set: DataSet) -> str:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lightning_shards.dataprep.writing.apart import require_apart
 from lightning_shards.dataprep.writing.listing import Listing, list_folder, list_tars
 from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
@@ -18,6 +19,7 @@ from lightning_shards.tools.console import run_tool
 from lightning_shards.tools.output_options import (
     RESUMING,
     add_output_options,
+    output_folders,
     output_of,
     packing_of,
     print_report,
@@ -110,12 +112,14 @@ def _list(options: Namespace, stack: ExitStack) -> Listing:
             _only(options.input),
             suffix_from=options.suffix_from or "last",
             has_classes=not options.no_classes,
+            outputs=output_folders(options),
         )
     _refuse(options, _FOR_FOLDERS, "a folder")
     if Path(first).suffix.lower() in TABLE_SUFFIXES:
         return list_table(_only(options.input), _columns(options, first))
     _refuse(options, _FOR_TABLES, "a table")
     paths = require_local(expand_urls(options.input), "pack")
+    require_apart(paths, output_folders(options))
     copies = plain_copies(paths, options.out, processes=options.processes)
     return list_tars(paths, copies=stack.enter_context(copies), processes=options.processes)
 
@@ -136,6 +140,7 @@ def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
+        field = field.strip()
         if not column or (equals and not field) or not (equals or may_be_single):
             raise ConfigError(f"{text!r} must be COLUMN=FIELD, like caption=txt")
         if column in pairs:

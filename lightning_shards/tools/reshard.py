@@ -1,9 +1,10 @@
 """`lightning-shards reshard`: cuts, merges, shuffles, sorts or edits shards into new ones."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
+from lightning_shards.dataprep.writing.apart import require_apart
 from lightning_shards.dataprep.writing.listing import list_tars
 from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
@@ -15,6 +16,7 @@ from lightning_shards.tools.output_options import (
     RESUMING,
     add_output_options,
     load_function,
+    output_folders,
     output_of,
     packing_of,
     print_report,
@@ -31,7 +33,8 @@ A function takes a sample, a dict of `__key__` and the bytes of each field. That
 whether the sample is kept; that of --map gives the sample to write, with the same key. Both must
 always give the same for the same sample. Samples are read one at a time from where they are, so
 only the list of them is in memory (100 bytes each). Members of a sample that are apart in a tar
-are joined. A classes.json beside the shards is written beside the new ones, too. Compressed tars
+are joined, a link in the place of one is refused, and hidden files such as ._x of macOS are left
+out. A classes.json beside the shards is written beside the new ones, too. Compressed tars
 (gzip, bzip2, xz; zstandard from Python 3.14 on) are unpacked to DIR until the shards are written.
 """
 
@@ -55,16 +58,19 @@ def _parser() -> ArgumentParser:
     add("--filter", metavar="FUNCTION", help="import path of a function: keep the sample?")
     add("--map", metavar="FUNCTION", help="import path of a function: the sample to write")
     add("--rename", action="append", default=[], metavar="OLD=NEW", help="a field, before --map")
-    add("--fields", metavar="A,B", help="the only fields that are kept, by their new names")
+    add("--fields", metavar="A,B", help="the only fields kept, by their new names, before --map")
     return parser
 
 
 def _reshard(options: Namespace) -> int:
     packing, output, edit = packing_of(options), output_of(options), _edit(options)
     paths = require_local(expand_urls(options.urls), "reshard")
+    require_apart(paths, output_folders(options))
     may_rename = options.duplicate_keys == "prefix"
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
         listing = list_tars(paths, copies=copies, processes=options.processes)
+        if len(listing.catalog):
+            _require_fields(edit, listing.catalog.fields)
         written = rewrite(
             listing.catalog,
             packing,
@@ -84,8 +90,7 @@ def _edit(options: Namespace) -> Edit:
         path = getattr(options, name)
         if path is not None:
             functions[name], settings[name] = load_function(path)
-    rename = dict(map(_renaming, options.rename))
-    only = tuple(options.fields.split(",")) if options.fields else ()
+    rename, only = _renamings(options.rename), _kept_fields(options.fields)
     return Edit(
         rename=rename,
         only=only,
@@ -95,8 +100,46 @@ def _edit(options: Namespace) -> Edit:
     )
 
 
-def _renaming(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        raise ConfigError(f"--rename must be OLD=NEW, like jpeg=jpg, got {text!r}")
-    return old, new
+def _renamings(texts: Sequence[str]) -> dict[str, str]:
+    """New names by old ones."""
+    renamed: dict[str, str] = {}
+    for text in texts:
+        old, _, new = (part.strip() for part in text.partition("="))
+        if not (old and new):
+            raise ConfigError(f"--rename must be OLD=NEW, like jpeg=jpg, got {text!r}")
+        if old in renamed:
+            raise ConfigError(
+                f"--rename gives {old!r} two names, {renamed[old]!r} and {new!r}; give it one"
+            )
+        renamed[old] = new
+    return renamed
+
+
+def _kept_fields(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ConfigError(f"--fields must be names with commas between, like jpg,cls, got {text!r}")
+    return names
+
+
+def _require_fields(edit: Edit, fields: Sequence[str]) -> None:
+    """Refuse a field that no sample has, because another one would be left out without a word."""
+    _require_known("--rename", edit.rename, fields)
+    renamed = [edit.rename.get(name, name) for name in fields]
+    _require_known("--fields", edit.only, renamed)
+
+
+def _require_known(option: str, names: Iterable[str], fields: Sequence[str]) -> None:
+    for name in names:
+        if name not in fields:
+            known = ", ".join(sorted(fields)[:_MAX_NAMED])
+            more = len(fields) - _MAX_NAMED
+            raise ConfigError(
+                f"{option} names the field {name!r}, which no sample has; name one of {known}"
+                + f" and {more:,} more" * (more > 0)
+            )
+
+
+_MAX_NAMED: Final = 20

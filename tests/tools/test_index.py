@@ -188,6 +188,38 @@ def test_counts_that_are_out_of_date_are_named(run, folder):
     assert "remake" in stale["message"]
 
 
+@pytest.mark.parametrize("formats", ["members", "members,wids"])
+def test_member_tables_beside_the_shards_are_told(run, folder, formats):
+    written = [f"{path}.members" for path in sorted(folder.glob("*.tar"))]
+    written += [str(folder / "wids.json")] * ("wids" in formats)
+    for _ in range(2):
+        status, document = run(folder / "*.tar", "--format", formats)
+        assert (status, document["written"]) == (0, written)
+    assert all(Path(path).is_file() for path in written)
+
+
+def test_text_of_a_run_that_writes_member_tables_alone_names_them(folder, tmp_path, capsys):
+    given = [str(folder / "*.tar"), "--format", "members", "--processes", "1"]
+    index.main([*given, "--cache-dir", str(tmp_path / "cache")])
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f"wrote {path}.members" for path in sorted(folder.glob("*.tar"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "what"),
+    [("wids", "nothing"), ("members", "no index but the member tables of readable shards")],
+)
+def test_text_of_a_run_with_findings_says_what_was_not_written(tmp_path, capsys, formats, what):
+    path = write_members(tmp_path / "a.tar", [("../a.x", b"1")])
+    given = [str(path), "--format", formats, "--processes", "1"]
+    with pytest.raises(SystemExit) as ended:
+        index.main([*given, "--cache-dir", str(tmp_path / "cache")])
+    assert ended.value.code == 1
+    assert f"\n{what} was written: repair the shards, or give --allow-p" in capsys.readouterr().out
+    assert (tmp_path / "a.tar.members").exists() == (formats == "members")
+
+
 # --- what is odd or wrong
 
 

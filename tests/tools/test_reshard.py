@@ -191,6 +191,36 @@ def test_fields_are_renamed_and_left_out(run, shards, tmp_path):
     ]
 
 
+def test_spaces_around_names_of_fields_are_left_out(run, shards, tmp_path):
+    report = run(*shards, "--rename", "cls = label", "--fields", "label, json")
+    assert report["input"]["fields"] == {"cls": 50, "json": 10, "txt": 50}
+    assert report["data_sets"][""]["fields"] == {"label": 50, "json": 10}
+    assert {name for _, fields in samples(tars(tmp_path / "out")) for name in fields} == {
+        "label",
+        "json",
+    }
+
+
+def test_fields_that_were_written_are_told_by_split_and_in_a_run_that_goes_on(
+    run, shards, tmp_path, functions
+):
+    arguments = (*shards, "--map", f"{functions}:shout", "--val-fraction", 0.3, "--max-samples", 9)
+    first = run(*arguments)["data_sets"]
+    assert first["val"]["fields"].items() >= {"note": first["val"]["samples"]}.items()
+    assert first["train"]["fields"]["json"] + first["val"]["fields"]["json"] == 10
+    tars(tmp_path / "out" / "train")[1].unlink()
+    assert run(*arguments)["data_sets"] == first
+
+
+def test_the_text_tells_what_was_read_and_what_was_written(shards, tmp_path, capsys):
+    given = ["--fields", "cls", "--out", str(tmp_path / "out"), "--processes", "1"]
+    reshard.main([*shards, *given, "--cache-dir", str(tmp_path / "cache")])
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "read 50 samples: cls 50, json 10, txt 50",
+        "wrote 50 samples: cls 50",
+    ]
+
+
 def test_a_share_is_part_of_a_greater_share(run, shards, tmp_path):
     run(*shards, "--keep", 0.3, out="few")
     run(*shards, "--keep", 0.6, out="more")
@@ -264,7 +294,12 @@ def test_a_damaged_shard_is_refused_before_anything_is_written(refused, shards, 
         (("--rename", "cls=txt"), "sample '0000' has 'txt' "),
         (("--rename", "cls"), "--rename must be OLD=NEW"),
         (("--rename", "cls=.label"), "'.label' cannot be a field: it begins with a dot"),
-        (("--fields", "png"), "has no field"),
+        (("--fields", "cls,"), "--fields must be names with commas between"),
+        (("--fields", "cls,text"), "--fields names the field 'text', which no sample has; name o"),
+        (("--fields", "cls", "--rename", "cls=label"), "names the field 'cls', which no sample ha"),
+        (("--fields", "clas", "--map", "{module}:shout"), "names the field 'clas', which no sampl"),
+        (("--rename", "jsn=meta"), "names the field 'jsn', which no sample has; name one of cls, "),
+        (("--rename", "cls=a", "--rename", "cls=b"), "--rename gives 'cls' two names, 'a' and 'b'"),
         (("--num-shards", 51), "too few for 51 shards"),
         (("--prefix", "../x"), "cannot be the name of a split or a prefix"),
         (("--keep", 0), "keep must be"),

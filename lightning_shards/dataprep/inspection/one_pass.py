@@ -18,9 +18,6 @@ from lightning_shards.shards.tar.walk import (
     walk_members,
 )
 
-_LINKS = b"12"
-_FOLDER = ord("5")
-
 
 class ScannedTar(NamedTuple):
     """What one pass over a tar has found.
@@ -104,10 +101,9 @@ class _Walk:
 
     def _pass_over_others(self) -> None:
         """Note what follows the last member and is no regular file."""
-        for name, flag, stop in self._others:
-            kind = "link" if flag in _LINKS else "folder" if flag == _FOLDER else "special file"
-            self._passed_over.append(PassedOver(name, self._end, kind))
-            self._end = _padded(stop)
+        for entry in self._others:
+            self._passed_over.append(PassedOver(entry.name, self._end, entry.kind))
+            self._end = _padded(entry.stop)
         self._others.clear()
 
 

@@ -31,14 +31,14 @@ from lightning_shards.shards.regular_files import open_regular, stamp_of
 
 JOURNAL_NAME: Final = ".lightning-shards.journal"
 
-_VERSION = 2
+_VERSION = 3
 _CHECKSUM = 8  # hexadecimal digits at the beginning of a line
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
 _BRACE = re.compile(r"[{}]")
 _SHARD_NAME = re.compile(r"(.*)-\d{6,}\.tar")
 
 _FACT = {"fact": str, "value": str}
-_SHARD = {"below": str, "name": str, "md5": str} | dict.fromkeys(
+_SHARD = {"below": str, "name": str, "md5": str, "fields": dict} | dict.fromkeys(
     ("mtime_ns", "samples", "size_bytes"), int
 )
 
@@ -151,6 +151,8 @@ class Journal:
                 f"another run is writing to {self._folder}; wait until it ends, or name another "
                 "folder"
             ) from error
+        except OSError:  # a file system without locks, where no other run can hold one either
+            return
 
     def _opened(self) -> int:
         """The descriptor of the journal, which is made if it does not exist.
@@ -304,7 +306,9 @@ def _are_settings(entry: dict[str, Any]) -> bool:
 def _is_entry(entry: dict[str, Any]) -> bool:
     """Whether this is a valid further line, of a fact or of a shard."""
     kinds: dict[str, object] = {name: type(value) for name, value in entry.items()}
-    return kinds in (_FACT, _SHARD)
+    if kinds == _FACT:
+        return True
+    return kinds == _SHARD and all(type(count) is int for count in entry["fields"].values())
 
 
 def _md5(path: Path) -> str:

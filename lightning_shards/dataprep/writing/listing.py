@@ -4,22 +4,39 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
 from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.writing.apart import identities_of, is_within, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.class_files import classes_beside
 from lightning_shards.dataprep.writing.keys import escape_key
-from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardNotFoundError
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    SampleError,
+    ShardNotFoundError,
+    count_of,
+)
 from lightning_shards.shards.classes import CLASS_SUFFIX
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import Member, group_members, split_name, walk_members
+from lightning_shards.shards.tar.walk import (
+    Member,
+    OtherEntry,
+    group_members,
+    split_name,
+    walk_members,
+)
 
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
 )
+
+_HIDDEN: Final = "hidden or __x__"
+_LEFT_OUT: Final = "left out by __bad__"
 
 SuffixFrom = Literal["last", "first"]
 """Which dot of a file's name separates key and suffix: of x.seg.png, the suffix is png or
@@ -44,21 +61,26 @@ class Listing:
 
 
 def list_folder(
-    folder: str, *, suffix_from: SuffixFrom = "last", has_classes: bool = True
+    folder: str,
+    *,
+    suffix_from: SuffixFrom = "last",
+    has_classes: bool = True,
+    outputs: Sequence[Path] = (),
 ) -> Listing:
     """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, numbered by name, and a sample gets the number of its class as field `cls`.
+    are classes, numbered by name, and a sample gets the number of its class as field `cls`. The
+    samples will be written to the folders `outputs`.
 
     Raises:
         ShardNotFoundError: There is no such folder.
-        ConfigError: There are files beside the folders of classes.
+        ConfigError: There are files beside the folders of classes, or an output is in the folder.
         SampleError: Two files of a sample have the same suffix, or both are images.
     """
     ignored: Counter[str] = Counter()
     files_by_stem: dict[str, dict[str, str]] = {}
-    for path in _files_below(folder, ignored):
+    for path in _files_below(folder, outputs, ignored):
         name = os.path.relpath(path, folder)
         parts = _split_path(name, suffix_from, ignored)
         if parts:
@@ -95,7 +117,8 @@ def list_tars(
         ShardNotFoundError: A tar does not exist.
         ConfigError: Tars of two folders have different classes.
         DamagedShardError: A tar is damaged.
-        SampleError: A key or a field could not be written so that it reads back.
+        SampleError: A key or a field could not be written so that it reads back, or a member of a
+            sample is a link.
     """
     classes = classes_beside(paths)
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
@@ -113,16 +136,20 @@ def list_tars(
     return Listing(catalog, ignored, classes, joined)
 
 
-def _files_below(folder: str, ignored: Counter[str]) -> Iterator[str]:
+def _files_below(folder: str, outputs: Sequence[Path], ignored: Counter[str]) -> Iterator[str]:
     """The visible files, sorted; links are followed."""
     if not os.path.isdir(folder):  # noqa: PTH112 - paths stay strings here
         raise ShardNotFoundError(f"{folder} is no folder; check the path and the mount")
+    require_outside(folder, outputs)
+    written = identities_of(outputs)
     visited: set[tuple[int, int]] = set()
     for below, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
         status = os.stat(below)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in visited:
             raise ConfigError(f"{below} is reached twice, by a link; remove the link")
         visited.add((status.st_dev, status.st_ino))
+        if (output := written.get((status.st_dev, status.st_ino))) is not None:  # by a link
+            raise is_within(output, folder)
         ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (os.path.join(below, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118
@@ -174,14 +201,16 @@ def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
 
 def _list_tar(path: str) -> Listing:
     ignored: Counter[str] = Counter()
+    others: list[OtherEntry] = []
     samples: dict[str, dict[str, Member]] = {}
     joined = 0
     repeated: list[tuple[str, dict[str, Member]]] = []
     builder = CatalogBuilder()
     source = builder.add_source(path)
     with open_tar(path) as data:
-        members = _counted(walk_members(data, path), ignored)
+        members = _counted(walk_members(data, path, others=others), ignored)
         for key, fields in group_members(members, path):
+            ignored[_LEFT_OUT] -= len(fields)
             known = samples.setdefault(key, fields)
             if known is fields:
                 continue
@@ -190,6 +219,8 @@ def _list_tar(path: str) -> Listing:
             else:
                 known |= fields
                 joined += 1
+    _refuse_lost_links(others, samples, path)
+    ignored.update(f"{entry.kind}s" for entry in others if entry.kind != "folder")
     try:
         for key, fields in [*samples.items(), *repeated]:
             builder.begin(key)
@@ -200,11 +231,43 @@ def _list_tar(path: str) -> Listing:
     return Listing(builder.build(), ignored, joined=joined)
 
 
+def _refuse_lost_links(
+    others: Iterable[OtherEntry], samples: Mapping[str, Mapping[str, Member]], path: str
+) -> None:
+    """Refuse links in the place of members, whose data is elsewhere; one to itself loses nothing.
+
+    Raises:
+        SampleError: The message has their number and the first of them.
+    """
+    lost: list[str] = []
+    for entry in others:
+        parts = None if _is_hidden(entry.name) else split_name(entry.name)
+        if entry.kind == "link" and parts and parts[1] not in samples.get(parts[0], ()):
+            lost.append(entry.name)
+    if lost:
+        raise SampleError(
+            f"{path}: samples lose {count_of(len(lost), 'member')} that a link stands for, which "
+            f"has no data, first {lost[0]!r}; write the tar by GNU tar with --hard-dereference "
+            "--dereference, or unpack it and pack the folder"
+        )
+
+
 def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Member]:
-    """The members that are in samples; other members are counted in `ignored`."""
+    """The members that are in samples; other members are counted in `ignored`.
+
+    By webdataset's rule the file `train/._0001.jpg` that macOS adds would be the field `_0001.jpg`
+    of a sample `train/`. Hidden files are in no sample here, as in folders.
+    """
     for member in members:
-        if split_name(member.name) is None:
+        if _is_hidden(member.name):
+            ignored[_HIDDEN] += 1
+        elif split_name(member.name) is None:
             base = member.name.rpartition("/")[2]
-            ignored["without suffix" if "." not in base else "hidden or __x__"] += 1
+            ignored["without suffix" if "." not in base else _HIDDEN] += 1
         else:
+            ignored[_LEFT_OUT] += 1  # until it comes in a sample
             yield member
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".", name.rfind("/") + 1)

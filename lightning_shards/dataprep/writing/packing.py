@@ -21,6 +21,9 @@ from lightning_shards.shards.tar.walk import BLOCK
 PackOrder = Literal["source", "shuffled", "sorted"]
 """As listed, in a uniformly random order by the seed, or sorted by the bytes of the keys."""
 
+FRACTION_SPLITS: Final = ("train", "val")
+"""The splits that `val_fraction` makes."""
+
 DEFAULT_MAX_BYTES: Final = 1_000_000_000
 """Bytes of a shard: large enough for few files that disks and stores read at full speed."""
 
@@ -103,7 +106,7 @@ def split_names(catalog: Catalog, packing: Packing) -> list[str]:
         raise ConfigError("val_fraction and a column of splits both split; choose one")
     if catalog.splits:
         return sorted(catalog.splits)
-    return ["train", "val"] if packing.val_fraction else [""]
+    return list(FRACTION_SPLITS) if packing.val_fraction else [""]
 
 
 def with_unique_keys(catalog: Catalog, *, may_rename: bool) -> Catalog:

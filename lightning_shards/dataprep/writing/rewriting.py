@@ -6,6 +6,7 @@ last: a folder with an index is complete.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -117,6 +118,7 @@ class DataSet(NamedTuple):
         size_bytes: Size of all shards.
         members_per_sample: Average number of members of a sample in the first shard.
         payload_share: Bytes of its members, divided by those that they take in the tar.
+        fields: How many samples have each field, by name in order.
     """
 
     urls: str
@@ -125,6 +127,7 @@ class DataSet(NamedTuple):
     size_bytes: int
     members_per_sample: float
     payload_share: float
+    fields: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +333,9 @@ def _finish(
     shards.sort(key=lambda shard: (len(shard.name), shard.name))
     list_shards(folder, shards)
     sizes = TableStore(cache).table_of(folder / shards[0].name).sizes
+    fields: Counter[str] = Counter()
+    for shard in shards:
+        fields.update(shard.fields)
     return DataSet(
         shard_pattern(folder, shards, prefix),
         len(shards),
@@ -337,4 +343,5 @@ def _finish(
         sum(shard.size_bytes for shard in shards),
         len(sizes) / shards[0].samples,
         int(sizes.sum()) / sum(map(tar_size, sizes.tolist())),
+        dict(sorted(fields.items())),
     )

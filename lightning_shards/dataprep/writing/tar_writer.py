@@ -7,6 +7,7 @@ which it was made.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,14 @@ class WrittenShard:
         samples: Number of samples.
         size_bytes: Size of the file.
         md5: MD5 of the file, as in the wids JSON; it protects against accidents only.
+        fields: How many samples have each field, by name in order.
     """
 
     name: str
     samples: int
     size_bytes: int
     md5: str
+    fields: dict[str, int]
 
 
 class TarWriter:
@@ -63,6 +66,7 @@ class TarWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest = hashlib.md5(usedforsecurity=False)
+        self._fields: Counter[str] = Counter()
         self.samples = 0
         self.position = 0
 
@@ -85,12 +89,14 @@ class TarWriter:
         if not written:
             raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
         self.samples += 1
+        self._fields.update(written)
 
     def finish(self, name: str) -> WrittenShard:
         """Write the end marker, and return the shard under this name."""
         end = 2 * BLOCK
         self._put(bytes(end + -(self.position + end) % _RECORD))
-        return WrittenShard(name, self.samples, self.position, self._digest.hexdigest())
+        fields = dict(sorted(self._fields.items()))
+        return WrittenShard(name, self.samples, self.position, self._digest.hexdigest(), fields)
 
     def _put(self, data: bytes) -> None:
         self._file.write(data)

@@ -9,7 +9,7 @@ as webdataset does it, so that a count is the number of samples that a stream wi
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError
@@ -27,6 +27,7 @@ _POSIX: Final = b"ustar\0"
 _FLAG = 156
 _REGULAR = frozenset(b"0\x007")
 _WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, fifos: their size is not used
+_LINKS = b"12"
 _EXTENDED = frozenset(b"xXgLK")  # X: Solaris' x
 _FOLDER, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _NEWLINE = b"5SgLK\n"
 _BASE_256 = 0x80
@@ -82,6 +83,13 @@ class OtherEntry(NamedTuple):
     name: str
     flag: int
     stop: int
+
+    @property
+    def kind(self) -> Literal["link", "folder", "special file"]:
+        """What it is; a link, hard or symbolic, has no data of its own."""
+        if self.flag in _LINKS:
+            return "link"
+        return "folder" if self.flag == _FOLDER else "special file"
 
 
 def walk_members(
@@ -299,7 +307,9 @@ def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int
 
 
 def _other(header: bytes, overrides: dict[bytes, bytes], flag: int, stop: int) -> OtherEntry:
-    name = overrides.get(b"path", header[:100].partition(b"\0")[0])
+    long_name = overrides.get(b"path")
+    parts = [header[345:500], header[:100]] if long_name is None else [long_name]
+    name = b"/".join(part for field in parts if (part := field.partition(b"\0")[0]))
     return OtherEntry(name.decode("utf-8", "surrogateescape"), flag, stop)
 
 

@@ -1,5 +1,7 @@
 """A journal is believed as far as it is this user's, whole, and true of what is there."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -165,6 +167,22 @@ def test_planted_journal_does_not_give_shards_of_the_user_away(out, precious):
     assert (out / "shard-000000.tar").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_file_system_without_locks_is_written_to(out, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with ShardWriter(out, cache_dir=out / "cache") as writer:
+        writer.write({"__key__": "0", "cls": "1"})
+    assert (out / "shard-000000.tar").is_file()
+
+
+def test_run_beside_another_one_is_refused(out):
+    with begin(out), pytest.raises(ConfigError, match="another run is writing to"):
+        begin(out)
+
+
 # --- what it says
 
 
@@ -204,6 +222,8 @@ def test_settings_that_make_no_sense_give_no_shard_away(out, begun, first):
         {"samples": True},
         {"size_bytes": None},
         {"md5": []},
+        {"fields": ["cls"]},
+        {"fields": {"cls": "1"}},
         {"below": None},
         {"more": 1},
         {"mtime_ns": 1.5},

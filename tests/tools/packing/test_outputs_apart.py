@@ -1,0 +1,127 @@
+"""`pack` and `reshard` do not write to where they read: a next run would read its shards, too."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.tools import pack, reshard
+from tests.tools.conftest import contents, write_samples
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder of two classes, which is the folder of this process."""
+    folder = tmp_path / "photos"
+    for name in ("cat/0.txt", "dog/1.txt", "dog/2.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"text")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return write_samples(tmp_path / "data", [3, 2])
+
+
+@pytest.fixture
+def given(tmp_path):
+    return ["--cache-dir", str(tmp_path / "cache"), "--processes", "1"]
+
+
+@pytest.fixture
+def refused(given, tmp_path, capsys):
+    """Runs a tool, which must refuse and change no file; gives its one line."""
+
+    def call(tool, *arguments):
+        before = contents(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            tool.main([*map(str, arguments), *given])
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        assert contents(tmp_path) == before
+        return captured.err
+
+    return call
+
+
+# --- folders
+
+
+@pytest.mark.parametrize("out", [".", "shards", "shards/train", "../photos/new", "cat"])
+@pytest.mark.parametrize("folder", [".", "../photos"])
+def test_output_in_the_folder_of_the_files_is_refused(refused, files, folder, out):
+    line = refused(pack, folder, "--out", out)
+    assert (
+        f"pack: {Path(out)} is in {folder}, and a next run would take its shards for samp" in line
+    )
+    assert f"name an output folder outside of {folder}" in line
+
+
+def test_output_is_recognised_under_another_name(refused, files, tmp_path):
+    (tmp_path / "other").symlink_to(files)
+    assert f"is in {files}, and a" in refused(pack, files, "--out", tmp_path / "other" / "shards")
+    assert "is in " in refused(pack, tmp_path / "other", "--out", files / "shards")
+
+
+def test_output_to_which_a_link_in_the_folder_leads_is_refused(refused, files, tmp_path):
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    (files / "link").symlink_to(tmp_path / "out")
+    for out in (tmp_path / "out", tmp_path / "out" / "sub"):
+        assert f"{out} is in {files}, and a next run" in refused(pack, files, "--out", out)
+
+
+def test_split_in_the_folder_of_the_files_is_refused(refused, files, tmp_path):
+    files.rename(tmp_path / "train")
+    arguments = (tmp_path / "train", "--out", tmp_path)
+    assert "train is in " in refused(pack, *arguments, "--val-fraction", "0.5")
+
+
+def test_output_beside_and_above_the_folder_is_written(files, given, tmp_path, capsys):
+    for out in (tmp_path / "photos2", tmp_path):
+        for _ in range(2):
+            pack.main([str(files), "--out", str(out), *given])
+        assert "there already: 1 shard" in capsys.readouterr().out
+
+
+# --- tars
+
+
+@pytest.mark.parametrize("tool", [pack, reshard], ids=["pack", "reshard"])
+def test_output_in_the_folder_of_the_tars_is_refused(refused, shards, tmp_path, monkeypatch, tool):
+    monkeypatch.chdir(tmp_path)
+    line = refused(tool, "data/*.tar", "--out", "data", "--prefix", "new")
+    assert (
+        f"{tool.__name__.rpartition('.')[2]}: data is the folder of data/train-000000.tar" in line
+    )
+    assert "name another output folder" in line
+    monkeypatch.chdir(shards)
+    assert ". is the folder of train-000001.tar" in refused(tool, "*1.tar", "--out", ".")
+
+
+@pytest.mark.parametrize("make", [os.symlink, shutil.copyfile])
+def test_folder_to_which_a_link_leads_is_one_of_the_tars(refused, shards, tmp_path, make):
+    (tmp_path / "links").mkdir()
+    tar = tmp_path / "links" / "in.tar"
+    make(shards / "train-000000.tar", tar)
+    assert f"links is the folder of {tar}" in refused(reshard, tar, "--out", tar.parent)
+    if make is os.symlink:
+        assert f"data is the folder of {tar}" in refused(reshard, tar, "--out", shards)
+
+
+def test_folder_of_a_split_that_has_the_tars_is_refused(refused, shards, tmp_path):
+    (tmp_path / "out").mkdir()
+    shards.rename(tmp_path / "out" / "val")
+    tars = tmp_path / "out" / "val" / "*.tar"
+    line = refused(reshard, tars, "--out", tmp_path / "out", "--val-fraction", "0.5")
+    assert f"{tmp_path / 'out' / 'val'} is the folder of " in line
+
+
+def test_folder_below_that_of_the_tars_is_written(shards, given, tmp_path):
+    reshard.main([str(shards / "*.tar"), "--out", str(shards / "new"), *given])
+    [path] = (shards / "new").glob("*.tar")
+    assert len(list(read_samples(str(path)))) == 5

@@ -1,0 +1,157 @@
+"""`pack` and `reshard` of tars by other programs: nothing of a sample is lost without a word."""
+
+import io
+import json
+import subprocess
+import tarfile
+
+import pytest
+
+from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.tools import info, pack, reshard
+
+
+@pytest.fixture(params=[pack, reshard], ids=["pack", "reshard"])
+def tool(request):
+    return request.param
+
+
+@pytest.fixture
+def write(tool, tmp_path, capsys):
+    """Runs the tool; gives its report and the samples that it wrote."""
+
+    def call(path):
+        common = ["--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
+        tool.main([str(path), *common, "--processes", "1", "--order", "source", "--json"])
+        report = json.loads(capsys.readouterr().out)
+        found = {}
+        for sample in read_samples(report["data_sets"][""]["urls"]):
+            del sample["__url__"]
+            found[sample.pop("__key__")] = sample
+        return report, found
+
+    return call
+
+
+@pytest.fixture
+def refused(tool, tmp_path, capsys):
+    """Runs the tool, which must refuse; gives its one line."""
+
+    def call(path):
+        with pytest.raises(SystemExit) as ended:
+            tool.main([str(path), "--out", str(tmp_path / "out"), "--processes", "1"])
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        assert not (tmp_path / "out").exists()
+        return captured.err
+
+    return call
+
+
+def entry(name, kind=tarfile.REGTYPE, target="", data=b""):
+    """A member of a tar, and its data."""
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, target, len(data)
+    return member, data
+
+
+def tar(path, *entries, form=tarfile.USTAR_FORMAT):
+    with tarfile.open(path, "w", format=form) as archive:
+        for member, data in entries:
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+# --- links
+
+
+@pytest.mark.parametrize("make_link", ["hardlink_to", "symlink_to"])
+def test_label_that_gnu_tar_stored_as_a_link_is_told(refused, tmp_path, make_link):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name in ("0.bin", "0.cls", "1.bin", "2.bin"):
+        (folder / name).write_bytes(name.encode())
+    for name in ("1.cls", "2.cls"):
+        target = folder / "0.cls" if make_link == "hardlink_to" else "0.cls"
+        getattr(folder / name, make_link)(target)
+    command = ["tar", "--sort=name", "-cf", tmp_path / "in.tar", "-C", folder, "."]
+    subprocess.run(command, check=True, timeout=60)
+    line = refused(tmp_path / "in.tar")
+    assert "in.tar: samples lose 2 members that a link stands for" in line
+    assert "first './1.cls'; write the tar by GNU tar with --hard-dereference --dereference" in line
+
+
+def test_the_remedies_work(write, tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "0.cls").write_bytes(b"7")
+    (folder / "1.cls").hardlink_to(folder / "0.cls")
+    (folder / "2.cls").symlink_to("0.cls")
+    options = ["--hard-dereference", "--dereference"]
+    command = ["tar", *options, "-cf", tmp_path / "in.tar", "-C", folder, "0.cls", "1.cls", "2.cls"]
+    subprocess.run(command, check=True, timeout=60)
+    assert write(tmp_path / "in.tar")[1] == {key: {"cls": b"7"} for key in "012"}
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_link_of_a_long_name_is_told_by_its_name(refused, tmp_path, form):
+    name = "/".join(["folder" * 8] * 3) + "/1.cls"
+    path = tar(
+        tmp_path / "in.tar", entry("0.cls"), entry(name, tarfile.LNKTYPE, "0.cls"), form=form
+    )
+    assert f"first {name!r}" in refused(path)
+
+
+def test_file_that_was_given_twice_loses_nothing(write, tmp_path):
+    (tmp_path / "0.cls").write_bytes(b"7")
+    command = ["tar", "-cf", tmp_path / "in.tar", "-C", tmp_path, "0.cls", "0.cls"]
+    subprocess.run(command, check=True, timeout=60)
+    report, found = write(tmp_path / "in.tar")
+    assert (found, report["input"]["ignored"]) == ({"0": {"cls": b"7"}}, {"links": 1})
+
+
+def test_links_and_special_files_that_belong_to_no_sample_are_counted(write, tmp_path, run_json):
+    path = tar(
+        tmp_path / "in.tar",
+        entry("d", tarfile.DIRTYPE),
+        entry("0.cls", data=b"7"),
+        entry("latest", tarfile.SYMTYPE, "0.cls"),
+        entry(".0.cls", tarfile.LNKTYPE, "0.cls"),
+        entry("1.cls", tarfile.FIFOTYPE),
+        entry("2.cls", tarfile.CHRTYPE),
+        entry("3.cls", tarfile.BLKTYPE),
+    )
+    report, found = write(path)
+    assert found == {"0": {"cls": b"7"}}
+    assert report["input"]["ignored"] == {"links": 2, "special files": 3}
+    status, told = run_json(info.main, [path, "--cache-dir", tmp_path / "cache"])
+    assert status == 0
+    counts = [each["count"] for each in told["findings"] if each["rule"] == "passed over"]
+    assert sorted(counts) == [2, 3]
+
+
+def test_members_of_samples_that_are_marked_as_bad_are_counted(write, tmp_path):
+    names = ("0.cls", "1.cls", "1.__bad__", "2.cls")
+    path = tar(tmp_path / "in.tar", *(entry(name, data=b"7") for name in names))
+    report, found = write(path)
+    assert found == {"0": {"cls": b"7"}, "2": {"cls": b"7"}}
+    assert report["input"]["ignored"] == {"left out by __bad__": 2}
+
+
+# --- hidden files
+
+
+@pytest.mark.parametrize("folder", ["", "./", "train/", "./train/x/", "a.b/"])
+def test_what_macos_adds_is_left_out_and_counted(write, tmp_path, folder):
+    names = [".DS_Store", "._0001.jpg", "0001.jpg", "._0001.cls", "0001.cls", "._.x.y"]
+    entries = [entry(f"{folder}{name}", data=name.encode()) for name in names]
+    report, found = write(tar(tmp_path / "in.tar", *entries))
+    assert found == {f"{folder}0001": {"jpg": b"0001.jpg", "cls": b"0001.cls"}}
+    assert report["input"]["ignored"] == {"hidden or __x__": 4}
+    assert report["input"]["joined"] == 0
+
+
+def test_hidden_folder_hides_nothing_as_in_training(write, tmp_path):
+    found = write(tar(tmp_path / "in.tar", entry(".d/0.cls", data=b"7")))[1]
+    assert found == {".d/0": {"cls": b"7"}}
