@@ -244,6 +244,7 @@ def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
     assert (here(), gone()) == (0, used())
     status, told = run("clear", "--cache-dir", folder, "--all-hosts")
     assert (status, gone()) == (2, 0)
+    assert "freed " in told
     assert "pieces-at-work is open" in told
     assert used() > 0
     os.close(at_work)
