@@ -130,6 +130,48 @@ MUTANTS = [
         "tools/packing/test_pack_classes.py",
     ),
     Mutant(
+        "dataprep.inspection.salvage:_why_apart",
+        "if has_others:",
+        "if False:",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.inspection.salvage:_why_apart",
+        "first.is_beside or run.is_beside",
+        "False",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.inspection.salvage:_find_incomplete",
+        "run.fields.keys() not in inner",
+        "False",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.inspection.salvage:_readable_runs",
+        " or suffix in runs[-1].fields",
+        "",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.inspection.salvage:_joined",
+        "is_left_out(run.fields)",
+        "False",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.writing.listing:_list_tar",
+        "key in ended or ",
+        "",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
+        "dataprep.inspection.findings:find_repeats",
+        "before |= fields",
+        "pass",
+        "tools/test_verify_joined.py",
+    ),
+    Mutant(
         "dataprep.inspection.check:_changed_members",
         "known.crc32 != table.crc32",
         "known.crc32 < 0",

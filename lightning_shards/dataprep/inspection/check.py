@@ -237,7 +237,7 @@ def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> l
     before: str | None = None
     with open_tar(path) as data:
         for read in walk_around_damage(data, path):
-            if isinstance(read, DamagedRange):
+            if isinstance(read, DamagedRange) or (first.byte and read.offset >= first.byte):
                 break
             before = read.name
         hit = _changed(data, known) if known is not None else []
