@@ -16,7 +16,7 @@ MUTANTS = [
         "tools/remote/test_outages.py",
     ),
     Mutant(
-        "dataprep.inspection.check:repair_shard",
+        "dataprep.inspection.repairs:repair_shard",
         "return finding_of(error, redact(url))",
         'return Salvage(None, 0, {"": str(error)})',
         "tools/remote/test_outages.py",
