@@ -172,6 +172,42 @@ MUTANTS = [
         "tools/test_verify_joined.py",
     ),
     Mutant(
+        "dataprep.inspection.repairs:require_place",
+        "if times > 1:",
+        "if False:",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:require_place",
+        "path.resolve().parent for",
+        "path.parent for",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:require_place",
+        "os.path.lexists(target)",
+        "target.exists()",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:_is_same",
+        "if source is None or source == redact(url):",
+        "if True:",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:repair_shards",
+        "_write_report(make_folder(folder), before, begun)",
+        "make_folder(folder)",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:_write_report",
+        "**before, ",
+        "",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
         "dataprep.inspection.check:_changed_members",
         "known.crc32 != table.crc32",
         "known.crc32 < 0",

@@ -5,7 +5,6 @@ index (whose crc32s show which member changed), and the JSON files beside it. Re
 written anywhere, so that the table of a sound shard is kept if the shard is damaged later.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from lightning_shards.dataprep.inspection.listed_shards import (
     missing_listed,
     remote_entries,
 )
-from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
+from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards, require_place
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
     DecoderOf,
@@ -44,11 +43,11 @@ from lightning_shards.dataprep.inspection.survey import (
     under_url,
     without_samples,
 )
-from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.local_copies import LocalShard, file_name, local_copy
+from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.shards.urls import redact
@@ -107,8 +106,10 @@ def check_shards(
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
 
     Raises:
-        ConfigError: Two shards to repair have the same name.
+        ConfigError: The folder for repairs is not fit for them; nothing was read.
     """
+    if repair_to is not None:
+        require_place(urls, repair_to)
     settings = settings or TransportSettings(cache_dir=str(cache.root))
     indexed = local_entries(urls)
     entries, findings = remote_entries(urls, settings)
@@ -122,7 +123,9 @@ def check_shards(
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
         save = partial(save, settings=settings)
-        repairs = repair_shards(_to_repair(urls, findings), save, findings, processes)
+        wanted = _to_repair(urls, findings)
+        repairs, unread = repair_shards(wanted, repair_to, save, processes)
+        findings += unread
     return Checked(sum(shard.samples for shard in surveys), findings, repairs)
 
 
@@ -162,20 +165,9 @@ def _check_file(
 
 
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
-    """The shards with findings that can be repaired.
-
-    Raises:
-        ConfigError: Two repaired copies would have the same name.
-    """
+    """The shards with findings that can be repaired."""
     bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
-    wanted = [url for url in urls if redact(url) in bad]
-    name, times = Counter(map(file_name, wanted)).most_common(1)[0] if wanted else ("", 0)
-    if times > 1:
-        raise ConfigError(
-            f"{times} of the shards to repair are named {name!r}, and their copies would overwrite "
-            "each other; verify the shards of one folder at a time"
-        )
-    return wanted
+    return [url for url in urls if redact(url) in bad]
 
 
 def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: int) -> str:
