@@ -29,10 +29,10 @@ _EPILOG = """Every header and every byte is read. Changed bytes are found where 
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
 another folder, with the classes.json of the originals and a repair.json, which lists what was
 lost; the originals stay as they are, and in that folder nothing is replaced but what its
-repair.json names as a repair of the same shard. Remote shards are
-fetched whole, one at a time for each process (to TMPDIR), and held against the wids.json or
-sizes.json beside them. A shard that could not be read, because its store does not answer or
-refuses, is told as such and never repaired.
+repair.json names as a repair of the same shard. Remote shards are fetched whole, one at a time
+for each process (to TMPDIR), and held against the wids.json or sizes.json beside them, and
+against the member tables beside them or of an index that was made here. A shard that could not
+be read, because its store does not answer or refuses, is told as such and never repaired.
 Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 

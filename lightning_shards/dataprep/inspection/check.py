@@ -47,7 +47,7 @@ from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
+from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.shards.urls import redact
@@ -139,16 +139,21 @@ def check_shard(
     """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
     url, entry = task
     try:
+        known = known_table(url, cache, settings)
         with local_copy(url, cache, settings) as shard:
-            return under_url(_check_file(shard, entry, decoder_of), url)
+            survey = _check_file(shard.path, entry, known.table, decoder_of)
+            survey.findings += known.findings
+            return under_url(survey, url)
     except NOT_SURVEYED as error:
         return without_samples(url, error)
 
 
 def _check_file(
-    shard: LocalShard, entry: Mapping[str, Any] | None, decoder_of: DecoderOf | None
+    path: str,
+    entry: Mapping[str, Any] | None,
+    known: MemberTable | None,
+    decoder_of: DecoderOf | None,
 ) -> ShardSurvey:
-    path, known = shard.path, known_table(shard)
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:

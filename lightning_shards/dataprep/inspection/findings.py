@@ -36,6 +36,7 @@ Rule = Literal[
     "unprotected name",
     "empty shard",
     "stale count",
+    "unusable table",
 ]
 
 NOTES: frozenset[Rule] = frozenset(

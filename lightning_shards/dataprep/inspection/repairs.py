@@ -112,8 +112,9 @@ def repair_shard(
     A shard that cannot be fetched again is a finding: nothing is known to be lost.
     """
     try:
+        known = known_table(url, cache, settings).table
         with local_copy(url, cache, settings) as shard:
-            return salvage(shard.path, folder, known_table(shard), decoder_of)
+            return salvage(shard.path, folder, known, decoder_of)
     except DamagedShardError as error:  # it is empty
         return Salvage(None, 0, {"": str(error)})
     except (StorageError, IndexMismatchError) as error:
