@@ -58,6 +58,12 @@ MUTANTS = [
         "tools/test_show.py",
     ),
     Mutant(
+        "dataprep.inspection.contents:_layout_of",
+        "except Exception:",
+        "except ValueError:",
+        "tools/test_show.py",
+    ),
+    Mutant(
         "tools.console:printable",
         "ascii(letter)[1:-1]",
         "letter",
