@@ -19,6 +19,7 @@ from tests.mutants import (
     streams,
     tar,
     values,
+    verifying,
     workers,
 )
 
@@ -41,5 +42,6 @@ MUTANTS = [
     *workers.MUTANTS,
     *joining.MUTANTS,
     *preparing.MUTANTS,
+    *verifying.MUTANTS,
     *filters.MUTANTS,
 ]

@@ -179,6 +179,23 @@ def test_samples_without_images_are_shown_as_text(draw, tmp_path):
     assert draw(path, "--output", tmp_path / "out.png")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",  # numpy raises TokenError
+        b"{[]: 1}",  # TypeError
+        b"{" + b"[" * 9999,
+        b"{'descr': '<u2', 'fortran_order': False, 'shape': 3}",
+        b"\xff\0",
+    ],
+)
+def test_a_damaged_array_does_not_keep_others_from_being_shown(draw, tmp_path, header):
+    npy = b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+    path = write_members(tmp_path / "a.tar", [("a.npy", npy), ("a.txt", "猫".encode())])
+    assert draw(path, "--html", tmp_path / "out.html")[0] == 0
+    assert "猫" in (tmp_path / "out.html").read_text()
+
+
 def test_a_page_takes_no_other_files_place(draw, hostile, tmp_path, capsys):
     (tmp_path / "out.html").write_text("mine")
     with pytest.raises(SystemExit, match="2"):

@@ -5,8 +5,7 @@ index (whose crc32s show which member changed), and the JSON files beside it. Re
 written anywhere, so that the table of a sound shard is kept if the shard is damaged later.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,18 +19,19 @@ from lightning_shards.dataprep.inspection.findings import (
     find_passed_over,
     finding_of,
 )
+from lightning_shards.dataprep.inspection.known_tables import known_table
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
     local_entries,
     missing_listed,
     remote_entries,
 )
+from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards, require_place
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
     DecoderOf,
     Salvage,
     decoding_problem,
-    salvage,
     walk_around_damage,
 )
 from lightning_shards.dataprep.inspection.survey import (
@@ -43,18 +43,11 @@ from lightning_shards.dataprep.inspection.survey import (
     under_url,
     without_samples,
 )
-from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.errors import (
-    ConfigError,
-    DamagedShardError,
-    IndexMismatchError,
-    StorageError,
-)
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.local_copies import LocalShard, file_name, local_copy
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.shards.urls import redact
@@ -113,8 +106,10 @@ def check_shards(
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
 
     Raises:
-        ConfigError: Two shards to repair have the same name.
+        ConfigError: The folder for repairs is not fit for them; nothing was read.
     """
+    if repair_to is not None:
+        require_place(urls, repair_to)
     settings = settings or TransportSettings(cache_dir=str(cache.root))
     indexed = local_entries(urls)
     entries, findings = remote_entries(urls, settings)
@@ -127,23 +122,11 @@ def check_shards(
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
+        save = partial(save, settings=settings)
         wanted = _to_repair(urls, findings)
-        saved = map_parallel(partial(save, settings=settings), wanted, processes)
-        repairs = _repairs(wanted, saved, findings)
+        repairs, unread = repair_shards(wanted, repair_to, save, processes)
+        findings += unread
     return Checked(sum(shard.samples for shard in surveys), findings, repairs)
-
-
-def _repairs(
-    urls: Sequence[str], saved: Iterable[Salvage | Finding], findings: list[Finding]
-) -> dict[str, Salvage]:
-    """The repairs by redacted URL; what kept others from being made is added to the findings."""
-    repairs: dict[str, Salvage] = {}
-    for url, each in zip(urls, saved, strict=True):
-        if isinstance(each, Finding):
-            findings.append(each)
-        else:
-            repairs[redact(url)] = each
-    return repairs
 
 
 def check_shard(
@@ -156,37 +139,21 @@ def check_shard(
     """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
     url, entry = task
     try:
+        known = known_table(url, cache, settings)
         with local_copy(url, cache, settings) as shard:
-            return under_url(_check_file(shard, entry, decoder_of), url)
+            survey = _check_file(shard.path, entry, known.table, decoder_of)
+            survey.findings += known.findings
+            return under_url(survey, url)
     except NOT_SURVEYED as error:
         return without_samples(url, error)
 
 
-def repair_shard(
-    url: str,
-    *,
-    folder: Path,
-    cache: CacheFolder,
-    settings: TransportSettings | None = None,
-    decoder_of: DecoderOf | None = None,
-) -> Salvage | Finding:
-    """Save the whole samples of one shard to a folder; see `salvage`.
-
-    A shard that cannot be fetched again is a finding: nothing is known to be lost.
-    """
-    try:
-        with local_copy(url, cache, settings) as shard:
-            return salvage(shard.path, folder, _known_table(shard), decoder_of)
-    except DamagedShardError as error:  # it is empty
-        return Salvage(None, 0, {"": str(error)})
-    except (StorageError, IndexMismatchError) as error:
-        return finding_of(error, redact(url))
-
-
 def _check_file(
-    shard: LocalShard, entry: Mapping[str, Any] | None, decoder_of: DecoderOf | None
+    path: str,
+    entry: Mapping[str, Any] | None,
+    known: MemberTable | None,
+    decoder_of: DecoderOf | None,
 ) -> ShardSurvey:
-    path, known = shard.path, _known_table(shard)
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:
@@ -203,30 +170,14 @@ def _check_file(
 
 
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
-    """The shards with findings that can be repaired.
-
-    Raises:
-        ConfigError: Two repaired copies would have the same name.
-    """
+    """The shards with findings that can be repaired."""
     bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
-    wanted = [url for url in urls if redact(url) in bad]
-    name, times = Counter(map(file_name, wanted)).most_common(1)[0] if wanted else ("", 0)
-    if times > 1:
-        raise ConfigError(
-            f"{times} of the shards to repair are named {name!r}, and their copies would overwrite "
-            "each other; verify the shards of one folder at a time"
-        )
-    return wanted
+    return [url for url in urls if redact(url) in bad]
 
 
 def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: int) -> str:
     with local_copy(url, cache, settings) as shard:
         return scan_members(shard.path).key(sample)
-
-
-def _known_table(shard: LocalShard) -> MemberTable | None:
-    """The table of an earlier index, which may be of an older state of the shard."""
-    return TableStore(shard.cache).kept_table(shard.path)
 
 
 def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> list[Finding]:
@@ -237,7 +188,7 @@ def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> l
     before: str | None = None
     with open_tar(path) as data:
         for read in walk_around_damage(data, path):
-            if isinstance(read, DamagedRange):
+            if isinstance(read, DamagedRange) or (first.byte and read.offset >= first.byte):
                 break
             before = read.name
         hit = _changed(data, known) if known is not None else []

@@ -136,6 +136,6 @@ def _layout_of(npy: bytes) -> str | None:
         is_first = layout.read_magic(file) == (1, 0)
         read = layout.read_array_header_1_0 if is_first else layout.read_array_header_2_0
         shape, _, dtype = read(file)
-    except ValueError:
+    except Exception:  # noqa: BLE001 numpy parses it as Python, and may raise anything at damage
         return None
     return f"{dtype} {shape}"

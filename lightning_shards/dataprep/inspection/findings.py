@@ -36,6 +36,7 @@ Rule = Literal[
     "unprotected name",
     "empty shard",
     "stale count",
+    "unusable table",
 ]
 
 NOTES: frozenset[Rule] = frozenset(
@@ -145,9 +146,13 @@ def find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> 
     order = np.argsort(hashes, kind="stable")
     twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     twins_by_rule: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
+    before, last = set[str](), -1
     for first, second in zip(order[twins].tolist(), order[twins + 1].tolist(), strict=True):
-        has_same = set(table.suffixes_of(first)) & set(table.suffixes_of(second))
-        twins_by_rule["duplicate key" if has_same else "split sample"].append(second)
+        if first != last:  # it begins another key
+            before = set(table.suffixes_of(first))
+        fields, last = set(table.suffixes_of(second)), second
+        twins_by_rule["duplicate key" if before & fields else "split sample"].append(second)
+        before |= fields
     return [
         _repeat(rule, table, shard, min(samples), len(samples))
         for rule, samples in twins_by_rule.items()

@@ -1,4 +1,4 @@
-"""What the JSON files beside shards say of them, for a check: sizes, counts, and missing shards."""
+"""What the JSON files beside shards say of them: sizes, counts, MD5s, and which are missing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -50,8 +50,14 @@ def remote_entries(
                 findings.append(Finding("stale count", str(error), folder))
                 continue
             for name, claim in claims.items():
-                size = {} if claim.size_bytes is None else {"filesize": claim.size_bytes}
-                entries[named[name]] = {"nsamples": claim.samples, "source": claim.source} | size
+                facts = {
+                    "nsamples": claim.samples,
+                    "filesize": claim.size_bytes,
+                    "md5sum": claim.md5,
+                    "source": claim.source,
+                }
+                known = {fact: value for fact, value in facts.items() if value is not None}
+                entries[named[name]] = known
     return entries, findings
 
 

@@ -3,12 +3,13 @@
 After a damaged header the next sound one is searched. A sample beside the damage is kept only if it
 is known to be whole: by the member table of an earlier index, or because it has every field that
 any sample of the shard has. A table with crc32s also saves members under damaged headers, and shows
-changed bytes. The original is never touched: saved samples go to another folder.
+changed bytes. Members of one key that are apart are joined if they can only be one sample. The
+original is never touched: saved samples go to another folder.
 """
 
 import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from lightning_shards.shards.tar.walk import (
     RESERVED_SUFFIXES,
     Buffer,
     Member,
+    is_left_out,
     split_name,
     walk_members,
 )
@@ -52,7 +54,8 @@ class Salvage:
     Attributes:
         path: Path of the new shard; None if no sample could be saved.
         saved: Samples in the new shard.
-        lost: Reasons for the samples left out, by key (`KEY (again)` for the second of a key).
+        lost: Reasons for the samples left out, by key (`KEY (again)` for the second of a key, and
+            `KEY (again, 2)` for the third).
     """
 
     path: str | None
@@ -118,49 +121,140 @@ def salvage(
 _Samples = dict[str, dict[str, Member]]
 
 
+@dataclass(slots=True)
+class _Run:
+    """Members of one key that stand side by side; a field that comes again begins another run.
+
+    Attributes:
+        key: The key.
+        fields: The members by suffix.
+        is_beside: Whether members of it may be missing, because it stands beside a damaged range.
+        fault: Why it cannot be saved; empty if it can.
+    """
+
+    key: str
+    fields: dict[str, Member] = field(default_factory=dict[str, Member])
+    is_beside: bool = False
+    fault: str = ""
+
+
 def _whole_samples(
     data: TarBytes, shard: str, known: MemberTable | None
 ) -> tuple[_Samples, dict[str, str]]:
     """The members of the samples to keep, and the reasons for the other samples."""
-    samples, lost, beside = _readable_samples(data, shard)
+    runs, lost = _readable_runs(data, shard)
     if known is not None and known.crc32 is not None and _is_of(known, data):
-        return _by_table(data, known, samples, lost)
-    inner = [set(fields) for key, fields in samples.items() if key not in beside]
-    every = set[str]().union(*inner)
-    for key in beside & samples.keys():
-        if not inner or set(samples[key]) < every:
-            absent = ", ".join(sorted(every - set(samples[key])))
-            lost[key] = f"stands beside the damage and has no {absent or 'sample to compare with'}"
-            del samples[key]
-    return samples, lost
+        samples, apart = _joined(_runs_of_table(data, known, runs))
+        apart += _unlisted(runs, known)
+    else:
+        samples, apart = _joined(runs)
+        _find_incomplete(samples)
+    lost |= {run.key: run.fault for run in samples if run.fault}
+    taken = {run.key for run in samples} | lost.keys()
+    for run in apart:
+        name = _free_name(run.key, taken)
+        taken.add(name)
+        lost[name] = run.fault
+    return {run.key: run.fields for run in samples if not run.fault}, lost
 
 
-def _readable_samples(data: TarBytes, shard: str) -> tuple[_Samples, dict[str, str], set[str]]:
-    """Members by key, the reasons for repeated ones, and the keys beside a damaged range."""
-    samples: _Samples = {}
+def _readable_runs(data: TarBytes, shard: str) -> tuple[list[_Run], dict[str, str]]:
+    """The runs in file order, and the reasons for members of reserved names, by their names."""
+    runs: list[_Run] = []
     lost: dict[str, str] = {}
-    beside: set[str] = set()
-    last: str | None = None
     is_behind = False
     for read in walk_around_damage(data, shard):
         if isinstance(read, DamagedRange):
-            beside |= {last} if last is not None else set()
             is_behind = True
+            if runs:
+                runs[-1].is_beside = True
             continue
         parts = split_name(read.name)
         if parts is None:
             continue
         key, suffix = parts
-        if is_behind:
-            beside.add(key)
-        is_behind, last = False, key
+        if not runs or runs[-1].key != key or suffix in runs[-1].fields:
+            runs.append(_Run(key))
+        runs[-1].is_beside |= is_behind
+        is_behind = False
         if suffix in RESERVED_SUFFIXES:
             lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {read.offset}"
-        elif suffix in samples.setdefault(key, {}):
-            lost[f"{key} (again)"] = f"has a second {suffix}, at byte {read.offset}"
         else:
-            samples[key][suffix] = read
-    return samples, lost, beside
+            runs[-1].fields[suffix] = read
+    return [run for run in runs if run.fields], lost
+
+
+def _joined(runs: Iterable[_Run]) -> tuple[list[_Run], list[_Run]]:
+    """The sample of each key, and the runs that are in none, each with its fault.
+
+    A run goes with the first one of its key if it has no field of it, as `reshard` joins them. If
+    one has a field of the first, two sets were joined whose keys overlap, and of what follows under
+    this key it is unknown to which of the two it belongs::
+
+        a.jpg b.jpg a.cls b.cls              a: jpg cls    b: jpg cls
+        a.jpg a.cls .. a.jpg a.txt .. a.json a: jpg cls    apart: jpg txt, and json
+    """
+    samples: dict[str, _Run] = {}
+    apart: list[_Run] = []
+    ended: set[str] = set()
+    for run in runs:
+        if is_left_out(run.fields):
+            run.fault = "is left out by its member __bad__"
+            apart.append(run)
+            continue
+        first = samples.setdefault(run.key, run)
+        if first is run:
+            continue
+        problem = _why_apart(first, run, has_others=run.key in ended)
+        if problem:
+            run.fault = f"{problem}, at byte {min(each.offset for each in run.fields.values())}"
+            apart.append(run)
+            ended.add(run.key)
+        else:
+            first.fields |= run.fields
+            first.fault = first.fault or run.fault
+    return list(samples.values()), apart
+
+
+def _why_apart(first: _Run, run: _Run, *, has_others: bool) -> str:
+    """Why a run is not joined with the first one of its key; empty if it is."""
+    again = [suffix for suffix in run.fields if suffix in first.fields]
+    if again:
+        return f"has a second {again[0]}"
+    if has_others:
+        return "follows another sample of this key, to which it may belong"
+    if first.is_beside or run.is_beside:
+        first.is_beside = True
+        return "is apart from the rest of its key, and one of the two stands beside the damage"
+    return ""
+
+
+def _find_incomplete(samples: Sequence[_Run]) -> None:
+    """Note the fault of each sample beside damage that lacks a field or is like no other sample.
+
+    One with more fields than any other may have grown together from two, cut by the damage.
+    """
+    inner = [run.fields.keys() for run in samples if not run.is_beside]
+    every = set[str]().union(*inner)
+    for run in samples:
+        absent = ", ".join(sorted(every - run.fields.keys()))
+        if not run.is_beside:
+            continue
+        if not inner:
+            run.fault = "stands beside the damage and has no sample to compare with"
+        elif absent:
+            run.fault = f"stands beside the damage and has no {absent}"
+        elif run.fields.keys() not in inner:
+            run.fault = "stands beside the damage, and no other sample has all of its fields"
+
+
+def _free_name(key: str, taken: Collection[str]) -> str:
+    """What a run that is in no sample is called in a report: its key, if that is not taken."""
+    name, number = key, 1
+    while name in taken:
+        name = f"{key} (again)" if number == 1 else f"{key} (again, {number})"
+        number += 1
+    return name
 
 
 def _is_of(known: MemberTable, data: TarBytes) -> bool:
@@ -176,26 +270,31 @@ def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
     return start + size <= len(data) and data.crc32(start, size) == known.crc32[member]
 
 
-def _by_table(
-    data: TarBytes, known: MemberTable, read: _Samples, lost: dict[str, str]
-) -> tuple[_Samples, dict[str, str]]:
-    """The samples all of whose members are the same as when the shard was indexed."""
-    names = {member.offset: member.name for fields in read.values() for member in fields.values()}
-    samples: _Samples = {}
+def _runs_of_table(data: TarBytes, known: MemberTable, read: Sequence[_Run]) -> list[_Run]:
+    """The runs of the table, with the faults of those that are not the same as when indexed."""
+    names = {member.offset: member.name for run in read for member in run.fields.values()}
+    runs: list[_Run] = []
     for sample in range(known.num_samples):
-        key = known.key(sample)
+        run = _Run(known.key(sample))
         first, stop = known.sample_starts[sample : sample + 2]
         for member in range(int(first), int(stop)):
             suffix = known.suffixes[int(known.suffix_ids[member])]
             offset, size = int(known.offsets[member]), int(known.sizes[member])
-            if not _is_right(known, member, data):
-                lost[key] = f"member {suffix} at byte {offset} is not what it was when indexed"
-            elif suffix not in samples.setdefault(key, {}):
-                name = names.get(offset, f"{key}.{suffix}")
-                samples[key][suffix] = Member(name, offset, size)
-    for key in lost:
-        samples.pop(key, None)
-    return samples, lost
+            run.fields[suffix] = Member(names.get(offset, f"{run.key}.{suffix}"), offset, size)
+            if not run.fault and not _is_right(known, member, data):
+                run.fault = f"member {suffix} at byte {offset} is not what it was when indexed"
+        runs.append(run)
+    return runs
+
+
+def _unlisted(read: Sequence[_Run], known: MemberTable) -> list[_Run]:
+    """The runs that were read and have no member in the table, with this as their fault."""
+    listed = frozenset(known.offsets.tolist())
+    return [
+        replace(run, fault="was not there when the shard was indexed")
+        for run in read
+        if listed.isdisjoint(member.offset for member in run.fields.values())
+    ]
 
 
 def _undecodable(data: TarBytes, fields: dict[str, Member], decoder_of: DecoderOf) -> str | None:

@@ -200,11 +200,13 @@ def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
 
 
 def _list_tar(path: str) -> Listing:
+    """The samples of one tar; `salvage` joins members that are apart by the same rule."""
     ignored: Counter[str] = Counter()
     others: list[OtherEntry] = []
     samples: dict[str, dict[str, Member]] = {}
     joined = 0
     repeated: list[tuple[str, dict[str, Member]]] = []
+    ended: set[str] = set()  # keys of two samples: what follows may belong to either
     builder = CatalogBuilder()
     source = builder.add_source(path)
     with open_tar(path) as data:
@@ -214,7 +216,8 @@ def _list_tar(path: str) -> Listing:
             known = samples.setdefault(key, fields)
             if known is fields:
                 continue
-            if known.keys() & fields.keys():
+            if key in ended or known.keys() & fields.keys():
+                ended.add(key)
                 repeated.append((key, fields))
             else:
                 known |= fields

@@ -10,7 +10,7 @@ import logging
 import re
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 from urllib.parse import unquote
@@ -57,11 +57,13 @@ class CountClaim:
         samples: Samples in the shard.
         source: Path or URL of the file that says so.
         size_bytes: Size of the shard when it was counted, if the file has it.
+        md5: Its MD5 then, if the file has it.
     """
 
     samples: int
     source: str
     size_bytes: int | None = None
+    md5: str | None = None
 
 
 def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
@@ -226,7 +228,8 @@ def _wids_claims(
     """The counts that a wids index gives for these shards.
 
     An entry whose path ends in this folder is certain to be meant. An entry with another folder
-    (the shards were moved) counts if it is the only one with its file name.
+    (the shards were moved) counts if all with its file name say the same; of different MD5s none is
+    believed.
     """
     certain: set[str] = set()
     moved: dict[str, set[CountClaim]] = {}
@@ -234,7 +237,7 @@ def _wids_claims(
         parts = _entry_parts(fields.get("base"), shard.url)
         if not parts or parts[-1] not in names:
             continue
-        claim = CountClaim(shard.samples, source, shard.size_bytes)
+        claim = CountClaim(shard.samples, source, shard.size_bytes, shard.md5)
         above = parts[:-1]
         if not above or folder[-len(above) :] == above:
             certain.add(parts[-1])
@@ -242,8 +245,9 @@ def _wids_claims(
         else:
             moved.setdefault(parts[-1], set()).add(claim)
     for name, claims in moved.items():
-        if name not in certain and len(claims) == 1:
-            yield name, claims.pop()
+        if name not in certain:
+            alike = claims if len(claims) == 1 else {replace(claim, md5=None) for claim in claims}
+            yield from ((name, claim) for claim in alike if len(alike) == 1)
 
 
 def _entry_parts(base: object, url: str) -> tuple[str, ...]:

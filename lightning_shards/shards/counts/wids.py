@@ -24,11 +24,12 @@ MARKER: Final = b'"wids_version"'
 
 
 class CountedShard(NamedTuple):
-    """A shard by its path in the index; `size_bytes` is None where the index has none."""
+    """A shard by its path in the index; `size_bytes` and `md5` are None where it has none."""
 
     url: str
     samples: int
     size_bytes: int | None
+    md5: str | None
 
 
 def shard_entries(content: object) -> list[dict[str, Any]] | None:
@@ -52,11 +53,13 @@ def counted_shards(content: object) -> Iterator[CountedShard]:
 
 
 def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
-    """The path, samples and size in an entry; None if it does not count the samples."""
+    """What an entry says of a shard; None if it does not count the samples."""
     url, samples, size = entry.get("url"), entry.get("nsamples"), entry.get("filesize")
     if not isinstance(url, str) or not is_count(samples):
         return None
-    return CountedShard(url, samples, size if is_number(size) else None)
+    md5 = entry.get("md5sum")
+    known_size = size if is_number(size) else None
+    return CountedShard(url, samples, known_size, md5 if isinstance(md5, str) else None)
 
 
 def wids_entry(

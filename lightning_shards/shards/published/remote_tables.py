@@ -49,6 +49,25 @@ def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTabl
     )
 
 
+def published_bytes(url: str, storage: Storage) -> bytes | None:
+    """The table beside this shard as it is there, or None; errors as of the store."""
+    return storage.read_whole([published_url(url)], MAX_PUBLISHED_BYTES + 1)[0]
+
+
+def opened_table(url: str, data: bytes, shard_bytes: int) -> MemberTable:
+    """The table that lies beside this shard; `shard_bytes` limits it as of `unpublished`.
+
+    Raises:
+        FileAccessError: It cannot be used.
+    """
+    try:
+        return unpublished(data, shard_bytes)
+    except (ValueError, RecursionError) as error:
+        raise FileAccessError(
+            f"{redact(published_url(url))} cannot be used: {error}; make it again by {_COMMAND}"
+        ) from error
+
+
 def are_beside(url: str, storage: Storage) -> bool:
     """Whether there is a table or an index of DALI beside this shard; errors as of the store."""
     beside = ([published_url(url)], [dali_url(url)])
@@ -100,17 +119,12 @@ def _table_by_dali(url: str, data: bytes | None, stat: ShardStat, storage: Stora
 
 
 def _published_table(url: str, data: bytes, stat: ShardStat) -> MemberTable:
-    beside = redact(published_url(url))
-    try:
-        table = unpublished(data, stat.size)
-    except (ValueError, RecursionError) as error:
-        raise FileAccessError(
-            f"{beside} cannot be used: {error}; make it again by {_COMMAND}"
-        ) from error
+    table = opened_table(url, data, stat.size)
     if table.file_size != stat.size:
         raise IndexMismatchError(
             f"{redact(url)} has {stat.size:,} bytes (version {stat.version:x}), and its member "
-            f"table {beside} is of a version of {table.file_size:,} bytes; make the table again by "
-            f"{_COMMAND}, or put the old shard back"
+            f"table {redact(published_url(url))} is of a version of "
+            f"{table.file_size:,} bytes; make the table again by {_COMMAND}, or put the old shard "
+            "back"
         )
     return replace(table, mtime_ns=stat.version)

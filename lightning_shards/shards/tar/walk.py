@@ -7,7 +7,7 @@ as webdataset does it, so that a count is the number of samples that a stream wi
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol
 from zlib import adler32
@@ -163,15 +163,21 @@ def group_members(members: Iterable[Member], url: str) -> Iterator[tuple[str, di
         if parts is None:
             continue
         if parts[0] != key:
-            if key is not None and not _is_bad(fields):
+            if key is not None and not is_left_out(fields):
                 yield key, fields
             key, fields = parts[0], {}
         suffix = parts[1]
         if suffix in fields or suffix in RESERVED_SUFFIXES:
             raise _duplicate(fields.get(suffix), member, suffix, url)
         fields[suffix] = member
-    if key is not None and not _is_bad(fields):
+    if key is not None and not is_left_out(fields):
         yield key, fields
+
+
+def is_left_out(fields: Mapping[str, Member]) -> bool:
+    """Whether webdataset leaves the sample out: it has a `__bad__` marker that is not empty."""
+    marker = fields.get("__bad__")
+    return marker is not None and marker.size > 0
 
 
 def damaged(what: str, url: str, position: int, remedy: str = _FETCH_AGAIN) -> DamagedShardError:
@@ -201,12 +207,6 @@ def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> D
         url,
         second.offset,
     )
-
-
-def _is_bad(fields: dict[str, Member]) -> bool:
-    """Whether webdataset leaves the sample out: it has a `__bad__` marker that is not empty."""
-    marker = fields.get("__bad__")
-    return marker is not None and marker.size > 0
 
 
 def _header_at(data: Buffer, position: int) -> bytes | None:

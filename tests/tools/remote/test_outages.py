@@ -24,7 +24,7 @@ def spoil(server, name):
 
 @pytest.fixture
 def looks(run_here, urls, server):
-    """How many files beside the shards `verify` asks for."""
+    """How many files beside the shards `verify` asks for before it reads the first."""
     run_here(verify.main)(urls[0])
     names = [asked.path.partition("?")[0] for asked in server.asked]
     server.asked.clear()
@@ -59,7 +59,7 @@ def test_an_outage_between_check_and_repair_writes_no_repair(
     run_here, urls, server, looks, tmp_path
 ):
     spoil(server, "data/train-000000.tar")
-    server.faults = [None] * (looks + 3) + DOWN
+    server.faults = [None] * (looks + 5) + DOWN  # after 3 shards, and the tables of the last two
     status, document = run_here(verify.main)(*urls, "--repair", tmp_path / "repaired")
     assert [each["rule"] for each in document["findings"]] == ["damaged shard", "unread shard"]
     assert (status, document["repairs"]) == (1, {})
@@ -72,7 +72,7 @@ def test_an_outage_while_a_repeated_key_is_looked_up_loses_no_finding(
     run_here, urls, server, looks
 ):
     server.objects["data/train-000001.tar"] = server.objects["data/train-000000.tar"]
-    server.faults = [None] * (looks + 3) + DOWN
+    server.faults = [None] * (looks + 5) + DOWN  # after 3 shards, and the tables of the last two
     status, document = run_here(verify.main)(*urls)
     [found] = document["findings"]
     assert (status, found["rule"], found["sample"]) == (0, "repeated key", None)

@@ -1,0 +1,160 @@
+"""The folder of repaired shards: what may be written there, and the report that says what was.
+
+Nothing is written over what others put there. The report names the shards that were saved to the
+folder, and only these are replaced by a later repair of the same shards. It is written before the
+first of them, so that a run that was killed can be repeated.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_shards.dataprep.inspection.findings import Finding, finding_of
+from lightning_shards.dataprep.inspection.known_tables import known_table
+from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    IndexMismatchError,
+    StorageError,
+)
+from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.beside import json_object, read_json
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.storage.local_copies import file_name, local_copy
+from lightning_shards.shards.urls import is_local, redact
+
+REPORT: Final = "repair.json"
+
+_UNFINISHED = {"": "the repair was not finished; give the same command again"}
+
+
+def require_place(urls: Sequence[str], folder: Path) -> None:
+    """Check, before shards are read, that copies of any of them can be written to this folder.
+
+    Raises:
+        ConfigError: Two have the same name, one of them is in the folder, also by a link, or
+            something is there that is no repair of this shard.
+    """
+    name, times = Counter(map(file_name, urls)).most_common(1)[0] if urls else ("", 0)
+    if times > 1:
+        raise ConfigError(
+            f"{times} of the shards are named {name!r}, and their repaired copies would overwrite "
+            "each other; verify the shards of one folder at a time"
+        )
+    if not folder.is_dir():
+        return
+    local = [Path(url) for url in urls if is_local(url)]
+    folders = {parent.resolve() for parent in {path.parent for path in local}}
+    folders |= {path.resolve().parent for path in local}
+    if folder.resolve() in folders:
+        raise ConfigError(
+            f"{folder} holds shards that are verified, and they stay as they are; name another "
+            "folder for the repair"
+        )
+    entries = _report(folder).items()
+    sources = {Path(entry["path"]).name: url for url, entry in entries if entry["path"]}
+    for url in urls:
+        target = folder / file_name(url)
+        if os.path.lexists(target) and not _is_same(sources.get(target.name), url):
+            raise ConfigError(
+                f"{target} is there, and {folder / REPORT} does not name it as a repair of "
+                f"{redact(url)}; move it away, or name another folder for the repair"
+            )
+
+
+def repair_shards(
+    urls: Sequence[str],
+    folder: Path,
+    save: Callable[[str], Salvage | Finding],
+    processes: int,
+) -> tuple[dict[str, Salvage], list[Finding]]:
+    """The repairs by redacted URL, which the report names, too, and what kept others from it.
+
+    `save` repairs one shard. Where no shard could be repaired, the folder is as it was.
+    """
+    repairs: dict[str, Salvage] = {}
+    findings: list[Finding] = []
+    if not urls:
+        return repairs, findings
+    is_new, before = not folder.exists(), _report(folder)
+    begun = {redact(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls}
+    _write_report(make_folder(folder), before, begun)
+    for url, saved in zip(urls, map_parallel(save, urls, processes), strict=True):
+        if isinstance(saved, Finding):
+            findings.append(saved)
+        else:
+            repairs[redact(url)] = saved
+    _write_report(folder, before, repairs)
+    if not before and not repairs:
+        (folder / REPORT).unlink()
+        if is_new:
+            folder.rmdir()
+    return repairs, findings
+
+
+def repair_shard(
+    url: str,
+    *,
+    folder: Path,
+    cache: CacheFolder,
+    settings: TransportSettings | None = None,
+    decoder_of: DecoderOf | None = None,
+) -> Salvage | Finding:
+    """Save the whole samples of one shard to a folder; see `salvage`.
+
+    A shard that cannot be fetched again is a finding: nothing is known to be lost.
+    """
+    try:
+        known = known_table(url, cache, settings).table
+        with local_copy(url, cache, settings) as shard:
+            return salvage(shard.path, folder, known, decoder_of)
+    except DamagedShardError as error:  # it is empty
+        return Salvage(None, 0, {"": str(error)})
+    except (StorageError, IndexMismatchError) as error:
+        return finding_of(error, redact(url))
+
+
+def _report(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the report in a folder, by redacted URL; none if there is no report.
+
+    Raises:
+        ConfigError: The file of its name is none.
+    """
+    path = folder / REPORT
+    if not os.path.lexists(path):
+        return {}
+    content = read_json(path)
+    entries = json_object(content)
+    if entries is not content or not all(map(_is_entry, entries.values())):
+        raise ConfigError(
+            f"{path} is no report of `verify --repair`; move it away, or name another folder"
+        )
+    return entries
+
+
+def _is_entry(value: object) -> bool:
+    entry = json_object(value)
+    has_path = isinstance(entry.get("path", 0), str | None)
+    return has_path and {"saved", "lost"} <= entry.keys()
+
+
+def _write_report(
+    folder: Path, before: Mapping[str, dict[str, Any]], repairs: Mapping[str, Salvage]
+) -> None:
+    """Write the report; what it says of other shards stays."""
+    entries = {**before, **{url: asdict(repair) for url, repair in repairs.items()}}
+    replace_file(folder / REPORT, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+
+
+def _is_same(source: str | None, url: str) -> bool:
+    """Whether the shard that a report names is this one."""
+    if source is None or source == redact(url):
+        return source is not None
+    return is_local(url) and os.path.realpath(source) == os.path.realpath(url)
