@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.repairs:repair_shards",
-        "_write_report(make_folder(folder), before, begun)",
+        "_write_report(make_folder(folder) / _BEGUN, before, begun)",
         "make_folder(folder)",
         "tools/test_verify_folder.py",
     ),
