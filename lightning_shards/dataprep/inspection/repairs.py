@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of
-from lightning_shards.dataprep.inspection.known_tables import known_table
+from lightning_shards.dataprep.inspection.listed_shards import known_table
 from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import (
@@ -39,13 +40,15 @@ _BEGUN: Final = f"{REPORT}.part"
 _UNFINISHED = {"": "the repair was not finished; give the same command again"}
 
 
-def require_place(urls: Sequence[str], folder: Path) -> None:
-    """Check, before shards are read, that copies of any of them can be written to this folder.
+def require_place(urls: Sequence[str], folder: Path | None) -> None:
+    """Check, before shards are read, that copies of any can be written to this folder, if any.
 
     Raises:
         ConfigError: Two have the same name, one of them is in the folder, also by a link, or
             something is there that is no repair of this shard.
     """
+    if folder is None:
+        return
     name, times = Counter(map(file_name, urls)).most_common(1)[0] if urls else ("", 0)
     if times > 1:
         raise ConfigError(
@@ -76,12 +79,13 @@ def require_place(urls: Sequence[str], folder: Path) -> None:
 def repair_shards(
     urls: Sequence[str],
     folder: Path,
-    save: Callable[[str], Salvage | Finding],
+    repair: Callable[..., Salvage | Finding],
     processes: int,
 ) -> tuple[dict[str, Salvage], list[Finding]]:
     """The repairs by redacted URL, which the report names, too, and what kept others from it.
 
-    `save` repairs one shard. Where no shard could be repaired, the folder is as it was.
+    `repair` saves one shard, given its URL and `folder`. Where no shard could be repaired, the
+    folder is as it was.
     """
     repairs: dict[str, Salvage] = {}
     findings: list[Finding] = []
@@ -90,7 +94,9 @@ def repair_shards(
     is_new, before = not folder.exists(), _report(folder)
     begun = {redact(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls}
     _write_report(make_folder(folder) / _BEGUN, before, begun)
-    for url, saved in zip(urls, map_parallel(save, urls, processes), strict=True):
+    for url, saved in zip(
+        urls, map_parallel(partial(repair, folder=folder), urls, processes), strict=True
+    ):
         if isinstance(saved, Finding):
             findings.append(saved)
         else:
