@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.repairs:repair_shards",
-        "_write_report(make_folder(folder), before, begun)",
+        "_write_report(make_folder(folder) / _BEGUN, before, begun)",
         "make_folder(folder)",
         "tools/test_verify_folder.py",
     ),
@@ -88,25 +88,25 @@ MUTANTS = [
         "tools/test_verify_folder.py",
     ),
     Mutant(
-        "dataprep.inspection.known_tables:known_table",
+        "dataprep.inspection.listed_shards:known_table",
         "for table in (beside, kept)",
         "for table in (beside,)",
         "tools/remote/test_remote_verify.py",
     ),
     Mutant(
-        "dataprep.inspection.known_tables:known_table",
+        "dataprep.inspection.listed_shards:known_table",
         "for table in (beside, kept)",
         "for table in (kept, beside)",
         "tools/remote/test_remote_verify.py",
     ),
     Mutant(
-        "dataprep.inspection.known_tables:known_table",
+        "dataprep.inspection.listed_shards:known_table",
         "table.crc32 is None",
         "False",
         "tools/remote/test_remote_verify.py",
     ),
     Mutant(
-        "dataprep.inspection.known_tables:_table_beside",
+        "dataprep.inspection.listed_shards:_table_beside",
         '[Finding("unusable table", str(error), redact(url))]',
         "[]",
         "tools/remote/test_remote_verify.py",

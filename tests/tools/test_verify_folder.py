@@ -138,11 +138,12 @@ def test_a_repair_that_was_killed_can_be_repeated(run, folder, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(repairs, "salvage", killed)
         assert run(*arguments) == (2, None)
-    assert (tmp_path / "out" / "train-000001.tar").exists()
+    assert contents(tmp_path / "out").keys() == {"train-000001.tar", "repair.json.part"}
     status, document = run(*arguments)
     assert (status, len(document["repairs"])) == (1, 2)
     report = json.loads((tmp_path / "out" / "repair.json").read_text())
     assert report == document["repairs"]
+    assert not (tmp_path / "out" / "repair.json.part").exists()
 
 
 def test_nothing_is_written_where_nothing_is_damaged(run, folder, tmp_path):

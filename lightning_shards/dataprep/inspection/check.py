@@ -19,9 +19,9 @@ from lightning_shards.dataprep.inspection.findings import (
     find_passed_over,
     finding_of,
 )
-from lightning_shards.dataprep.inspection.known_tables import known_table
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
+    known_table,
     local_entries,
     missing_listed,
     remote_entries,
@@ -108,8 +108,7 @@ def check_shards(
     Raises:
         ConfigError: The folder for repairs is not fit for them; nothing was read.
     """
-    if repair_to is not None:
-        require_place(urls, repair_to)
+    require_place(urls, repair_to)
     settings = settings or TransportSettings(cache_dir=str(cache.root))
     indexed = local_entries(urls)
     entries, findings = remote_entries(urls, settings)
@@ -121,10 +120,8 @@ def check_shards(
     findings += repeated_keys(urls, surveys, partial(_key_of, cache, settings))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
-        save = partial(repair_shard, folder=repair_to, cache=cache, decoder_of=decoder_of)
-        save = partial(save, settings=settings)
-        wanted = _to_repair(urls, findings)
-        repairs, unread = repair_shards(wanted, repair_to, save, processes)
+        repair = partial(repair_shard, cache=cache, settings=settings, decoder_of=decoder_of)
+        repairs, unread = repair_shards(_to_repair(urls, findings), repair_to, repair, processes)
         findings += unread
     return Checked(sum(shard.samples for shard in surveys), findings, repairs)
 

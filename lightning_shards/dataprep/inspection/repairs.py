@@ -1,20 +1,22 @@
 """The folder of repaired shards: what may be written there, and the report that says what was.
 
 Nothing is written over what others put there. The report names the shards that were saved to the
-folder, and only these are replaced by a later repair of the same shards. It is written before the
-first of them, so that a run that was killed can be repeated.
+folder, and only these are replaced by a later repair of the same shards. Until it is written a file
+beside it names them, so that a run that was killed can be repeated.
 """
 
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of
-from lightning_shards.dataprep.inspection.known_tables import known_table
+from lightning_shards.dataprep.inspection.listed_shards import known_table
 from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import (
@@ -32,16 +34,21 @@ from lightning_shards.shards.urls import is_local, redact
 
 REPORT: Final = "repair.json"
 
+_BEGUN: Final = f"{REPORT}.part"
+"""Names the shards of a run that is under way or was killed, as the report does."""
+
 _UNFINISHED = {"": "the repair was not finished; give the same command again"}
 
 
-def require_place(urls: Sequence[str], folder: Path) -> None:
-    """Check, before shards are read, that copies of any of them can be written to this folder.
+def require_place(urls: Sequence[str], folder: Path | None) -> None:
+    """Check, before shards are read, that copies of any can be written to this folder, if any.
 
     Raises:
         ConfigError: Two have the same name, one of them is in the folder, also by a link, or
             something is there that is no repair of this shard.
     """
+    if folder is None:
+        return
     name, times = Counter(map(file_name, urls)).most_common(1)[0] if urls else ("", 0)
     if times > 1:
         raise ConfigError(
@@ -72,12 +79,13 @@ def require_place(urls: Sequence[str], folder: Path) -> None:
 def repair_shards(
     urls: Sequence[str],
     folder: Path,
-    save: Callable[[str], Salvage | Finding],
+    repair: Callable[..., Salvage | Finding],
     processes: int,
 ) -> tuple[dict[str, Salvage], list[Finding]]:
     """The repairs by redacted URL, which the report names, too, and what kept others from it.
 
-    `save` repairs one shard. Where no shard could be repaired, the folder is as it was.
+    `repair` saves one shard, given its URL and `folder`. Where no shard could be repaired, the
+    folder is as it was.
     """
     repairs: dict[str, Salvage] = {}
     findings: list[Finding] = []
@@ -85,16 +93,19 @@ def repair_shards(
         return repairs, findings
     is_new, before = not folder.exists(), _report(folder)
     begun = {redact(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls}
-    _write_report(make_folder(folder), before, begun)
-    for url, saved in zip(urls, map_parallel(save, urls, processes), strict=True):
+    _write_report(make_folder(folder) / _BEGUN, before, begun)
+    for url, saved in zip(
+        urls, map_parallel(partial(repair, folder=folder), urls, processes), strict=True
+    ):
         if isinstance(saved, Finding):
             findings.append(saved)
         else:
             repairs[redact(url)] = saved
-    _write_report(folder, before, repairs)
-    if not before and not repairs:
-        (folder / REPORT).unlink()
-        if is_new:
+    if before or repairs:
+        _write_report(folder / REPORT, before, repairs)
+    (folder / _BEGUN).unlink(missing_ok=True)
+    if is_new and not repairs:
+        with suppress(OSError):  # another program has put something there
             folder.rmdir()
     return repairs, findings
 
@@ -122,12 +133,15 @@ def repair_shard(
 
 
 def _report(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries of the report in a folder, by redacted URL; none if there is no report.
+    """The entries of the reports in a folder, by redacted URL; none if there is no report.
 
     Raises:
-        ConfigError: The file of its name is none.
+        ConfigError: A file of their names is none.
     """
-    path = folder / REPORT
+    return _entries_at(folder / _BEGUN) | _entries_at(folder / REPORT)
+
+
+def _entries_at(path: Path) -> dict[str, dict[str, Any]]:
     if not os.path.lexists(path):
         return {}
     content = read_json(path)
@@ -146,11 +160,11 @@ def _is_entry(value: object) -> bool:
 
 
 def _write_report(
-    folder: Path, before: Mapping[str, dict[str, Any]], repairs: Mapping[str, Salvage]
+    path: Path, before: Mapping[str, dict[str, Any]], repairs: Mapping[str, Salvage]
 ) -> None:
     """Write the report; what it says of other shards stays."""
     entries = {**before, **{url: asdict(repair) for url, repair in repairs.items()}}
-    replace_file(folder / REPORT, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    replace_file(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
 def _is_same(source: str | None, url: str) -> bool:

@@ -88,17 +88,20 @@ def test_hostile_sizes_are_not_handed_on(run, folder, home):
     assert json.loads((folder / "sizes.json").read_text()) == {"000.tar": 3, "001.tar": 4}
 
 
-def test_link_in_the_place_of_a_repaired_shard_leads_nowhere(folder, home, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["000.tar", ".000.tar.part", "repair.json", "repair.json.part"])
+def test_link_in_the_place_of_a_repaired_shard_leads_nowhere(folder, home, tmp_path, capsys, name):
     data = bytearray((folder / "000.tar").read_bytes())
     data[1100] ^= 1  # in a header
     (folder / "000.tar").write_bytes(data)
     (tmp_path / "saved").mkdir()
-    for name in ("000.tar", ".000.tar.part", "repair.json"):
-        (tmp_path / "saved" / name).symlink_to(home / "precious")
+    (tmp_path / "saved" / name).symlink_to(home / "precious")
     arguments = [f"{folder}/*.tar", "--repair", str(tmp_path / "saved"), "--processes", "1"]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         verify.main([*arguments, "--decode", "none", "--cache-dir", str(tmp_path / "cache")])
-    assert "wrote" in capsys.readouterr().out
+    is_free = name.startswith(".")  # nothing is written under this name
+    assert ended.value.code == (1 if is_free else 2)
+    assert ("wrote" in capsys.readouterr().out) is is_free
+    assert (tmp_path / "saved" / name).is_symlink()
     assert (home / "precious").read_text() == "years of work"
 
 
