@@ -20,6 +20,7 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import map_columns
+from lightning_shards.workers.nested_values import mapped
 from lightning_shards.workers.shared_buffers import (
     Lease,
     ReceivedBuffers,
@@ -30,7 +31,6 @@ from lightning_shards.workers.tensor_layout import (
     Placeholder,
     TensorLayout,
     is_plain_array,
-    mapped,
     pinned,
     tensor_types,
 )

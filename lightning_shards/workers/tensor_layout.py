@@ -4,13 +4,10 @@ They are taken out of a batch before it is pickled, so their bytes are copied on
 memory order of a value (channels last, for instance) stays what it is.
 """
 
-import copy
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,64 +138,6 @@ class TensorLayout:
         starts = self.complete(arena)
         assert starts is not None  # the memory is large enough
         return starts
-
-
-def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """The value with all that has exactly one of these types changed.
-
-    They are looked for in lists, tuples, mappings and dataclasses, also in those of one another.
-    What is of another class (a subclass of `list`, of `dict` or of a named tuple) is kept as it is,
-    because its class alone knows how it is made.
-
-    (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
-    """
-    kind = cast("Any", type(value))
-    if kind in kinds:
-        return change(value)
-    if kind is dict:
-        items = cast("dict[Any, Any]", value).items()
-        return {name: mapped(each, kinds, change) for name, each in items}
-    if not _is_listing(kind):
-        return _copied_with(value, kinds, change) if _has_parts(kind) else value
-    values = cast("list[Any] | tuple[Any, ...]", value)
-    if not any(each in kinds or _may_hold(each) for each in set(map(type, values))):
-        return values  # a list of keys or texts
-    changed = [mapped(each, kinds, change) for each in values]
-    return changed if kind is list else tuple(changed) if kind is tuple else kind._make(changed)
-
-
-@cache
-def _may_hold(kind: Any) -> bool:
-    return kind is dict or _is_listing(kind) or _has_parts(kind)
-
-
-@cache
-def _is_listing(kind: Any) -> bool:
-    """Whether it is `list`, `tuple` or a named tuple without further attributes."""
-    is_named = hasattr(kind, "_make") and issubclass(kind, tuple)
-    return kind in (list, tuple) or (is_named and not kind.__dictoffset__)
-
-
-@cache
-def _has_parts(kind: Any) -> bool:
-    """Whether it is a dataclass or a mapping, such as transformers' BatchEncoding."""
-    if issubclass(kind, dict):
-        return kind in (OrderedDict, defaultdict)
-    return is_dataclass(kind) or issubclass(kind, MutableMapping)
-
-
-def _copied_with(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """A copy of a dataclass or mapping, with each of these kinds in it changed."""
-    clone = copy.copy(value)
-    if isinstance(value, MutableMapping):
-        items = cast("MutableMapping[Any, Any]", value).items()
-        clone.update({name: mapped(each, kinds, change) for name, each in items})
-        return clone
-    for field in fields(value):
-        if hasattr(value, field.name):
-            changed = mapped(getattr(value, field.name), kinds, change)
-            object.__setattr__(clone, field.name, changed)  # it may be frozen
-    return clone
 
 
 def _memory_order(strides: Sequence[int]) -> tuple[int, ...]:

@@ -136,13 +136,13 @@ MUTANTS = [
         "workers/test_connection.py",
     ),
     Mutant(
-        "workers.tensor_layout:mapped",
+        "workers.nested_values:mapped",
         "if kind in kinds:",
         "if isinstance(value, kinds):",
         "workers/test_message_classes.py",
     ),
     Mutant(
-        "workers.tensor_layout:_has_parts",
+        "workers.nested_values:_has_parts",
         "return kind in (OrderedDict, defaultdict)",
         "return False if kind is dict else True",
         "workers/test_message_classes.py",
@@ -281,7 +281,7 @@ MUTANTS = [
         "workers/test_message_pinning.py",
     ),
     Mutant(
-        "workers.tensor_layout:_copied_with",
+        "workers.nested_values:_copied_with",
         "changed = mapped(getattr(value, field.name), kinds, change)",
         "changed = getattr(value, field.name)",
         "workers/test_message_pinning.py",
