@@ -20,7 +20,7 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import map_columns
-from lightning_shards.workers.nested_values import mapped
+from lightning_shards.workers.nested_values import is_listing, mapped
 from lightning_shards.workers.shared_buffers import (
     Lease,
     ReceivedBuffers,
@@ -31,6 +31,7 @@ from lightning_shards.workers.tensor_layout import (
     Placeholder,
     TensorLayout,
     is_plain_array,
+    is_plain_tensor,
     pinned,
     tensor_types,
 )
@@ -93,7 +94,7 @@ def tensor_bytes(sample: Batch, batch_size: int) -> int:
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
-    if is_plain_array(column) or type(column) in tensor_types():
+    if is_plain_array(column) or is_plain_tensor(column):
         return column.nbytes, None
     layout = TensorLayout()  # a list of tensors holds one for each sample
     rest = mapped(column, tensor_types(), layout.add)
@@ -103,11 +104,18 @@ def _taken_apart(column: Any) -> tuple[int, Any]:
 def _columns(batch: Any) -> Iterable[tuple[str, Any]]:
     """The columns, each with its name in errors; a batch of another class is one column."""
     columns: Any = batch
+    if _is_one_value(batch):
+        return [("the batch", columns)]
     if isinstance(batch, dict):
         return ((f"field {name!r}", column) for name, column in columns.items())
-    if isinstance(batch, tuple):
-        return ((f"field {number}", column) for number, column in enumerate(columns))
-    return [("the batch", columns)]
+    return ((f"field {number}", column) for number, column in enumerate(columns))
+
+
+def _is_one_value(batch: Any) -> bool:
+    """Whether a batch has no columns, or is a named tuple that only its class can make of some."""
+    kind = cast("Any", type(batch))
+    is_named = hasattr(kind, "_fields")
+    return not {dict, tuple}.intersection(kind.__mro__) or (is_named and not is_listing(kind))
 
 
 def _pickled_bytes(name: str, column: object) -> int:
@@ -335,6 +343,7 @@ def _with_placeholders(loaded: LoadedBatch, change: Callable[[Any], Any]) -> Loa
 
 def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
     batch: Any = loaded.batch
-    if isinstance(batch, Placeholder):  # which is a tuple, and stands for the whole batch
+    if isinstance(batch, Placeholder) or _is_one_value(batch):
+        # a placeholder is a tuple, and stands for the whole batch
         return loaded._replace(batch=change(batch))
     return loaded._replace(batch=map_columns(batch, change))

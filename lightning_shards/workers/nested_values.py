@@ -10,6 +10,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+_MAKING = ("__new__", "__getnewargs__", "__reduce__", "__reduce_ex__")
+"""What a named tuple is made by, also where it is unpickled."""
+
 
 def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """The value with all that has exactly one of these types changed.
@@ -26,7 +29,7 @@ def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) ->
     if kind is dict:
         items = cast("dict[Any, Any]", value).items()
         return {name: mapped(each, kinds, change) for name, each in items}
-    if not _is_listing(kind):
+    if not is_listing(kind):
         return _copied_with(value, kinds, change) if _has_parts(kind) else value
     values = cast("list[Any] | tuple[Any, ...]", value)
     if not any(each in kinds or _may_hold(each) for each in set(map(type, values))):
@@ -37,14 +40,21 @@ def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) ->
 
 @cache
 def _may_hold(kind: Any) -> bool:
-    return kind is dict or _is_listing(kind) or _has_parts(kind)
+    return kind is dict or is_listing(kind) or _has_parts(kind)
 
 
 @cache
-def _is_listing(kind: Any) -> bool:
-    """Whether it is `list`, `tuple` or a named tuple without further attributes."""
-    is_named = hasattr(kind, "_make") and issubclass(kind, tuple)
-    return kind in (list, tuple) or (is_named and not kind.__dictoffset__)
+def is_listing(kind: Any) -> bool:
+    """Whether it is `list`, `tuple` or a named tuple that can be made of any values.
+
+    That is one without further attributes, whose class leaves its making and pickling to Python.
+    """
+    if kind in (list, tuple):
+        return True
+    if tuple not in kind.__mro__ or not hasattr(kind, "_make") or kind.__dictoffset__:
+        return False
+    named = next(base for base in kind.__mro__ if "_fields" in vars(base))
+    return all(getattr(kind, name) is getattr(named, name) for name in _MAKING)
 
 
 @cache

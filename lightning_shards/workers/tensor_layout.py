@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.samples.arena import Arena, aligned
-from lightning_shards.samples.loaded_torch import load_torch, torch_if_loaded
+from lightning_shards.samples.loaded_torch import is_dense, load_torch, torch_if_loaded
 
 
 class Placeholder(NamedTuple):
@@ -78,10 +78,9 @@ class TensorLayout:
 
     def add(self, tensor: Any) -> Any:
         """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
-        torch = _torch()
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not is_plain or tensor.is_conj() or tensor.is_quantized:
+        if not is_plain_tensor(tensor):
             return tensor
+        torch = _torch()
         plain, axes = tensor.detach().resolve_neg(), None
         if not plain.is_contiguous():
             order = _memory_order(plain.stride())
@@ -152,6 +151,15 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
 def is_plain_array(value: object) -> bool:
     """Whether it is an array of numbers; others, of objects or texts, are pickled."""
     return type(value) is np.ndarray and value.dtype.kind in "biufc"
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether it is a tensor that lies as numbers in memory of the CPU; others are pickled."""
+    if type(value) not in tensor_types():
+        return False
+    tensor: Any = value
+    is_here = tensor.device.type == "cpu" and is_dense(tensor)
+    return is_here and not tensor.is_conj() and not tensor.is_quantized
 
 
 def tensor_types() -> tuple[type, ...]:

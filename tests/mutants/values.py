@@ -201,4 +201,10 @@ MUTANTS = [
         "raise",
         "samples/decoding/test_images.py",
     ),
+    Mutant(
+        "samples.loaded_torch:bytes_of",
+        "value.nbytes if is_dense(value) else 0",
+        "value.nbytes",
+        "workers/test_odd_tensors.py",
+    ),
 ]

@@ -292,4 +292,28 @@ MUTANTS = [
         "elif False:",
         "samples/test_own_generators.py",
     ),
+    Mutant(
+        "workers.messages:_taken_apart",
+        "is_plain_tensor(column)",
+        "type(column) in tensor_types()",
+        "workers/test_odd_tensors.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:is_plain_tensor",
+        " and is_dense(tensor)",
+        "",
+        "workers/test_odd_tensors.py",
+    ),
+    Mutant(
+        "workers.nested_values:is_listing",
+        "return all(",
+        "return True or all(",
+        "workers/test_odd_tensors.py",
+    ),
+    Mutant(
+        "workers.messages:_is_one_value",
+        "is_named and not is_listing(kind)",
+        "False",
+        "workers/test_odd_tensors.py",
+    ),
 ]
