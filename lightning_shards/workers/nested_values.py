@@ -4,22 +4,30 @@ Tensors leave a message so, and come back into it.
 """
 
 import copy
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, MutableMapping
-from dataclasses import fields, is_dataclass
+import dataclasses
+import inspect
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import Callable
+from copyreg import dispatch_table
+from dataclasses import is_dataclass
 from functools import cache
+from types import MemberDescriptorType
 from typing import Any, cast
 
 _MAKING = ("__new__", "__getnewargs__", "__reduce__", "__reduce_ex__")
 """What a named tuple is made by, also where it is unpickled."""
 
+_OF_OBJECTS = ("__new__", "__reduce__", "__reduce_ex__")
+_OF_NO_OBJECT = ("__getnewargs__", "__getnewargs_ex__")
+"""What a class has, and has not, that leaves its making and pickling to Python."""
+
 
 def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """The value with all that has exactly one of these types changed.
 
-    They are looked for in lists, tuples, mappings and dataclasses, also in those of one another.
-    What is of another class (a subclass of `list`, of `dict` or of a named tuple) is kept as it is,
-    because its class alone knows how it is made.
+    They are looked for in lists, tuples, dicts, `UserDict` and dataclasses, also in those of one
+    another. What is of another class (a subclass of `list`, of `dict` or of a named tuple, or a
+    mapping of the user's) is kept as it is, because its class alone knows how it is made.
 
     (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
     """
@@ -59,21 +67,54 @@ def is_listing(kind: Any) -> bool:
 
 @cache
 def _has_parts(kind: Any) -> bool:
-    """Whether it is a dataclass or a mapping, such as transformers' BatchEncoding."""
+    """Whether a copy of it, in which its parts are changed, shares nothing with it.
+
+    That is so for dataclasses that leave copying and pickling to Python, and for `UserDict`, as
+    transformers' BatchEncoding is one. Any other mapping may share its data with its copy.
+    """
     if issubclass(kind, dict):
         return kind in (OrderedDict, defaultdict)
-    return is_dataclass(kind) or issubclass(kind, MutableMapping)
+    if any(getattr(kind, name) is not getattr(object, name) for name in _OF_OBJECTS):
+        return False
+    if any(hasattr(kind, name) for name in _OF_NO_OBJECT) or kind in dispatch_table:
+        return False
+    if issubclass(kind, UserDict):
+        return _own(kind, "__copy__") is _own(UserDict, "__copy__")
+    has_state = any(map(_is_written, (_own(kind, "__getstate__"), _own(kind, "__setstate__"))))
+    return is_dataclass(kind) and not hasattr(kind, "__copy__") and not has_state
+
+
+def _own(kind: Any, name: str) -> Any:
+    return getattr(kind, name, None)
+
+
+def _is_written(method: Any) -> bool:
+    """Whether a method of a dataclass is of the user's; those with slots are given some."""
+    is_given = getattr(method, "__module__", None) == dataclasses.__name__
+    return not (method is None or is_given or method is _own(object, "__getstate__"))
+
+
+@cache
+def _part_names(kind: Any) -> list[str]:
+    """The fields of a dataclass that are plain attributes: to set another one runs its class."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    owned = {name: inspect.getattr_static(kind, name, None) for name in names}
+    slot = MemberDescriptorType
+    return [n for n in names if isinstance(owned[n], slot) or not hasattr(owned[n], "__set__")]
 
 
 def _copied_with(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """A copy of a dataclass or mapping, with each of these kinds in it changed."""
     clone = copy.copy(value)
-    if isinstance(value, MutableMapping):
-        items = cast("MutableMapping[Any, Any]", value).items()
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
         clone.update({name: mapped(each, kinds, change) for name, each in items})
         return clone
-    for field in fields(value):
-        if hasattr(value, field.name):
-            changed = mapped(getattr(value, field.name), kinds, change)
-            object.__setattr__(clone, field.name, changed)  # it may be frozen
+    if isinstance(value, UserDict):  # its class may look at what is set
+        vars(clone)["data"] = mapped(vars(cast("Any", value))["data"], kinds, change)
+        return clone
+    for name in _part_names(cast("Any", type(value))):
+        if hasattr(value, name):
+            changed = mapped(getattr(value, name), kinds, change)
+            object.__setattr__(clone, name, changed)  # it may be frozen
     return clone

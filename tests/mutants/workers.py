@@ -282,8 +282,8 @@ MUTANTS = [
     ),
     Mutant(
         "workers.nested_values:_copied_with",
-        "changed = mapped(getattr(value, field.name), kinds, change)",
-        "changed = getattr(value, field.name)",
+        "changed = mapped(getattr(value, name), kinds, change)",
+        "changed = getattr(value, name)",
         "workers/test_message_pinning.py",
     ),
     Mutant(
@@ -315,5 +315,23 @@ MUTANTS = [
         "is_named and not is_listing(kind)",
         "False",
         "workers/test_odd_tensors.py",
+    ),
+    Mutant(
+        "workers.nested_values:_has_parts",
+        '_own(kind, "__copy__") is _own(UserDict, "__copy__")',
+        "True",
+        "workers/test_kept_objects.py",
+    ),
+    Mutant(
+        "workers.nested_values:_has_parts",
+        "if issubclass(kind, UserDict):",
+        'if issubclass(kind, UserDict) or hasattr(kind, "__setitem__"):',
+        "workers/test_kept_objects.py",
+    ),
+    Mutant(
+        "workers.nested_values:_has_parts",
+        " and not has_state",
+        "",
+        "workers/test_kept_objects.py",
     ),
 ]
