@@ -20,6 +20,9 @@ from lightning_shards.samples.loaded_torch import (
 )
 from lightning_shards.samples.sample_transforms import fields_of
 
+_MOST_DIMS = 64
+"""The most dimensions that an array has."""
+
 
 @dataclass(frozen=True)
 class PadCollate:
@@ -182,7 +185,9 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
 def _is_of_tensors(value: Any) -> bool:
     """Whether a value is a tensor, or lists of them."""
     leaf = value
-    while type(leaf) in (list, tuple) and leaf:
+    for _level in range(_MOST_DIMS):  # a list may hold itself
+        if type(leaf) not in (list, tuple) or not leaf:
+            break
         leaf = leaf[0]
     return is_tensor(leaf)
 

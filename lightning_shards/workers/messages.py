@@ -52,6 +52,10 @@ _MAX_BATCHES = 16
 """More batches in a message save nothing that can be measured, and the first ones come late."""
 
 
+_LEVELS = 16
+"""More than the levels of a message above one of its values, as they count for the deepest one."""
+
+
 class BatchBytes(NamedTuple):
     """The size of one batch on its way from a worker process to the trainer.
 
@@ -80,9 +84,9 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     """
     lists = tensors = 0
     for name, column in _columns(sample):
-        size, rest = _taken_apart(column)
+        size, pickled = _sizes(name, column)
         tensors += batch_size * size
-        lists += batch_size * (0 if rest is None else _pickled_bytes(name, rest))
+        lists += batch_size * pickled
     batch = BatchBytes(lists, tensors)
     return batch if shared_bytes(batch) else BatchBytes(lists + tensors)
 
@@ -118,13 +122,16 @@ def _is_one_value(batch: Any) -> bool:
     return not {dict, tuple}.intersection(kind.__mro__) or (is_named and not is_listing(kind))
 
 
-def _pickled_bytes(name: str, column: object) -> int:
+def _sizes(name: str, column: object) -> tuple[int, int]:
+    """Bytes of the tensors in a column, and of what is pickled of it."""
     try:
-        pickled = pickle.dumps(column)
-        pickle.loads(pickled)  # noqa: S301 what this process made itself
+        size, rest = _taken_apart(column)
+        pickled = b"" if rest is None else pickle.dumps(rest)
+        if pickled:
+            pickle.loads(pickled)  # noqa: S301 what this process made itself
     except Exception as error:
         raise ConfigError(f"{name} {_cannot_travel(error)}") from error
-    return len(pickled)
+    return size, len(pickled)
 
 
 def require_picklable(batch: Batch) -> None:
@@ -135,12 +142,14 @@ def require_picklable(batch: Batch) -> None:
     """
     keys: Any = batch.get("__key__") if isinstance(batch, dict) else None
     for name, column in _columns(batch):
-        _, rest = _taken_apart(column)
-        rows = cast("list[object]", rest) if isinstance(rest, list) else [rest]
+        rows = cast("list[object]", column) if isinstance(column, list) else [column]
         has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):
             try:
-                pickle.dumps(value)
+                _, rest = _taken_apart(value)
+                for _level in range(_LEVELS):
+                    rest = [rest]
+                pickle.dumps(rest)
             except Exception as error:
                 where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
                 raise SampleError(f"{name} of {where} {_cannot_travel(error)}") from error

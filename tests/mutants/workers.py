@@ -136,18 +136,6 @@ MUTANTS = [
         "workers/test_connection.py",
     ),
     Mutant(
-        "workers.nested_values:mapped",
-        "if kind in kinds:",
-        "if isinstance(value, kinds):",
-        "workers/test_message_classes.py",
-    ),
-    Mutant(
-        "workers.nested_values:_has_parts",
-        "return kind in (OrderedDict, defaultdict)",
-        "return False if kind is dict else True",
-        "workers/test_message_classes.py",
-    ),
-    Mutant(
         "workers.worker_imports:WorkerImports.__init__",
         "if self.from_main is not None:",
         "if True:",
@@ -281,8 +269,8 @@ MUTANTS = [
         "workers/test_message_pinning.py",
     ),
     Mutant(
-        "workers.nested_values:_copied_with",
-        "changed = mapped(getattr(value, name), kinds, change)",
+        "workers.nested_values:_Copies._of_object",
+        "changed = self.of(getattr(value, name), depth)",
         "changed = getattr(value, name)",
         "workers/test_message_pinning.py",
     ),
@@ -324,14 +312,32 @@ MUTANTS = [
     ),
     Mutant(
         "workers.nested_values:_has_parts",
-        "if issubclass(kind, UserDict):",
-        'if issubclass(kind, UserDict) or hasattr(kind, "__setitem__"):',
+        " and not has_state",
+        "",
         "workers/test_kept_objects.py",
     ),
     Mutant(
+        "workers.nested_values:_Copies.of",
+        "elif depth == _DEEPEST:",
+        "elif False:",
+        "workers/test_deep_values.py",
+    ),
+    Mutant(
+        "workers.nested_values:_Copies.of",
+        "if made is not None:",
+        "if False:",
+        "workers/test_deep_values.py",
+    ),
+    Mutant(
+        "workers.messages:require_picklable",
+        "rest = [rest]",
+        "pass",
+        "workers/test_deep_values.py",
+    ),
+    Mutant(
         "workers.nested_values:_has_parts",
-        " and not has_state",
-        "",
+        "return is_dataclass(kind) and",
+        "return (is_dataclass(kind) or hasattr(kind, '__setitem__')) and",
         "workers/test_kept_objects.py",
     ),
 ]

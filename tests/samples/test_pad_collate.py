@@ -191,6 +191,14 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         padded(*values)
 
 
+def test_a_list_that_holds_itself_is_named():
+    """As six bytes of CBOR give it."""
+    value = []
+    value.append(value)
+    with pytest.raises(SampleError, match="field 'x' of sample 'k1' is a list that cannot be padd"):
+        padded([1], value)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
