@@ -11,6 +11,7 @@ imported for arrays, and tensors are there only where torch is loaded.
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -93,12 +94,16 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
     """Bytes of the tensors in a batch of so many samples, estimated from a batch of one."""
-    return batch_size * sum(_taken_apart(column)[0] for _, column in _columns(sample))
+    size = 0
+    for _, column in _columns(sample):
+        with suppress(ValueError):  # a tensor that stays in its process
+            size += _taken_apart(column)[0]
+    return batch_size * size
 
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
-    if is_plain_array(column) or is_plain_tensor(column):
+    if is_plain_array(column) or (is_plain_tensor(column) and column.is_leaf):
         return column.nbytes, None
     layout = TensorLayout()  # a list of tensors holds one for each sample
     rest = mapped(column, tensor_types(), layout.add)

@@ -7,13 +7,19 @@ memory order of a value (channels last, for instance) stays what it is.
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.samples.arena import Arena, aligned
-from lightning_shards.samples.loaded_torch import is_dense, load_torch, torch_if_loaded
+from lightning_shards.samples.loaded_torch import (
+    is_dense,
+    load_torch,
+    tensor_of,
+    torch_has,
+    torch_if_loaded,
+)
 
 
 class Placeholder(NamedTuple):
@@ -25,6 +31,7 @@ class Placeholder(NamedTuple):
         shape: The shape that it has in memory.
         axes: The axes of that shape in the order that the value has them; None: it is the same.
         is_array: Whether it is an array.
+        requires_grad: Whether it is a tensor that gradients are summed up in.
     """
 
     number: int
@@ -32,6 +39,7 @@ class Placeholder(NamedTuple):
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None
     is_array: bool
+    requires_grad: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +55,8 @@ class Placeholder(NamedTuple):
         torch = _torch()
         flat = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
         tensor = flat.reshape(shape)
-        return tensor if axes is None else tensor.permute(axes)
+        tensor = tensor if axes is None else tensor.permute(axes)
+        return tensor.requires_grad_(self.requires_grad)
 
 
 @cache
@@ -61,8 +70,15 @@ def _dtype(name: str, is_array: bool) -> Any:
 
 
 def pinned(value: Any) -> Any:
-    """A tensor in page-locked memory with the content of this tensor or array."""
-    return _torch().as_tensor(value).pin_memory()
+    """A tensor in page-locked memory with the content of this tensor or array.
+
+    An array of numbers that torch lacks stays what it is.
+    """
+    is_array = isinstance(value, np.ndarray)
+    if is_array and not torch_has(cast("Any", value).dtype):
+        return cast("Any", value)
+    tensor = tensor_of(value)
+    return tensor.detach().pin_memory().requires_grad_(tensor.requires_grad)
 
 
 class TensorLayout:
@@ -77,7 +93,13 @@ class TensorLayout:
         self._values: list[NDArray[np.uint8]] = []
 
     def add(self, tensor: Any) -> Any:
-        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
+        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU.
+
+        Raises:
+            ValueError: Gradients flow through it to others, which stay in this process.
+        """
+        if not tensor.is_leaf:
+            raise ValueError("gradients flow through a tensor; call detach() on it")
         if not is_plain_tensor(tensor):
             return tensor
         torch = _torch()
@@ -88,7 +110,8 @@ class TensorLayout:
                 plain, axes = plain.permute(order), _inverse(order)
         values = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
         name = str(tensor.dtype).removeprefix("torch.")
-        return self._added(values, name, tuple(plain.shape), axes, is_array=False)
+        shape, is_summed = tuple(plain.shape), tensor.requires_grad
+        return self._added(values, name, shape, axes, requires_grad=is_summed)
 
     def add_array(self, array: NDArray[Any]) -> Placeholder:
         """The placeholder of an array of numbers."""
@@ -107,11 +130,13 @@ class TensorLayout:
         shape: tuple[int, ...],
         axes: tuple[int, ...] | None,
         *,
-        is_array: bool,
+        is_array: bool = False,
+        requires_grad: bool = False,
     ) -> Placeholder:
         self._values.append(values)
         self.size += aligned(len(values))
-        return Placeholder(len(self._values) - 1, dtype, shape, axes, is_array)
+        number = len(self._values) - 1
+        return Placeholder(number, dtype, shape, axes, is_array, requires_grad)
 
     def complete(self, arena: Arena) -> list[int] | None:
         """Copy to an arena the tensors that were not made in it.

@@ -340,4 +340,16 @@ MUTANTS = [
         "return (is_dataclass(kind) or hasattr(kind, '__setitem__')) and",
         "workers/test_kept_objects.py",
     ),
+    Mutant(
+        "workers.tensor_layout:TensorLayout.add",
+        "requires_grad=is_summed",
+        "requires_grad=False",
+        "workers/test_messages.py",
+    ),
+    Mutant(
+        "workers.tensor_layout:pinned",
+        "tensor_of(value)",
+        "_torch().as_tensor(value)",
+        "workers/test_odd_tensors.py",
+    ),
 ]

@@ -1,11 +1,13 @@
 """Tensors that are no one block of numbers travel as they are, from every pool."""
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.loaded_torch import map_columns, with_tensors
-from lightning_shards.workers.messages import batch_bytes, tensor_bytes
+from lightning_shards.workers.messages import batch_bytes, require_picklable, tensor_bytes
 from tests.workers.message_examples import Pair, message_of, travelled, unpacked
 from tests.workers.odd_tensors import ODD_BATCHES, ODD_TENSORS, plain
 
@@ -79,3 +81,32 @@ def test_a_named_tuple_keeps_its_attributes():
     made = with_tensors(batch)
     assert (type(made), type(made.image), made.note) == (Noted, torch.Tensor, "why")
     assert map_columns(Pair(1, 2), str) == Pair("1", "2")
+
+
+def flowing():
+    return torch.ones(2, requires_grad=True) * 2
+
+
+@pytest.mark.parametrize("value", [flowing(), [flowing()]], ids=["itself", "in a list"])
+def test_a_tensor_that_gradients_flow_through_stays_in_its_process(value):
+    batch = {"__key__": ["k"], "x": value}
+    assert tensor_bytes(batch, 2) == 0
+    with pytest.raises(ConfigError, match=r"^field 'x' cannot travel .*call detach\(\) on it"):
+        batch_bytes(batch, 2)
+    with pytest.raises(SampleError, match=r"^field 'x' of sample 'k' cannot travel .*detach"):
+        require_picklable(batch)
+
+
+def test_an_array_of_any_numbers_is_pinned_as_the_trainer_would_make_it(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self * 1)
+    batch = {
+        "swapped": np.arange(3, dtype=">f4"),
+        "long": np.ones(3, np.longdouble),
+        "leaf": torch.ones(2, requires_grad=True),
+    }
+    (received,) = unpacked(travelled(message_of(batch)).pin_memory())
+    assert received.batch["swapped"].tolist() == [0, 1, 2]
+    assert torch.is_tensor(received.batch["swapped"])
+    assert received.batch["long"].dtype == np.longdouble  # which with_tensors refuses by its name
+    leaf = received.batch["leaf"]
+    assert (leaf.requires_grad, leaf.is_leaf) == (True, True)
