@@ -18,6 +18,7 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
+from lightning_shards.samples.number_columns import require_unmasked
 from lightning_shards.samples.sample_transforms import fields_of
 
 _MOST_DIMS = 64
@@ -218,6 +219,7 @@ def _as_array(sample: Sample, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         problem = "its lists differ in length" if "inhomogeneous" in str(error) else str(error)
         raise _refused_value_of(sample, name, problem) from error
+    require_unmasked(value, name, sample)
     if array.dtype.kind == "O":
         raise _refused_value_of(sample, name, "no numbers, or some that fit no int64")
     if array.dtype.kind not in NUMBERS:

@@ -207,4 +207,16 @@ MUTANTS = [
         "value.nbytes",
         "workers/test_odd_tensors.py",
     ),
+    Mutant(
+        "samples.number_columns:_is_masked",
+        "bool(masked.is_masked(value))",
+        "False",
+        "samples/test_collate.py samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.number_columns:_number_type",
+        "*([np.float64] if is_float else [])",
+        "",
+        "samples/test_collate.py",
+    ),
 ]
