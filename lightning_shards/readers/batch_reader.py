@@ -40,7 +40,6 @@ from lightning_shards.samples.collate import (
     Sample,
     column_of,
     join_columns,
-    numbers_or_list,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
@@ -51,6 +50,7 @@ from lightning_shards.samples.member_bytes import (
     Ints,
     MemberBytes,
 )
+from lightning_shards.samples.number_columns import numbers_or_list
 from lightning_shards.samples.sample_transforms import (
     batch_fields,
     fields_of,

@@ -24,6 +24,7 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
+from lightning_shards.samples.number_columns import numbers_or_list, require_unmasked
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 
 if TYPE_CHECKING:
@@ -263,6 +264,10 @@ def column_of(
     has_tensors = any(map(is_tensor, values))
     if all(is_tensor(value) or _is_numeric(value) for value in values):
         try:
+            if {*map(type, values)} - {np.ndarray, tensor_class()}:  # some may be masked
+                for sample in samples:
+                    require_unmasked(sample[field], field, sample)
+                values = [value if is_tensor(value) else np.asarray(value) for value in values]
             values = list(map(tensor_of, values)) if has_tensors else values
             _require_one_shape(samples, values, field)
             if pixels is not None:
@@ -275,7 +280,7 @@ def column_of(
                 f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
                 f"{error}; give the field a transform that makes it one of numbers torch has"
             ) from error
-    return numbers_or_list(values)
+    return numbers_or_list(values, samples, field)
 
 
 def _stacked_tensors(values: list[Any], arena: Arena | None) -> "torch.Tensor":
@@ -345,32 +350,6 @@ def _large_array(value: Any) -> np.ndarray | None:
     if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
         return None
     return array if torch_has(array.dtype) and array.dtype.isnative else None
-
-
-def numbers_or_list(values: list[Any]) -> Column:
-    """An array if all values are numbers, otherwise the list itself."""
-    numbers = (bool, int, float, np.number, np.bool_)
-    if not all(isinstance(value, numbers) for value in values):
-        return values
-    dtype = _number_type(values)
-    try:
-        column = np.array(values, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SampleError(f"numbers that fit no int64: {error}; decode them as 'text'") from error
-    is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
-    if is_rounded or not torch_has(column.dtype):
-        raise SampleError(f"numbers that fit no type of torch's: {column.dtype}; make them int64")
-    return column
-
-
-def _number_type(values: list[Any]) -> Any:
-    """The type of the array of these numbers; None for the one that numpy finds for them."""
-    if any(isinstance(value, float | np.floating) for value in values):
-        return np.float64
-    if any(isinstance(value, np.complexfloating) for value in values):
-        return np.result_type(*values)
-    # by itself numpy would take uint64 for some
-    return np.int64 if any(type(value) is int for value in values) else None
 
 
 def _is_numeric(value: Any) -> bool:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from threading import RLock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,18 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     return kind is not None and isinstance(value, kind)
 
 
+def is_dense(tensor: "torch.Tensor") -> bool:
+    """Whether a tensor is one block of numbers, neither sparse nor nested, and so has a size."""
+    return tensor.layout == load_torch().strided and not tensor.is_nested
+
+
+def bytes_of(value: object) -> int:
+    """Bytes of an array or of a dense tensor; 0 of anything else."""
+    if is_tensor(value):
+        return value.nbytes if is_dense(value) else 0
+    return value.nbytes if isinstance(value, np.ndarray) else 0
+
+
 def torch_has(dtype: np.dtype[Any]) -> bool:
     """Whether torch has such numbers, too, whatever the order of their bytes is."""
     return dtype.kind in NUMBERS and dtype.itemsize <= _WIDEST * (2 if dtype.kind == "c" else 1)
@@ -97,7 +109,8 @@ def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tu
 def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
     """A batch with each of its entries changed; a dict of the user's own class becomes a dict.
 
-    A batch that is neither a dict nor a tuple counts as one entry.
+    A batch that is neither a dict nor a tuple counts as one entry. A named tuple is made anew
+    without a call of its class, which might check or count its entries again, as `PackedSequence`.
     """
     columns: Any = batch
     if isinstance(batch, dict):
@@ -105,7 +118,12 @@ def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(batch, tuple):
         return change(batch)  # a `collate_fn` may return anything
     entries = map(change, columns)
-    return type(columns)(*entries) if hasattr(columns, "_fields") else tuple(entries)
+    if not hasattr(columns, "_fields"):
+        return tuple(entries)
+    changed: Any = cast("Any", type(columns))._make(entries)
+    if hasattr(columns, "__dict__"):
+        changed.__dict__.update(columns.__dict__)
+    return changed
 
 
 def _with_tensor(column: Any) -> Any:

@@ -127,6 +127,8 @@ class RepeatedTransform:
             kept = copy.deepcopy(made)
         try:
             is_same = are_same(kept, self._made(value))
+        except RecursionError:
+            is_same = True  # a value that holds itself, or is too deep to be compared
         except Exception:  # noqa: BLE001 the first run raised nothing
             is_same = False
         if not is_same:

@@ -18,7 +18,11 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
+from lightning_shards.samples.number_columns import require_unmasked
 from lightning_shards.samples.sample_transforms import fields_of
+
+_MOST_DIMS = 64
+"""The most dimensions that an array has."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,9 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
 def _is_of_tensors(value: Any) -> bool:
     """Whether a value is a tensor, or lists of them."""
     leaf = value
-    while type(leaf) in (list, tuple) and leaf:
+    for _level in range(_MOST_DIMS):  # a list may hold itself
+        if type(leaf) not in (list, tuple) or not leaf:
+            break
         leaf = leaf[0]
     return is_tensor(leaf)
 
@@ -213,6 +219,7 @@ def _as_array(sample: Sample, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         problem = "its lists differ in length" if "inhomogeneous" in str(error) else str(error)
         raise _refused_value_of(sample, name, problem) from error
+    require_unmasked(value, name, sample)
     if array.dtype.kind == "O":
         raise _refused_value_of(sample, name, "no numbers, or some that fit no int64")
     if array.dtype.kind not in NUMBERS:

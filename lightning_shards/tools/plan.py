@@ -185,12 +185,16 @@ def _batch_bytes(source: "Source") -> tuple[int | None, str]:
 
 def _num_bytes(values: Any) -> int:
     """Bytes of arrays, tensors and texts in containers of any depth; of anything else, a few."""
+    from lightning_shards.samples.loaded_torch import bytes_of, is_tensor
+
     if isinstance(values, Mapping):
         return sum(map(_num_bytes, cast("Mapping[Any, Any]", values).values()))
     if isinstance(values, list | tuple):
         return sum(map(_num_bytes, cast("Sequence[Any]", values)))
     if isinstance(values, bytes | str):
         return len(values)
+    if is_tensor(values):
+        return bytes_of(values) or _SMALL_VALUE
     return int(getattr(values, "nbytes", _SMALL_VALUE))
 
 

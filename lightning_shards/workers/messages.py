@@ -11,6 +11,7 @@ imported for arrays, and tensors are there only where torch is loaded.
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import map_columns
+from lightning_shards.workers.nested_values import is_listing, mapped
 from lightning_shards.workers.shared_buffers import (
     Lease,
     ReceivedBuffers,
@@ -30,7 +32,7 @@ from lightning_shards.workers.tensor_layout import (
     Placeholder,
     TensorLayout,
     is_plain_array,
-    mapped,
+    is_plain_tensor,
     pinned,
     tensor_types,
 )
@@ -49,6 +51,10 @@ _KEPT_BYTES = 2**14
 
 _MAX_BATCHES = 16
 """More batches in a message save nothing that can be measured, and the first ones come late."""
+
+
+_LEVELS = 16
+"""More than the levels of a message above one of its values, as they count for the deepest one."""
 
 
 class BatchBytes(NamedTuple):
@@ -79,21 +85,25 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     """
     lists = tensors = 0
     for name, column in _columns(sample):
-        size, rest = _taken_apart(column)
+        size, pickled = _sizes(name, column)
         tensors += batch_size * size
-        lists += batch_size * (0 if rest is None else _pickled_bytes(name, rest))
+        lists += batch_size * pickled
     batch = BatchBytes(lists, tensors)
     return batch if shared_bytes(batch) else BatchBytes(lists + tensors)
 
 
 def tensor_bytes(sample: Batch, batch_size: int) -> int:
     """Bytes of the tensors in a batch of so many samples, estimated from a batch of one."""
-    return batch_size * sum(_taken_apart(column)[0] for _, column in _columns(sample))
+    size = 0
+    for _, column in _columns(sample):
+        with suppress(ValueError):  # a tensor that stays in its process
+            size += _taken_apart(column)[0]
+    return batch_size * size
 
 
 def _taken_apart(column: Any) -> tuple[int, Any]:
     """Bytes of the tensors in a column, and the column without them (None if it is a tensor)."""
-    if is_plain_array(column) or type(column) in tensor_types():
+    if is_plain_array(column) or (is_plain_tensor(column) and column.is_leaf):
         return column.nbytes, None
     layout = TensorLayout()  # a list of tensors holds one for each sample
     rest = mapped(column, tensor_types(), layout.add)
@@ -103,20 +113,30 @@ def _taken_apart(column: Any) -> tuple[int, Any]:
 def _columns(batch: Any) -> Iterable[tuple[str, Any]]:
     """The columns, each with its name in errors; a batch of another class is one column."""
     columns: Any = batch
+    if _is_one_value(batch):
+        return [("the batch", columns)]
     if isinstance(batch, dict):
         return ((f"field {name!r}", column) for name, column in columns.items())
-    if isinstance(batch, tuple):
-        return ((f"field {number}", column) for number, column in enumerate(columns))
-    return [("the batch", columns)]
+    return ((f"field {number}", column) for number, column in enumerate(columns))
 
 
-def _pickled_bytes(name: str, column: object) -> int:
+def _is_one_value(batch: Any) -> bool:
+    """Whether a batch has no columns, or is a named tuple that only its class can make of some."""
+    kind = cast("Any", type(batch))
+    is_named = hasattr(kind, "_fields")
+    return not {dict, tuple}.intersection(kind.__mro__) or (is_named and not is_listing(kind))
+
+
+def _sizes(name: str, column: object) -> tuple[int, int]:
+    """Bytes of the tensors in a column, and of what is pickled of it."""
     try:
-        pickled = pickle.dumps(column)
-        pickle.loads(pickled)  # noqa: S301 what this process made itself
+        size, rest = _taken_apart(column)
+        pickled = b"" if rest is None else pickle.dumps(rest)
+        if pickled:
+            pickle.loads(pickled)  # noqa: S301 what this process made itself
     except Exception as error:
         raise ConfigError(f"{name} {_cannot_travel(error)}") from error
-    return len(pickled)
+    return size, len(pickled)
 
 
 def require_picklable(batch: Batch) -> None:
@@ -127,12 +147,14 @@ def require_picklable(batch: Batch) -> None:
     """
     keys: Any = batch.get("__key__") if isinstance(batch, dict) else None
     for name, column in _columns(batch):
-        _, rest = _taken_apart(column)
-        rows = cast("list[object]", rest) if isinstance(rest, list) else [rest]
+        rows = cast("list[object]", column) if isinstance(column, list) else [column]
         has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):
             try:
-                pickle.dumps(value)
+                _, rest = _taken_apart(value)
+                for _level in range(_LEVELS):
+                    rest = [rest]
+                pickle.dumps(rest)
             except Exception as error:
                 where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
                 raise SampleError(f"{name} of {where} {_cannot_travel(error)}") from error
@@ -335,6 +357,7 @@ def _with_placeholders(loaded: LoadedBatch, change: Callable[[Any], Any]) -> Loa
 
 def _with_columns(loaded: LoadedBatch, change: Callable[[Any], Any]) -> LoadedBatch:
     batch: Any = loaded.batch
-    if isinstance(batch, Placeholder):  # which is a tuple, and stands for the whole batch
+    if isinstance(batch, Placeholder) or _is_one_value(batch):
+        # a placeholder is a tuple, and stands for the whole batch
         return loaded._replace(batch=change(batch))
     return loaded._replace(batch=map_columns(batch, change))

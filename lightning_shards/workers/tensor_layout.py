@@ -4,10 +4,7 @@ They are taken out of a batch before it is pickled, so their bytes are copied on
 memory order of a value (channels last, for instance) stays what it is.
 """
 
-import copy
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, cast
@@ -16,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.samples.arena import Arena, aligned
-from lightning_shards.samples.loaded_torch import load_torch, torch_if_loaded
+from lightning_shards.samples.loaded_torch import (
+    is_dense,
+    load_torch,
+    tensor_of,
+    torch_has,
+    torch_if_loaded,
+)
 
 
 class Placeholder(NamedTuple):
@@ -28,6 +31,7 @@ class Placeholder(NamedTuple):
         shape: The shape that it has in memory.
         axes: The axes of that shape in the order that the value has them; None: it is the same.
         is_array: Whether it is an array.
+        requires_grad: Whether it is a tensor that gradients are summed up in.
     """
 
     number: int
@@ -35,6 +39,7 @@ class Placeholder(NamedTuple):
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None
     is_array: bool
+    requires_grad: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +55,8 @@ class Placeholder(NamedTuple):
         torch = _torch()
         flat = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
         tensor = flat.reshape(shape)
-        return tensor if axes is None else tensor.permute(axes)
+        tensor = tensor if axes is None else tensor.permute(axes)
+        return tensor.requires_grad_(self.requires_grad)
 
 
 @cache
@@ -64,8 +70,15 @@ def _dtype(name: str, is_array: bool) -> Any:
 
 
 def pinned(value: Any) -> Any:
-    """A tensor in page-locked memory with the content of this tensor or array."""
-    return _torch().as_tensor(value).pin_memory()
+    """A tensor in page-locked memory with the content of this tensor or array.
+
+    An array of numbers that torch lacks stays what it is.
+    """
+    is_array = isinstance(value, np.ndarray)
+    if is_array and not torch_has(cast("Any", value).dtype):
+        return cast("Any", value)
+    tensor = tensor_of(value)
+    return tensor.detach().pin_memory().requires_grad_(tensor.requires_grad)
 
 
 class TensorLayout:
@@ -80,11 +93,16 @@ class TensorLayout:
         self._values: list[NDArray[np.uint8]] = []
 
     def add(self, tensor: Any) -> Any:
-        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU."""
-        torch = _torch()
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not is_plain or tensor.is_conj() or tensor.is_quantized:
+        """The placeholder of a tensor, or the tensor itself if it is not a plain one of the CPU.
+
+        Raises:
+            ValueError: Gradients flow through it to others, which stay in this process.
+        """
+        if not tensor.is_leaf:
+            raise ValueError("gradients flow through a tensor; call detach() on it")
+        if not is_plain_tensor(tensor):
             return tensor
+        torch = _torch()
         plain, axes = tensor.detach().resolve_neg(), None
         if not plain.is_contiguous():
             order = _memory_order(plain.stride())
@@ -92,7 +110,8 @@ class TensorLayout:
                 plain, axes = plain.permute(order), _inverse(order)
         values = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
         name = str(tensor.dtype).removeprefix("torch.")
-        return self._added(values, name, tuple(plain.shape), axes, is_array=False)
+        shape, is_summed = tuple(plain.shape), tensor.requires_grad
+        return self._added(values, name, shape, axes, requires_grad=is_summed)
 
     def add_array(self, array: NDArray[Any]) -> Placeholder:
         """The placeholder of an array of numbers."""
@@ -111,11 +130,13 @@ class TensorLayout:
         shape: tuple[int, ...],
         axes: tuple[int, ...] | None,
         *,
-        is_array: bool,
+        is_array: bool = False,
+        requires_grad: bool = False,
     ) -> Placeholder:
         self._values.append(values)
         self.size += aligned(len(values))
-        return Placeholder(len(self._values) - 1, dtype, shape, axes, is_array)
+        number = len(self._values) - 1
+        return Placeholder(number, dtype, shape, axes, is_array, requires_grad)
 
     def complete(self, arena: Arena) -> list[int] | None:
         """Copy to an arena the tensors that were not made in it.
@@ -143,64 +164,6 @@ class TensorLayout:
         return starts
 
 
-def mapped(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """The value with all that has exactly one of these types changed.
-
-    They are looked for in lists, tuples, mappings and dataclasses, also in those of one another.
-    What is of another class (a subclass of `list`, of `dict` or of a named tuple) is kept as it is,
-    because its class alone knows how it is made.
-
-    (`tree_map_only` of torch takes ten times as long for a batch, because it looks at each key.)
-    """
-    kind = cast("Any", type(value))
-    if kind in kinds:
-        return change(value)
-    if kind is dict:
-        items = cast("dict[Any, Any]", value).items()
-        return {name: mapped(each, kinds, change) for name, each in items}
-    if not _is_listing(kind):
-        return _copied_with(value, kinds, change) if _has_parts(kind) else value
-    values = cast("list[Any] | tuple[Any, ...]", value)
-    if not any(each in kinds or _may_hold(each) for each in set(map(type, values))):
-        return values  # a list of keys or texts
-    changed = [mapped(each, kinds, change) for each in values]
-    return changed if kind is list else tuple(changed) if kind is tuple else kind._make(changed)
-
-
-@cache
-def _may_hold(kind: Any) -> bool:
-    return kind is dict or _is_listing(kind) or _has_parts(kind)
-
-
-@cache
-def _is_listing(kind: Any) -> bool:
-    """Whether it is `list`, `tuple` or a named tuple without further attributes."""
-    is_named = hasattr(kind, "_make") and issubclass(kind, tuple)
-    return kind in (list, tuple) or (is_named and not kind.__dictoffset__)
-
-
-@cache
-def _has_parts(kind: Any) -> bool:
-    """Whether it is a dataclass or a mapping, such as transformers' BatchEncoding."""
-    if issubclass(kind, dict):
-        return kind in (OrderedDict, defaultdict)
-    return is_dataclass(kind) or issubclass(kind, MutableMapping)
-
-
-def _copied_with(value: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """A copy of a dataclass or mapping, with each of these kinds in it changed."""
-    clone = copy.copy(value)
-    if isinstance(value, MutableMapping):
-        items = cast("MutableMapping[Any, Any]", value).items()
-        clone.update({name: mapped(each, kinds, change) for name, each in items})
-        return clone
-    for field in fields(value):
-        if hasattr(value, field.name):
-            changed = mapped(getattr(value, field.name), kinds, change)
-            object.__setattr__(clone, field.name, changed)  # it may be frozen
-    return clone
-
-
 def _memory_order(strides: Sequence[int]) -> tuple[int, ...]:
     """The axes of a value from the one with the largest steps in memory to the smallest."""
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
@@ -213,6 +176,15 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
 def is_plain_array(value: object) -> bool:
     """Whether it is an array of numbers; others, of objects or texts, are pickled."""
     return type(value) is np.ndarray and value.dtype.kind in "biufc"
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether it is a tensor that lies as numbers in memory of the CPU; others are pickled."""
+    if type(value) not in tensor_types():
+        return False
+    tensor: Any = value
+    is_here = tensor.device.type == "cpu" and is_dense(tensor)
+    return is_here and not tensor.is_conj() and not tensor.is_quantized
 
 
 def tensor_types() -> tuple[type, ...]:

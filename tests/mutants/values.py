@@ -201,4 +201,22 @@ MUTANTS = [
         "raise",
         "samples/decoding/test_images.py",
     ),
+    Mutant(
+        "samples.loaded_torch:bytes_of",
+        "value.nbytes if is_dense(value) else 0",
+        "value.nbytes",
+        "workers/test_odd_tensors.py",
+    ),
+    Mutant(
+        "samples.number_columns:_is_masked",
+        "bool(masked.is_masked(value))",
+        "False",
+        "samples/test_collate.py samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.number_columns:_number_type",
+        "*([np.float64] if is_float else [])",
+        "",
+        "samples/test_collate.py",
+    ),
 ]

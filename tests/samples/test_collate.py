@@ -196,3 +196,39 @@ def test_large_values_are_copied_as_they_come():
         buffer[:] = number
         rows.put(buffer)
     assert rows.finished([], "x").max(axis=1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((1, 2**70), r"field 'x' of sample 'k1' is 1180591620717411303424, and such .* no int64"),
+        ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, and such"),
+        ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+\.\.\., and such .* no float64"),
+        (
+            (np.uint64(1), np.int64(1)),
+            "field 'x' holds numbers that fit no type of torch's",
+        ),
+        (
+            (1.5, np.array(2.0)),
+            r"field 'x' is a float in sample 'k0', but an array of no d.*'k1'",
+        ),
+        ((torch.tensor(1), 2), r"is a int in sample 'k1', but a tensor of no .*int64, in sample"),
+        ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
+        ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),
+        ((np.ma.masked, np.ma.masked), "field 'x' of sample 'k0' is an array with masked numbers"),
+    ],
+)
+def test_numbers_that_fit_no_batch_are_named(values, message):
+    with pytest.raises(SampleError, match=message):
+        column(*values)
+
+
+def test_complex_numbers_beside_others_stay_complex():
+    made = column(1.5, np.complex64(2 + 1j), 3)
+    assert (made.dtype, made.tolist()) == (torch.complex128, [1.5, 2 + 1j, 3])
+    assert column(np.complex64(1j), np.complex64(2)).dtype == torch.complex64
+
+
+def test_a_masked_array_of_which_nothing_is_masked_is_its_data():
+    made = column(np.ma.masked_equal([1, 2], 9), np.array([3, 4]))
+    assert (made.dtype, made.tolist()) == (torch.int64, [[1, 2], [3, 4]])

@@ -1,5 +1,6 @@
 """Transforms that draw from generators of their own give the same batches, or a warning."""
 
+import copy
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.samples.own_generators import are_same, seeded_objects
+from lightning_shards.samples.own_generators import RepeatedTransform, are_same, seeded_objects
 from lightning_shards.workers.threads import require_own_randomness
 
 
@@ -230,3 +231,11 @@ OTHERS = [
 )
 def test_values_are_compared_to_the_last_bit(pairs, expected):
     assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
+
+
+def test_a_value_that_holds_itself_is_no_draw(caplog):
+    value = []
+    value.append(value)
+    transform = RepeatedTransform("a transform of field 'x'", lambda _: copy.deepcopy(value))
+    assert type(transform(1)) is list
+    assert not caplog.text

@@ -191,6 +191,21 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         padded(*values)
 
 
+@pytest.mark.parametrize("in_list", [False, True])
+def test_masked_numbers_are_not_padded(in_list):
+    value = np.ma.masked_equal([1, 2], 2)
+    with pytest.raises(SampleError, match="field 'x' of sample 'k1' is an array with masked num"):
+        padded(*([np.ones((1, 2), int), [value]] if in_list else [np.ones(2, int), value]))
+
+
+def test_a_list_that_holds_itself_is_named():
+    """As six bytes of CBOR give it."""
+    value = []
+    value.append(value)
+    with pytest.raises(SampleError, match="field 'x' of sample 'k1' is a list that cannot be padd"):
+        padded([1], value)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -63,6 +63,7 @@ def test_tensors_of_every_type_and_shape_come_back(column):
         received.batch["targets"][0]["tags"][1][0],
     ):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
+        assert (each.requires_grad, each.is_leaf) == (column.requires_grad, True)
         assert each.tolist() == column.tolist()
     assert received.batch["targets"][0]["tags"][0] == "a"
 

@@ -11,7 +11,7 @@ from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.loaded_torch import map_columns
+from lightning_shards.samples.loaded_torch import bytes_of, map_columns
 from lightning_shards.samples.sample_transforms import fields_of
 
 
@@ -70,5 +70,5 @@ def _first_of(number: int, name: str, component: Source, place: Place) -> Loaded
 
 def _num_bytes(loaded: LoadedBatch) -> int:
     sizes: list[int] = []
-    map_columns(loaded.batch, lambda column: sizes.append(getattr(column, "nbytes", 0)))
+    map_columns(loaded.batch, lambda column: sizes.append(bytes_of(column)))
     return sum(sizes)
