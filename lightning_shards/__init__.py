@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.collate import LoadedBatch
+    from lightning_shards.samples.collation.pad_collate import PadCollate
     from lightning_shards.samples.decoding.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.decoding.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
         DecodeResize,
     )
-    from lightning_shards.samples.pad_collate import PadCollate
     from lightning_shards.shards.filters.predicates import ShardColumns
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
@@ -83,7 +83,7 @@ _HOMES = {
     "LoaderConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
-    "PadCollate": "samples.pad_collate",
+    "PadCollate": "samples.collation.pad_collate",
     "Place": "plan.place",
     "PlanError": "errors",
     "Pool": "workers.pool",

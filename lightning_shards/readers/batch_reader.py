@@ -42,6 +42,7 @@ from lightning_shards.samples.collate import (
     join_columns,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
+from lightning_shards.samples.collation.number_columns import numbers_or_list
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.decoding.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, counted, optional_names
@@ -50,7 +51,6 @@ from lightning_shards.samples.member_bytes import (
     Ints,
     MemberBytes,
 )
-from lightning_shards.samples.number_columns import numbers_or_list
 from lightning_shards.samples.sample_transforms import (
     batch_fields,
     fields_of,

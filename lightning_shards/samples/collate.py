@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.samples.arena import Arena, new_array, new_tensor
+from lightning_shards.samples.collation.number_columns import numbers_or_list, require_unmasked
 from lightning_shards.samples.loaded_torch import (
     NUMBERS,
     as_tensor,
@@ -24,7 +25,6 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
-from lightning_shards.samples.number_columns import numbers_or_list, require_unmasked
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 
 if TYPE_CHECKING:

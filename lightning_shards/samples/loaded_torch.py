@@ -72,7 +72,7 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     return kind is not None and isinstance(value, kind)
 
 
-def is_dense(tensor: "torch.Tensor") -> bool:
+def is_strided(tensor: "torch.Tensor") -> bool:
     """Whether a tensor is one block of numbers, neither sparse nor nested, and so has a size."""
     return tensor.layout == load_torch().strided and not tensor.is_nested
 
@@ -80,7 +80,7 @@ def is_dense(tensor: "torch.Tensor") -> bool:
 def bytes_of(value: object) -> int:
     """Bytes of an array or of a dense tensor; 0 of anything else."""
     if is_tensor(value):
-        return value.nbytes if is_dense(value) else 0
+        return value.nbytes if is_strided(value) else 0
     return value.nbytes if isinstance(value, np.ndarray) else 0
 
 

@@ -21,20 +21,20 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import map_columns
-from lightning_shards.workers.nested_values import is_listing, mapped
-from lightning_shards.workers.shared_buffers import (
-    Lease,
-    ReceivedBuffers,
-    SharedBuffer,
-    SharedBuffers,
-)
-from lightning_shards.workers.tensor_layout import (
+from lightning_shards.workers.sending.nested_values import is_listing, mapped
+from lightning_shards.workers.sending.tensor_layout import (
     Placeholder,
     TensorLayout,
     is_plain_array,
     is_plain_tensor,
     pinned,
     tensor_types,
+)
+from lightning_shards.workers.shared_buffers import (
+    Lease,
+    ReceivedBuffers,
+    SharedBuffer,
+    SharedBuffers,
 )
 
 _INLINE_BYTES = 2**20

@@ -94,7 +94,7 @@ MUTANTS = [
         "resume/test_shards.py",
     ),
     Mutant(
-        "samples.pad_collate:PadCollate._padded",
+        "samples.collation.pad_collate:PadCollate._padded",
         "longest[0] = -(-longest[0] // self.to_multiple) * self.to_multiple",
         "pass",
         "samples/test_pad_collate.py",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.collate import Column, Layouts, Sample, column_of, values_of
+from lightning_shards.samples.collation.number_columns import require_unmasked
 from lightning_shards.samples.loaded_torch import (
     NUMBERS,
     is_tensor,
@@ -18,7 +19,6 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
-from lightning_shards.samples.number_columns import require_unmasked
 from lightning_shards.samples.sample_transforms import fields_of
 
 _MOST_DIMS = 64

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.samples.arena import Arena, aligned
 from lightning_shards.samples.loaded_torch import (
-    is_dense,
+    is_strided,
     load_torch,
     tensor_of,
     torch_has,
@@ -183,7 +183,7 @@ def is_plain_tensor(value: object) -> bool:
     if type(value) not in tensor_types():
         return False
     tensor: Any = value
-    is_here = tensor.device.type == "cpu" and is_dense(tensor)
+    is_here = tensor.device.type == "cpu" and is_strided(tensor)
     return is_here and not tensor.is_conj() and not tensor.is_quantized
 
 

@@ -1,0 +1,1 @@
+"""How columns are collated that are no plain stack: numbers, and what has to be padded."""

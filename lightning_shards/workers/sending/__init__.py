@@ -1,0 +1,1 @@
+"""What travels beside a message: its tensors, found wherever they are in it."""
