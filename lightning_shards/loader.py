@@ -216,7 +216,7 @@ class ShardLoader:
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
             if step == last and not self.keeps_workers:
                 self.close()
-            served.add(loaded, after.samples)
+            _count(served, loaded, after.samples)
             if loaded.bad:
                 self._check_budget(served)
             if self.progress is None:
@@ -390,3 +390,9 @@ class ShardLoader:
             times.wait_s += seconds
         self._open = _OpenStream(self._open.stream, following, self._open.limit)
         return loaded
+
+
+def _count(served: Served, loaded: LoadedBatch, samples: int) -> None:
+    served.samples, served.steps = samples, served.steps + 1
+    served.digest += loaded.digest
+    served.bad.extend(loaded.bad)

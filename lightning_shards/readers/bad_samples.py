@@ -51,13 +51,6 @@ class Served:
     digest: int = 0
     bad: list[BadSample] = field(default_factory=list[BadSample])
 
-    def add(self, loaded: LoadedBatch, samples: int) -> None:
-        """Count a batch; `samples` is the cursor's samples after it."""
-        self.samples = samples
-        self.steps += 1
-        self.digest += loaded.digest
-        self.bad.extend(loaded.bad)
-
 
 def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
     """A record of a sample that raised this error."""
