@@ -145,7 +145,7 @@ def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
         part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{token}.part")
         # x (O_EXCL): no link of this name is followed
         file = open(part, "xb", opener=opener)  # noqa: SIM115 the caller closes it
-        if _lock(file) and _is_at(part, file):
+        if take_lock(file) and _is_at(part, file):
             return part, file
         file.close()  # before it was locked, another program took it for a leftover file
 
@@ -171,8 +171,8 @@ def _remove_if_left(part: str) -> None:
             os.unlink(part)  # noqa: PTH108 - a path of scandir; under this name no other file comes
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Lock a file; False if another program holds its lock."""
+def take_lock(file: BinaryIO | int) -> bool:
+    """Lock a file or folder that is open; False if another program holds its lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # a file system without locks: no program finds it unlocked either

@@ -259,8 +259,8 @@ MUTANTS = [
         "tools/packing/test_compressed.py",
     ),
     Mutant(
-        "dataprep.writing.plain_copies:_lock",
-        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "dataprep.writing.plain_copies:_locked",
+        "lock_output(file, below.parent)",
         "pass",
         "tools/packing/test_compressed.py",
     ),
@@ -337,9 +337,9 @@ MUTANTS = [
         "tools/packing/test_outputs_apart.py",
     ),
     Mutant(
-        "dataprep.writing.journal:Journal._lock",
-        "except OSError:",
-        "except FileNotFoundError:",
+        "shards.atomic:take_lock",
+        "return not isinstance(error, BlockingIOError)",
+        "return False",
         "dataprep/writing/test_journal.py",
     ),
     Mutant(

@@ -24,7 +24,7 @@ def require_outside(folder: str, outputs: Sequence[Path]) -> None:
     for output in outputs:
         real = Path(os.path.realpath(output))
         if any(identity_of(path) == identity for path in (real, *real.parents)):
-            raise is_within(output, folder)
+            raise error_of_inside(output, folder)
 
 
 def require_apart(tars: Iterable[str], outputs: Sequence[Path]) -> None:
@@ -44,7 +44,7 @@ def require_apart(tars: Iterable[str], outputs: Sequence[Path]) -> None:
                 )
 
 
-def is_within(output: Path, folder: str) -> ConfigError:
+def error_of_inside(output: Path, folder: str) -> ConfigError:
     """The error for a folder to write that is in the input."""
     return ConfigError(
         f"{output} is in {folder}, and a next run would take its shards for samples; name an "

@@ -10,7 +10,6 @@ user without a second name, up to its first damaged line, and about a shard only
 unchanged.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from lightning_shards.dataprep.writing.tar_writer import WrittenShard
 from lightning_shards.errors import ConfigError, FileAccessError
-from lightning_shards.shards.atomic import make_folder, not_written, refuse_link
+from lightning_shards.shards.atomic import make_folder, not_written, refuse_link, take_lock
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.regular_files import open_regular, stamp_of
@@ -85,7 +84,7 @@ class Journal:
         make_folder(folder)
         self._file = os.fdopen(self._opened(), "r+b")
         try:
-            self._lock()
+            lock_output(self._file.fileno(), self._folder)
             self._begin({"version": _VERSION, "splits": self._prefixes} | dict(settings))
         except BaseException:
             self._file.close()
@@ -142,17 +141,6 @@ class Journal:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another run is writing to {self._folder}; wait until it ends, or name another "
-                "folder"
-            ) from error
-        except OSError:  # a file system without locks, where no other run can hold one either
-            return
 
     def _opened(self) -> int:
         """The descriptor of the journal, which is made if it does not exist.
@@ -292,6 +280,18 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def lock_output(file: int, folder: Path) -> None:
+    """Lock an open file or folder, so that one run at a time writes to this folder.
+
+    Raises:
+        ConfigError: Another run holds the lock.
+    """
+    if not take_lock(file):
+        raise ConfigError(
+            f"another run is writing to {folder}; wait until it ends, or name another folder"
+        )
 
 
 def _are_settings(entry: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from lightning_shards.dataprep.processes import run_in_processes
-from lightning_shards.dataprep.writing.apart import identities_of, is_within, require_outside
+from lightning_shards.dataprep.writing.apart import error_of_inside, identities_of, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.class_files import classes_beside
 from lightning_shards.dataprep.writing.keys import escape_key
@@ -149,7 +149,7 @@ def _files_below(folder: str, outputs: Sequence[Path], ignored: Counter[str]) ->
             raise ConfigError(f"{below} is reached twice, by a link; remove the link")
         visited.add((status.st_dev, status.st_ino))
         if (output := written.get((status.st_dev, status.st_ino))) is not None:  # by a link
-            raise is_within(output, folder)
+            raise error_of_inside(output, folder)
         ignored["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (os.path.join(below, name) for name in sorted(names) if name[0] != ".")  # noqa: PTH118

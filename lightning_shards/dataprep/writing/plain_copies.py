@@ -6,7 +6,6 @@ output folder. A copy has the time of change of its tar, so that a run that was 
 the copies that the next run makes.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Generator, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.progress_line import progress_line
@@ -89,7 +89,7 @@ def _locked(below: Path) -> Generator[None]:
     """Hold the folder of the copies, which is removed when the block ends."""
     file = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(file, below.parent)
+        lock_output(file, below.parent)
         try:
             yield
         except BaseException:
@@ -108,17 +108,6 @@ def _remove(below: Path) -> None:
             f"{below} cannot be removed: {error.strerror}; the shards are whole, so remove these "
             "copies by hand"
         ) from error
-
-
-def _lock(file: int, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another run is writing to {folder}; wait until it ends, or name another folder"
-        ) from error
-    except OSError:  # a file system without locks, where nobody can hold one either
-        return
 
 
 def _unpack_all(
