@@ -103,6 +103,13 @@ def test_members_on_both_sides_of_damage_make_no_sample_that_was_not_there(repai
     assert all(fields in whole[key] for key, fields in saved.items())
 
 
+def change(path, content):
+    """Change the first byte of a member with this content."""
+    data = bytearray(path.read_bytes())
+    data[data.index(content)] ^= 1
+    path.write_bytes(data)
+
+
 @pytest.fixture
 def indexed(run_here, tmp_path):
     """Writes a tar and indexes it with checksums."""
@@ -118,9 +125,7 @@ def indexed(run_here, tmp_path):
 
 def test_the_samples_of_a_table_are_kept_apart_in_the_same_way(indexed, run, tmp_path):
     path = indexed([*FIRST, *SECOND])
-    data = bytearray(path.read_bytes())
-    data[data.index(b"A1")] ^= 1
-    path.write_bytes(data)
+    change(path, b"A1")
     saved, lost = repaired(run, path, tmp_path / "out")
     assert saved == {"0": {"bin": b"A0", "cls": b"A"}, "2": {"bin": b"B2", "txt": b"B"}}
     assert lost.keys() == {"1", "0 (again)"}
@@ -129,9 +134,7 @@ def test_the_samples_of_a_table_are_kept_apart_in_the_same_way(indexed, run, tmp
 
 def test_a_changed_member_of_the_second_of_a_key_does_not_cost_the_first(indexed, run, tmp_path):
     path = indexed([*FIRST, *SECOND])
-    data = bytearray(path.read_bytes())
-    data[data.index(b"B0")] ^= 1
-    path.write_bytes(data)
+    change(path, b"B0")
     saved, lost = repaired(run, path, tmp_path / "out")
     assert saved.keys() == {"0", "1", "2"}
     assert lost.keys() == {"0 (again)"}

@@ -10,20 +10,6 @@ from cached_bytes import FILE, bytes_of, disk_bytes, load, make_cache, make_need
 from lightning_shards.shards.remote.cache import piece_cache
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The user's cache folder."""
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def cache(folder):
-    """A cache with room for ten pieces."""
-    cache = make_cache(folder, make_need(10))
-    yield cache
-    cache.close()
-
-
 def full_disk(monkeypatch, folder, room, error=errno.ENOSPC):
     """A disk with room for so many bytes of pieces; the list gets an entry when it is full."""
     refused = []
