@@ -234,6 +234,22 @@ def forked_programs(request: pytest.FixtureRequest) -> Iterator[ForkedPrograms]:
 
 
 @pytest.fixture
+def open_files(tmp_path):
+    """Lists the files below a folder (`tmp_path`) that this process has open.
+
+    To count all descriptors would count also those that other tests leave to the garbage collector.
+    """
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("lists open files by /proc")
+
+    def listed(folder: Path = tmp_path) -> list[str]:
+        found = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        return sorted(path for path in found if path.startswith(f"{folder}/"))
+
+    return listed
+
+
+@pytest.fixture
 def held_fork_server():
     """One fork server for all tests with this; each fit that starts its own costs half a second."""
     from lightning_shards.workers.fork_server import fork_server

@@ -239,14 +239,14 @@ def test_threads_that_start_together_enter_once(folder):
     assert [*folder.glob("pieces/runs/*")] == []
 
 
-def test_files_are_closed(cache, folder):
+def test_files_are_closed(cache, open_files):
     load(cache, PIECE)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files()
     for number in range(30):
         load(cache, piece_number(number))
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files() == before
     cache.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 2  # noqa: PTH208
+    assert open_files() == []
 
 
 def test_a_lost_counter_is_counted_anew(cache, folder):

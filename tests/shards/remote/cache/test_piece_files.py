@@ -48,11 +48,10 @@ def test_a_piece_outlives_its_file(path):
     assert piece.read(100, 103) == DATA[:3]
 
 
-def test_pieces_close_their_files(path):
-    before = len([*Path("/proc/self/fd").iterdir()])
+def test_pieces_close_their_files(path, open_files):
     for _ in range(9):
         opened(path)
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert open_files() == []
 
 
 def torn(path, spoil):
