@@ -66,7 +66,14 @@ def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch.demos.boring_classes import BoringModel
 
     module = ModuleType("my_project")
-    for name in ("RandomCrop", "CropAlike", "normalize", "only_large_images", "packed"):
+    for name in (
+        "RandomCrop",
+        "CenterCrop",
+        "CropAlike",
+        "normalize",
+        "only_large_images",
+        "packed",
+    ):
         setattr(module, name, type(name, (Nothing,), {"__module__": "my_project"}))
     module.normalize = module.only_large_images = module.packed = lambda value: value
     module.decode_wav = module.decode_nifti = len

@@ -70,8 +70,8 @@ def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
         raise ConfigError(
             f"remainder={plan.remainder!r} repeats {count_of(plan.padded, 'sample')} to give each "
             f"of {count_of(plan.world_size, 'rank')} one at each step, with `__weight__` 0, and "
-            "batch_keys leaves `__weight__` out; name it in batch_keys, and take it out of the "
-            "batch before the model"
+            "the batches have no `__weight__`; take batch_format='dict', and name it in batch_keys "
+            "if you set them"
         )
 
 

@@ -242,7 +242,7 @@ class DataConfig:
 
     def _reserved_of(self, split: SplitName, config: SplitConfig) -> tuple[str, ...]:
         if config.batch_keys is None:
-            return RESERVED_KEYS
+            return RESERVED_KEYS if self.batch_format == "dict" else ()
         if self.batch_format == "tuple":
             raise ConfigError(
                 f"batch_keys={config.batch_keys} of {split!r} has no effect with "
