@@ -210,17 +210,28 @@ class ShardCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with those of our callbacks that the configuration lacks."""
-        given: Any = self._get(self.config_init, "trainer", default={}).get("callbacks") or []
-        callbacks = cast("list[object]", given if isinstance(given, list) else [given])
-        kinds = {type(callback) for callback in callbacks}
+        defaults, key = self.trainer_defaults, "callbacks"
+        by_default = _listed(defaults.get(key))
+        given = [
+            *_listed({**self._get(self.config_init, "trainer", default={}), **kwargs}.get(key)),
+            *(
+                self._get(self.config_init, of)
+                for of in self._parser(self.subcommand).callback_keys
+            ),
+            *by_default,
+        ]
         wanted = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
-        ours: list[pl.Callback] = [kind() for kind in wanted if kind not in kinds]
+        ours: list[pl.Callback] = [
+            kind() for kind in wanted if not any(isinstance(each, kind) for each in given)
+        ]
         ours += self._prediction_writers()  # behind the digest, which may refuse the prediction
-        self.trainer_defaults["callbacks"] = [*self.trainer_defaults.get("callbacks", []), *ours]
+        self.trainer_defaults = {**defaults, key: [*by_default, *ours]}
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             self._parser(self.subcommand).error(f"trainer: {error}")
+        finally:
+            self.trainer_defaults = defaults  # the caller's own, and for further trainers
 
     def _prediction_writers(self) -> list[pl.Callback]:
         """The writer that `--output` asks for."""
@@ -296,6 +307,13 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named
+
+
+def _listed(callbacks: object) -> list[object]:
+    """Callbacks as Lightning takes them: a list, one alone, or None."""
+    if callbacks is None:
+        return []
+    return cast("list[object]", callbacks) if isinstance(callbacks, list) else [callbacks]
 
 
 def _as_split(value: object) -> object:

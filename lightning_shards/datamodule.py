@@ -9,8 +9,8 @@ reads a URL).
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from os import PathLike
-from types import MethodType
 from typing import Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
@@ -138,7 +138,7 @@ class ShardDataModule(ModuleSettings):
         self._saved: dict[str, Any] = {}
         if not self.eval_names("val"):
             # if the method were overridden, Lightning would require a validation_step
-            self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
+            self.val_dataloader = partial(pl.LightningDataModule.val_dataloader, self)
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:

@@ -1,11 +1,14 @@
 """The data module without a Trainer: its splits, their defaults, and clear errors."""
 
+import copy
 import pickle
 from contextlib import nullcontext
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
@@ -321,6 +324,13 @@ def test_a_module_can_be_sent_to_another_process(make_module, urls):
     module.setup("fit")
     copied = pickle.loads(pickle.dumps(module))
     assert keys(copied.loader("train")) == keys(module.loader("train"))
+
+
+def test_a_copy_without_a_validation_set_overrides_no_more_than_the_module(make_module, urls):
+    module = make_module(SplitConfig(urls))
+    spawned = pickle.loads(ForkingPickler.dumps(module))
+    for each in (module, spawned, copy.deepcopy(module)):
+        assert not is_overridden("val_dataloader", each)
 
 
 def test_an_exception_ends_the_workers_and_calls_no_teardown(make_module, urls):

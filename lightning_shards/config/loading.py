@@ -36,8 +36,8 @@ class LoaderConfig:
             each worker.
         multiprocessing_context: How worker processes start. A fork of a rank with gloo and autograd
             threads can deadlock.
-        pin_memory: Whether batches are copied into page-locked memory. Default: when the
-            accelerator is CUDA.
+        pin_memory: Whether batches of worker processes are copied into page-locked memory.
+            Default: when the accelerator is CUDA. Other pools pin nothing.
         worker_timeout_s: Seconds that the trainer waits for a batch, the first one and the start
             of the workers included. Then worker processes are ended, and the error says which one
             stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
@@ -93,6 +93,10 @@ class LoaderConfig:
         if not is_number or not 0 < (1 if cache_gib is None else cache_gib) <= _MOST:
             raise ConfigError(f"cache_gib must be a number above 0, or left out, got {cache_gib!r}")
         require_choice("pin_memory", self.pin_memory, (None, True, False))
+        if self.pin_memory and self.pool != "processes":
+            raise ConfigError(
+                f"pin_memory=True goes with pool='processes', not {self.pool!r}; leave it out"
+            )
         object.__setattr__(self, "cache_dir", path_as_text(self.cache_dir))
         if self.cache_dir is not None:
             require_text("cache_dir", self.cache_dir)

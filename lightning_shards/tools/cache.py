@@ -155,7 +155,12 @@ def _fill(options: Namespace) -> int:
         raise ConfigError("`cache fill` needs --config: what a run of it reads is fetched")
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.ahead.filling import Filling
-    from lightning_shards.tools.configured_data import open_data, require_split, trainer_size
+    from lightning_shards.tools.configured_data import (
+        note_unknown_devices,
+        open_data,
+        require_split,
+        trainer_size,
+    )
 
     configured, split = open_data(options.config), options.split or "train"
     require_split(configured, split)
@@ -166,6 +171,8 @@ def _fill(options: Namespace) -> int:
             "that leaves it; fill a cache_dir on a disk"
         )
     devices, nodes = trainer_size(options.config)
+    if devices is None and options.ranks_per_node is None:
+        note_unknown_devices("cache fill", options.config, "--ranks-per-node")
     ranks = options.ranks_per_node or devices or 1
     if ranks < 1:
         raise ConfigError(f"--ranks-per-node must be at least 1, got {ranks}")

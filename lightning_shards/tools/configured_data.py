@@ -1,9 +1,9 @@
 """The data of a configuration file as training makes them, without Lightning where that can be."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from lightning_shards.build.sources import find_shards, make_source
 from lightning_shards.config.files import data_from_config, read_setting
@@ -68,11 +68,28 @@ class _PlainData:
 def trainer_size(config: Path) -> tuple[int | None, int]:
     """Devices of a node and number of nodes by the section `trainer`; None where it says no number.
 
+    Devices are counted as Lightning counts them: `4`, `"4"`, `[0, 1]` and `"0,1"` are numbers,
+    `auto` and `-1` are not.
+
     Raises:
         ConfigError: The file cannot be read.
     """
     devices, nodes = (read_setting(config, f"trainer.{key}") for key in ("devices", "num_nodes"))
+    if isinstance(devices, str) and "," in devices:
+        devices = [word for word in devices.split(",") if word.strip()]
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(cast("Sequence[object]", devices))
     return _positive(devices), _positive(nodes) or 1
+
+
+def note_unknown_devices(tool: str, config: Path, option: str) -> None:
+    """Say on stderr that one device a node is taken, as the section `trainer` says no number."""
+    devices = read_setting(config, "trainer.devices")
+    print(
+        f"lightning-shards {tool}: note: the trainer's devices ({devices!r}) are no number, and "
+        f"are taken to be 1; give {option}",
+        file=sys.stderr,
+    )
 
 
 def trainer_epochs(config: Path) -> int | None:
@@ -97,6 +114,8 @@ def trainer_limit(config: Path) -> float | None:
 
 
 def _positive(count: object) -> int | None:
+    if isinstance(count, str) and count.strip().isdecimal():
+        count = int(count)
     return count if type(count) is int and count > 0 else None
 
 

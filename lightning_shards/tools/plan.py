@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _plan(options: Namespace) -> int:
     from lightning_shards.tools.configured_data import (
+        note_unknown_devices,
         open_data,
         trainer_epochs,
         trainer_limit,
@@ -93,16 +94,32 @@ def _plan(options: Namespace) -> int:
         raise ConfigError(f"--rate must be a number of samples/s above 0, got {options.rate:g}")
     configured = open_data(options.config)
     devices, nodes = trainer_size(options.config)
+    if devices is None and options.world_size is None:
+        note_unknown_devices("plan", options.config, "--world-size")
     ranks_per_node = options.ranks_per_node or devices or 8
     sizes = _world_sizes(options.world_size, (devices or 1) * nodes)
     found = _find(configured, options)
     rows = [_epoch(configured, found, size, ranks_per_node) for size in sizes]
+    limits = trainer_epochs(options.config), trainer_limit(options.config)
+    document = _document(found, options.split, rows, sizes, *limits)
+    print(json.dumps(document) if options.json else _as_text(document, rows))
+    return 0
+
+
+def _document(
+    found: Found,
+    split: str,
+    rows: list[dict[str, Any]],
+    sizes: Sequence[int],
+    epochs: int | None,
+    limit: float | None,
+) -> dict[str, Any]:
+    """The facts about the split, the trainer's limits and the epochs at all world sizes."""
     source, told = found.source, found.source.describe()
     network = None if found.remote is None else found.remote.document()
-    epochs, limit = trainer_epochs(options.config), trainer_limit(options.config)
     plans = list(map(source.epochs.plan, sizes))
-    document = {
-        "split": options.split,
+    return {
+        "split": split,
         "sampling": told.sampling,
         "reader": told.reader,
         "shards": found.shards.num_shards,
@@ -115,12 +132,11 @@ def _plan(options: Namespace) -> int:
         "batch_bytes": found.batch_bytes,
         "remainder": source.epochs.remainder,
         "note": found.note,
+        "limit_train_batches": limit if split == "train" else None,
         "network": network,
         "mixture": mixture_document(told, plans, epochs, limit),
         "epochs": rows,
     }
-    print(json.dumps(document) if options.json else _as_text(document, rows))
-    return 0
 
 
 def _world_sizes(text: str | None, default: int) -> list[int]:
@@ -291,6 +307,11 @@ def _as_text(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"note: with {count_of(empty[0], 'rank')} no step is full, and a run will refuse that; "
             f"lower the batch size{longer} or take remainder='pad'"
+        )
+    if document["limit_train_batches"] not in (None, 1.0):
+        lines.append(
+            f"note: limit_train_batches={document['limit_train_batches']} ends epochs sooner; the "
+            "table is of a whole one"
         )
     lines += _drop_notes(document, rows)
     lines += _shm_notes(rows)

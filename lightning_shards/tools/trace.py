@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -199,19 +198,13 @@ def _configured_data(config: Path) -> "ConfiguredData":
 
 
 def _world_size(config: Path) -> int:
-    """Devices times nodes of the trainer; 1, with a note, if these are not numbers."""
-    from lightning_shards.config.files import read_setting
+    """Devices times nodes of the trainer; a note says it if devices are no number."""
+    from lightning_shards.tools.configured_data import note_unknown_devices, trainer_size
 
-    devices = read_setting(config, "trainer.devices")
-    nodes = read_setting(config, "trainer.num_nodes", 1)
-    if type(devices) is int and type(nodes) is int and min(devices, nodes) > 0:
-        return devices * nodes
-    print(
-        f"lightning-shards trace: note: the trainer's devices ({devices!r}) x num_nodes "
-        f"({nodes!r}) name no number of ranks; taken to be 1, give --world-size",
-        file=sys.stderr,
-    )
-    return 1
+    devices, nodes = trainer_size(config)
+    if devices is None:
+        note_unknown_devices("trace", config, "--world-size")
+    return (devices or 1) * nodes
 
 
 def _write_samples(

@@ -6,7 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import (
@@ -208,6 +209,30 @@ def test_callbacks_of_the_callers_own_defaults_stay(
 
     cli = make_cli(settings={"trainer_defaults": {"callbacks": [Own()]}})
     assert kinds(cli).count(Own) == kinds(cli).count(SetEpoch) == 1
+
+
+@pytest.mark.parametrize("own", [EarlyStopping("loss"), [ExactResume()]])
+def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(
+    own: Any, make_cli: Callable[..., ShardCLI]
+) -> None:
+    defaults = {"callbacks": own}
+    before = repr(defaults)
+    cli = make_cli(settings={"trainer_defaults": defaults})
+    cli.trainer = cli.instantiate_trainer(max_epochs=5)
+    for kind in {*OURS, *map(type, own if isinstance(own, list) else [own])}:
+        assert kinds(cli).count(kind) == 1
+    assert repr(defaults) == before
+
+
+def test_a_callback_of_ours_that_the_parser_brings_is_not_added_again(
+    make_cli: Callable[..., ShardCLI],
+) -> None:
+    class WithResume(ShardCLI):
+        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            super().add_arguments_to_parser(parser)
+            parser.add_lightning_class_args(ExactResume, "resume")
+
+    assert kinds(make_cli(cli=WithResume)).count(ExactResume) == 1
 
 
 def printed(capsys: pytest.CaptureFixture[str], run: Callable[[], object]) -> str:

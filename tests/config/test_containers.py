@@ -109,6 +109,7 @@ def test_a_seed_may_have_64_bits():
         ({"storage_options": {"s3": {3: "x"}}}, "of s3 must have texts as its keys, got 3"),
         ({"cache_dir": 3}, "cache_dir must be a text, got 3"),
         ({"pin_memory": "yes"}, r"pin_memory must be one of \[None, True, False\], got 'yes'"),
+        ({"pin_memory": True, "pool": "threads"}, r"pin_memory=True goes .* not 'threads'; leave"),
         ({"connections": 2**70}, "connections must be at most"),
         ({"prefetch_bytes": 2**70}, "prefetch_bytes must be at most"),
         ({"threads_per_worker": 2**70}, "threads_per_worker must be at most"),

@@ -64,6 +64,21 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
         assert len(served) == row["served"] + row["repeated"]
 
 
+def test_what_the_trainer_does_not_say_is_told(config, run, capsys):
+    path = config()
+    settings = yaml.safe_load(path.read_text())
+    settings["trainer"] = {"devices": "auto", "limit_train_batches": 3}
+    path.write_text(yaml.safe_dump(settings))
+    assert run("--config", path)[1]["limit_train_batches"] == 3
+    plan.main(["--config", str(path)])
+    told = capsys.readouterr()
+    assert "the trainer's devices ('auto') are no number, and are taken to be 1" in told.err
+    assert "limit_train_batches=3 ends epochs sooner; the table is of a whole one" in told.out
+    plan.main(["--config", str(path), "--world-size", "2", "--split", "val"])
+    told = capsys.readouterr()
+    assert (told.err, "limit_train_batches" in told.out) == ("", False)
+
+
 def test_memory_is_counted_from_the_first_samples(config, run, monkeypatch):
     config_of_three = config(num_workers=3)
     assert run("--config", config_of_three)[1]["epochs"][0]["shm_bytes"] == 0  # it is too little

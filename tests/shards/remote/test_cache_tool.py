@@ -42,7 +42,7 @@ def config(published_shards, tmp_path):
             "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
         }
         path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": trainer or {}, "data": data}))
+        path.write_text(yaml.safe_dump({"trainer": {"devices": 1} | (trainer or {}), "data": data}))
         return str(path)
 
     return write

@@ -161,7 +161,9 @@ def test_the_table_has_a_line_per_sample(write_config, capsys):
         ({"devices": 3}, 3),
         ({"devices": "auto"}, 1),
         ({"devices": -1}, 1),
-        ({"devices": [0, 1]}, 1),
+        ({"devices": [0, 1]}, 2),
+        ({"devices": "0,1,"}, 2),
+        ({"devices": "4"}, 4),
         ({}, 1),
     ],
 )
