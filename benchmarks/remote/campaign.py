@@ -12,6 +12,7 @@ from benchmarks.peers.environment import Installed
 from benchmarks.peers.job import Data, Job
 from benchmarks.peers.processes import Outcome, run_job
 from benchmarks.remote.job import (
+    BLOCKS,
     DEFAULT,
     FAST,
     LITDATA,
@@ -91,7 +92,7 @@ class Campaign:
         self._measure_cpu()
 
     def _measure_epochs(self, name: str, number: int) -> None:
-        own = [OURS, LOCAL, WEBDATASET, *([] if name == "IMG" else [DEFAULT])]
+        own = [OURS, LOCAL, WEBDATASET, BLOCKS, *([] if name == "IMG" else [DEFAULT])]
         turned = own[:: -1 if number % 2 else 1]
         links = self.data[name]
         if number % _SLOW_EVERY and FAST in links:

@@ -13,6 +13,9 @@ LINKS = {FAST: 200e6, SLOW: 20e6}
 """Bytes/s of all connections together."""
 
 OURS, DEFAULT, LOCAL = "ours", "ours, default run", "ours, local files"
+BLOCKS = "ours, eight blocks"
+"""With blocks of an eighth of the data. The first block of a run has to be there before its batches
+come at the full rate, and one block is half of these short epochs or more."""
 WEBDATASET, MOSAIC, LITDATA = "webdataset", "MosaicML Streaming", "LitData"
 
 

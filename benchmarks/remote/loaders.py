@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.job import Job
-from benchmarks.remote.job import DEFAULT, LITDATA, LOCAL, MOSAIC, OURS, WEBDATASET, RemoteJob
+from benchmarks.remote.job import (
+    BLOCKS,
+    DEFAULT,
+    LITDATA,
+    LOCAL,
+    MOSAIC,
+    OURS,
+    WEBDATASET,
+    RemoteJob,
+)
 
 if TYPE_CHECKING:
     from lightning_shards.shards.remote.fetching.fetch_needs import ReadData
@@ -58,6 +67,11 @@ def ours(
 
 def _ours_default(job: RemoteJob, cache: str) -> Any:
     return ours(job, cache, run_and_block=(_DEFAULT_RUN, _DEFAULT_BLOCK))
+
+
+def _ours_blocks(job: RemoteJob, cache: str) -> Any:
+    run = recommended(job).run
+    return ours(job, cache, run_and_block=(run, run * max(1, job.data.samples // (8 * run))))
 
 
 def _ours_threads(job: RemoteJob, cache: str) -> Any:
@@ -113,6 +127,7 @@ def litdata(job: RemoteJob, cache: str, **options: Any) -> Any:
 LOADERS: dict[str, Maker] = {
     OURS: ours,
     DEFAULT: _ours_default,
+    BLOCKS: _ours_blocks,
     "ours, threads": _ours_threads,
     "ours, s3": _ours_s3,
     LOCAL: ours_local,
