@@ -218,7 +218,9 @@ def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(
     defaults = {"callbacks": own}
     before = repr(defaults)
     cli = make_cli(settings={"trainer_defaults": defaults})
+    first = [each for each in cli.trainer.callbacks if isinstance(each, SetEpoch)]
     cli.trainer = cli.instantiate_trainer(max_epochs=5)
+    assert not any(each in first for each in cli.trainer.callbacks)
     for kind in {*OURS, *map(type, own if isinstance(own, list) else [own])}:
         assert kinds(cli).count(kind) == 1
     assert repr(defaults) == before

@@ -143,9 +143,21 @@ MUTANTS = [
     ),
     Mutant(
         "cli:ShardCLI.instantiate_trainer",
-        "if kind not in kinds",
+        "if not any(isinstance(each, kind) for each in given)",
         "if False",
         "cli/test_commands.py cli/test_options.py",
+    ),
+    Mutant(
+        "cli:ShardCLI.instantiate_trainer",
+        "self.trainer_defaults = defaults",
+        "pass",
+        "cli/test_options.py",
+    ),
+    Mutant(
+        "tools.configured_data:trainer_size",
+        "isinstance(devices, Sequence)",
+        "isinstance(devices, list)",
+        "tools/trace/test_trace.py",
     ),
     Mutant(
         "loader:ShardLoader.batch_sampler",
