@@ -4,6 +4,18 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.writer:ShardWriter.close",
+        'if self._state != "open":',
+        'if self._state == "aborted":',
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
+        "dataprep.writing.writer:ShardWriter.write",
+        "with self._aborted_by_errors():",
+        "if True:",
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
         "dataprep.writing.keys:check_new_field",
         'field.startswith(".")',
         'field.startswith("..")',

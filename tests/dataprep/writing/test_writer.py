@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_shards.dataprep.writing import writer as writer_module
 from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key
-from lightning_shards.dataprep.writing.tar_writer import member_header, write_shard
+from lightning_shards.dataprep.writing.tar_writer import TarWriter, member_header, write_shard
 from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.private_files import CacheFolder
@@ -235,6 +236,80 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
             writer.write(sample)
     write()
     assert visible(tmp_path / "caught") == visible(tmp_path / "out")
+
+
+# --- the end
+
+
+def test_a_writer_that_is_closed_stays_as_it_is(tmp_path, write):
+    writer = write()
+    before = visible(tmp_path / "out")
+    writer.close()
+    writer.abort()
+    assert visible(tmp_path / "out") == before
+    for use in (lambda: writer.write(SAMPLES[0]), writer.__enter__):
+        with pytest.raises(ConfigError, match="is closed; make another one"):
+            use()
+    assert visible(tmp_path / "out") == before
+
+
+def test_an_aborted_writer_writes_no_more(tmp_path):
+    with ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache") as writer:
+        for sample in SAMPLES[:8]:
+            writer.write(sample)
+        writer.abort()
+        with pytest.raises(ConfigError, match="is aborted; make another one"):
+            writer.write(SAMPLES[8])
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+
+
+def failing_at(monkeypatch, owner, name, call):
+    """Lets one call of a function fail as on a full disk; later ones work."""
+    function, calls = getattr(owner, name), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def test_a_shard_that_could_not_be_begun_leaves_those_before_it(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    failing_at(monkeypatch, writer_module, "new_file", 2)
+    for sample in SAMPLES[:6]:
+        writer.write(sample)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[6])
+    writer.close()
+    write(SAMPLES[:6], folder="expected")
+    assert visible(tmp_path / "out") == visible(tmp_path / "expected")
+
+
+def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for sample in SAMPLES[:7]:
+        writer.write(sample)
+    failing_at(monkeypatch, TarWriter, "_put", 4)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[7])
+    writer.close()
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    write()
+    write(folder="undisturbed")
+    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+
+
+def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
+    write()
+    before = visible(tmp_path / "out")
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="finished data set"):
+            writer.write({"__key__": "other", "cls": "1"})
+    assert visible(tmp_path / "out") == before
 
 
 # --- folders
