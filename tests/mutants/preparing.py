@@ -4,6 +4,24 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.writer:ShardWriter._checked",
+        "check_member_name(key, name)",
+        "pass",
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
+        "dataprep.writing.keys:check_member_name",
+        "split_name(name) != (key, field)",
+        "False",
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
+        "dataprep.writing.tar_writer:read_back",
+        "if fields != shard.fields:",
+        "if False:",
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
         "dataprep.writing.writer:ShardWriter.close",
         'if self._state != "open":',
         'if self._state == "aborted":',

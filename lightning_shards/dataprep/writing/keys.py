@@ -68,6 +68,22 @@ def check_field(field: str) -> None:
         )
 
 
+def check_member_name(key: str, field: str) -> None:
+    """Refuse a key and a field that are sound each by itself, and together a name of no sample.
+
+    So are `__a` and `label__`: readers pass over names like `__a.label__`.
+
+    Raises:
+        SampleError: The message has the reason and the remedy.
+    """
+    name = f"{key}.{field}"
+    if split_name(name) != (key, field):
+        raise SampleError(
+            f"sample {key!r} cannot have the field {field!r}: a member {name!r} is in no sample; "
+            "rename the field, or put the key into a folder, as in a/0001"
+        )
+
+
 def check_new_field(field: str) -> None:
     """Refuse what `check_field` does, and a first dot, which readers would take for a part of it.
 

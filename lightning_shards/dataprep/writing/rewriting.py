@@ -26,6 +26,7 @@ from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
     as_bytes,
     list_shards,
+    read_back,
     tar_size,
     write_shard,
 )
@@ -268,8 +269,7 @@ def _write(job: _ShardJob, *, edit: Edit, cache: CacheFolder) -> WrittenShard:
     """Write one shard, and its member table by reading it back."""
     with InputFiles() as files:
         shard = write_shard(job.path, _edited(job.samples, files, edit))
-    store = TableStore(cache, with_crc32=True)
-    store.table_of(job.path, expected_samples=shard.samples)
+    read_back(job.path, shard, TableStore(cache, with_crc32=True))
     return shard
 
 

@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Literal, Self
 
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
-from lightning_shards.dataprep.writing.keys import check_key, check_new_field
+from lightning_shards.dataprep.writing.keys import check_key, check_member_name, check_new_field
 from lightning_shards.dataprep.writing.packing import DEFAULT_MAX_BYTES
 from lightning_shards.dataprep.writing.tar_writer import (
     TarWriter,
     WrittenShard,
     as_bytes,
     list_shards,
+    read_back,
     tar_size,
 )
 from lightning_shards.errors import ConfigError, SampleError
@@ -202,6 +203,7 @@ class ShardWriter:
         ]
         for name, _ in fields:
             check_new_field(name)
+            check_member_name(key, name)
         if not fields:
             raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
         return key, fields
@@ -230,7 +232,6 @@ class ShardWriter:
             shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))
             self._file.close()
             self._file = self._tar = None
-            path = self._folder / shard.name
-            self._tables.table_of(path, expected_samples=shard.samples)
+            read_back(self._folder / shard.name, shard, self._tables)
             self._opened_journal().note("", shard)
             self._shards.append(shard)

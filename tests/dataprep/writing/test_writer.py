@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.dataprep.writing import writer as writer_module
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder
 from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key
-from lightning_shards.dataprep.writing.tar_writer import TarWriter, member_header, write_shard
+from lightning_shards.dataprep.writing.tar_writer import (
+    TarWriter,
+    member_header,
+    read_back,
+    write_shard,
+)
 from lightning_shards.dataprep.writing.writer import ShardWriter
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, IndexMismatchError, SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import read_samples
@@ -199,6 +206,31 @@ def test_a_field_with_a_first_dot_is_refused(write, field, right):
         write([{"__key__": "a", field: "1"}])
 
 
+def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, write):
+    message = "sample '__ab12' cannot have the field 'label__': a member '__ab12.label__' is in no"
+    with pytest.raises(SampleError, match=message):
+        write([{"__key__": "__ab12", "jpg": b"1", "label__": b"1"}])
+    with pytest.raises(SampleError, match=message):
+        write_shard(tmp_path / "0.tar", [("__ab12", [("label__", b"1")])])
+    builder = CatalogBuilder()
+    builder.begin("__ab12")
+    with pytest.raises(SampleError, match=message):
+        builder.add_inline("label__", b"1")
+    sound = [{"__key__": "a/__ab12", "label__": b"1"}, {"__key__": "__ab12", "label_": b"1"}]
+    write(sound, folder="sound")
+    assert as_read(tmp_path / "sound") == sound
+
+
+def test_members_are_counted_by_field_when_a_shard_is_read_back(tmp_path):
+    path = tmp_path / "0.tar"
+    shard = write_shard(path, [("0", [("cls", b"1"), ("txt", b"a")])])
+    tables = TableStore(CacheFolder(tmp_path / "cache"))
+    read_back(path, shard, tables)
+    claimed = replace(shard, fields={"cls": 1, "text": 1})
+    with pytest.raises(IndexMismatchError, match=r"reads back as {'cls': 1, 'txt': 1}; look after"):
+        read_back(path, claimed, tables)
+
+
 @pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])
 def test_contents_are_bytes_or_text(write, data):
     with pytest.raises(SampleError, match="must be bytes or str"):
@@ -227,7 +259,9 @@ def test_limits_are_at_least_one(tmp_path, options):
         ShardWriter(tmp_path, **options)
 
 
-@pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}])
+@pytest.mark.parametrize(
+    "wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}, {"__key__": "__a", "zip__": ""}]
+)
 def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
     with ShardWriter(tmp_path / "caught", max_samples=6, cache_dir=tmp_path / "cache") as writer:
         for sample in SAMPLES:
