@@ -4,6 +4,18 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "shards.tar.compression:compression_of",
+        "kind is None or _is_tar_header(first)",
+        "kind is None",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
+        "dataprep.inspection.check:_damage",
+        " or compression_at(path):",
+        ":",
+        "tools/packing/test_compressed.py",
+    ),
+    Mutant(
         "dataprep.writing.writer:ShardWriter._checked",
         "check_member_name(key, name)",
         "pass",
