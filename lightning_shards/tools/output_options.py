@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, Packing
+from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, DuplicateKeys, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
@@ -57,8 +57,9 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
     add(
         "--duplicate-keys",
         default="refuse",
-        choices=("refuse", "prefix"),
-        help="prefix: put the name of its file before a key that others have too",
+        choices=get_args(DuplicateKeys),
+        help="what becomes of a key that others have too. prefix: put the name of its file before "
+        "it, number: a number behind it",
     )
     add_run_options(parser, "of member tables; see `index`")
 

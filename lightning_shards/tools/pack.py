@@ -87,7 +87,7 @@ def _pack(options: Namespace) -> int:
             packing,
             output,
             edit,
-            may_rename_keys=options.duplicate_keys == "prefix",
+            duplicate_keys=options.duplicate_keys,
             classes=listing.classes,
         )
     print_report(options, listing, written)

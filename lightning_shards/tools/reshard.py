@@ -66,7 +66,6 @@ def _reshard(options: Namespace) -> int:
     packing, output, edit = packing_of(options), output_of(options), _edit(options)
     paths = require_local(expand_urls(options.urls), "reshard")
     require_apart(paths, output_folders(options))
-    may_rename = options.duplicate_keys == "prefix"
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
         listing = list_tars(paths, copies=copies, processes=options.processes)
         if len(listing.catalog):
@@ -76,7 +75,7 @@ def _reshard(options: Namespace) -> int:
             packing,
             output,
             edit,
-            may_rename_keys=may_rename,
+            duplicate_keys=options.duplicate_keys,
             classes=listing.classes,
         )
     print_report(options, listing, written)

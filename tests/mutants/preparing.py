@@ -4,6 +4,36 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.keys:prefixed_key",
+        "key.removeprefix('./')",
+        "key",
+        "dataprep/writing/test_packing.py",
+    ),
+    Mutant(
+        "dataprep.writing.keys:key_of_path",
+        'parts[0] in ("", "..")',
+        'parts[0] == ""',
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
+        "dataprep.writing.packing:_error_of",
+        'if tried != "number":',
+        "if True:",
+        "dataprep/writing/test_packing.py",
+    ),
+    Mutant(
+        "dataprep.writing.packing:_error_of",
+        " and _stem(first) != _stem(second):",
+        ":",
+        "dataprep/writing/test_packing.py",
+    ),
+    Mutant(
+        "dataprep.writing.keys:escape_key",
+        "_NO_PART.sub(_percent, _ESCAPED.sub(_percent, text))",
+        "_ESCAPED.sub(_percent, text)",
+        "dataprep/writing/test_writer.py",
+    ),
+    Mutant(
         "shards.tar.compression:compression_of",
         "kind is None or _is_tar_header(first)",
         "kind is None",

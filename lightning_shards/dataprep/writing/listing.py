@@ -230,7 +230,9 @@ def _list_tar(path: str) -> Listing:
             for suffix, member in fields.items():
                 builder.add_extent(suffix, source, member.offset, member.size)
     except SampleError as error:
-        raise SampleError(f"{path}: {error}") from error
+        raise SampleError(
+            f"{path}: {error}; or unpack the tar and pack the folder, whose names may be any"
+        ) from error
     return Listing(builder.build(), ignored, joined=joined)
 
 

@@ -21,7 +21,13 @@ from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, Inpu
 from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
 from lightning_shards.dataprep.writing.keys import check_new_field
-from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
+from lightning_shards.dataprep.writing.packing import (
+    DuplicateKeys,
+    Packing,
+    assign,
+    split_names,
+    with_unique_keys,
+)
 from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
     as_bytes,
@@ -150,7 +156,7 @@ def rewrite(
     output: Output,
     edit: Edit = Edit(),
     *,
-    may_rename_keys: bool = False,
+    duplicate_keys: DuplicateKeys = "refuse",
     classes: Mapping[str, int] = _NO_CLASSES,
 ) -> Rewritten:
     """Write the samples of a catalog to shards, or go on where a run with these arguments ended.
@@ -163,7 +169,7 @@ def rewrite(
         DamagedShardError: A file was changed after it was listed.
         WorkerError: A process died.
     """
-    catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
+    catalog = with_unique_keys(catalog, duplicate_keys)
     prefixes = _prefixes(split_names(catalog, packing), output.prefix)
     for split in prefixes:
         require_no_other_classes(output.folder / split, classes)

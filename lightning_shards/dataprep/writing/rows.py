@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.keys import check_new_field, escape_key
+from lightning_shards.dataprep.writing.keys import check_new_field, escape_key, key_of_path
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.parquet import parquet_rows
 from lightning_shards.errors import ConfigError, SampleError
@@ -29,7 +29,8 @@ class Columns:
         files: Fields by columns that name files, below `root` unless the path is absolute. An empty
             field stands for the file's own suffix.
         values: Fields by columns with contents: text is stored as it is, other values as JSON.
-        key: The column of the keys, which are escaped; None: the path of the first file.
+        key: The column of the keys, which are escaped; None: the path of the first file, without
+            `/` and `..` at its beginning.
         class_name: A column with names of classes, which are numbered by name as field `cls`.
         split: The column with the split of each sample.
         root: The folder of the files.
@@ -175,8 +176,7 @@ def _key_of(row: Row, columns: Columns, files: Mapping[str, str]) -> str:
         return escape_key(_required(row, columns.key))
     if not files:
         raise SampleError("it names no file, and there is no column of keys")
-    path = os.path.splitext(next(iter(files.values())))[0]  # noqa: PTH122
-    return escape_key(path.lstrip("/"))
+    return key_of_path(next(iter(files.values())))
 
 
 def _required(row: Row, column: str) -> str:
