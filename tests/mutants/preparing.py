@@ -4,6 +4,30 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "tools.console:run_tool",
+        "    _accept_any_names()\n",
+        "",
+        "tools/test_names_not_utf8.py",
+    ),
+    Mutant(
+        "dataprep.indexes.cards:write_card",
+        "_SURROGATE.search(shard)",
+        "False",
+        "tools/test_names_not_utf8.py",
+    ),
+    Mutant(
+        "dataprep.indexes.energon:_write_database",
+        "except sqlite3.Error as",
+        "except sqlite3.InternalError as",
+        "tools/test_names_not_utf8.py",
+    ),
+    Mutant(
+        "dataprep.indexes.energon:_add_shard",
+        "except UnicodeEncodeError as",
+        "except UnicodeDecodeError as",
+        "tools/test_names_not_utf8.py",
+    ),
+    Mutant(
         "dataprep.writing.keys:prefixed_key",
         "key.removeprefix('./')",
         "key",

@@ -157,10 +157,13 @@ def as_bytes(data: object, key: str, field: str) -> bytes:
     """The bytes that are stored for a user's value of a member.
 
     Raises:
-        SampleError: The value is neither bytes nor text.
+        SampleError: The value is neither bytes nor text, or text that UTF-8 cannot hold.
     """
     if isinstance(data, str):
-        return data.encode()
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(f"sample {key!r}: {field!r} cannot be stored: {error}") from error
     if isinstance(data, bytes):
         return data
     raise SampleError(

@@ -192,9 +192,7 @@ def test_a_prefix_makes_a_key_of_any_name(repeated):
     names = ("d\udce9.tar", "__x__.tar", "a%.tar")
     keys = all_keys(with_unique_keys(repeated(*names), "prefix"))
     assert keys == ["d%E9/0", "%5F_x__/0", "a%25/0"]
-    with pytest.raises(
-        SampleError, match=r"it has more than 2048 bytes.* shorten"
-    ):
+    with pytest.raises(SampleError, match=r"it has more than 2048 bytes.* shorten"):
         with_unique_keys(catalog_of(["a" * 2047] * 2), "prefix")
 
 

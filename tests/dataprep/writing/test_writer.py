@@ -231,6 +231,11 @@ def test_members_are_counted_by_field_when_a_shard_is_read_back(tmp_path):
         read_back(path, claimed, tables)
 
 
+def test_text_that_utf8_cannot_hold_is_refused(write):
+    with pytest.raises(SampleError, match=r"sample 'a': 'txt' cannot be stored: .*surrogates"):
+        write([{"__key__": "a", "txt": "\ud800"}])
+
+
 @pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])
 def test_contents_are_bytes_or_text(write, data):
     with pytest.raises(SampleError, match="must be bytes or str"):
