@@ -9,7 +9,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, get_args
@@ -32,6 +32,7 @@ _LEAST_PAYLOAD: Final = 1 / 3
 """The least share of their bytes in the tar that contents should have; photos have over 0.9."""
 
 _SMALLEST_SHARE: Final = 1e-6
+_MAX_NAMED: Final = 20
 
 _POWERS = ("", "K", "M", "G", "T")
 
@@ -119,6 +120,22 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
     except (TypeError, OSError):
         code = b""  # built in
     return function, {"function": path, "code": hashlib.sha256(code).hexdigest()[:16]}
+
+
+def require_known_fields(option: str, names: Iterable[str], fields: Sequence[str]) -> None:
+    """Refuse a field that no sample has, because it would change nothing without a word.
+
+    Raises:
+        ConfigError: The message names fields that there are.
+    """
+    for name in names:
+        if name not in fields:
+            known = ", ".join(sorted(fields)[:_MAX_NAMED])
+            more = len(fields) - _MAX_NAMED
+            raise ConfigError(
+                f"{option} names the field {name!r}, which no sample has; name one of {known}"
+                + f" and {more:,} more" * (more > 0)
+            )
 
 
 def print_report(options: Namespace, listing: Listing, written: Rewritten) -> None:

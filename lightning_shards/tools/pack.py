@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_shards.dataprep.writing.apart import require_apart
 from lightning_shards.dataprep.writing.listing import Listing, list_folder, list_tars
@@ -23,7 +23,11 @@ from lightning_shards.tools.output_options import (
     output_of,
     packing_of,
     print_report,
+    require_known_fields,
 )
+
+if TYPE_CHECKING:
+    from lightning_shards.dataprep.writing.reencode import Reencode
 
 _EPILOG = f"""\
 {RESUMING}
@@ -35,6 +39,10 @@ _EPILOG = f"""\
 A folder of folders of classes gives each sample its class as field `cls`, numbered by name; the
 names are in classes.json beside the shards. Files whose names differ in the suffix alone are one
 sample. Tars keep the classes.json beside them, and may be compressed (see `reshard --help`).
+
+--resize averages photographs: JPEG, and PNG and WebP whose field has no dot. Those with one, such
+as mask.png, are maps of labels or depths: they get the same size by their nearest pixels, with the
+same mode and values, and the images beside them are not turned by EXIF. --resample says otherwise.
 """
 
 _FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
@@ -59,6 +67,13 @@ def _parser() -> ArgumentParser:
     add_output_options(parser, order="shuffled")
     add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
     add("--quality", type=int, metavar="N", help="of JPEG and WebP that are written anew, 1 to 100")
+    add(
+        "--resample",
+        action="append",
+        default=[],
+        metavar="FIELD=HOW",
+        help="lanczos (a photograph), nearest (a map) or keep (its size); once for each field",
+    )
     folders = parser.add_argument_group("folders").add_argument
     folders("--no-classes", action="store_true", help="folders are no classes")
     folders("--suffix-from", choices=("last", "first"), help="dot of a name; default: last")
@@ -79,9 +94,11 @@ def _parser() -> ArgumentParser:
 
 def _pack(options: Namespace) -> int:
     packing, output = packing_of(options), output_of(options)
-    edit = _reencoding(options)
+    reencode = _reencode(options)
+    edit = Edit() if reencode is None else Edit(transform=reencode, settings=reencode.settings)
     with ExitStack() as stack:
         listing = _list(options, stack)
+        require_known_fields("--resample", _resample(options), listing.catalog.fields)
         written = rewrite(
             listing.catalog,
             packing,
@@ -90,17 +107,33 @@ def _pack(options: Namespace) -> int:
             duplicate_keys=options.duplicate_keys,
             classes=listing.classes,
         )
+    if reencode is not None and options.resize is not None and not options.json:
+        _print_ways(reencode, listing.catalog.fields)
     print_report(options, listing, written)
     return 0
 
 
-def _reencoding(options: Namespace) -> Edit:
+def _reencode(options: Namespace) -> "Reencode | None":
     if options.resize is None and options.quality is None:
-        return Edit()
+        if options.resample:
+            raise ConfigError("--resample says how images are resized; give --resize with it")
+        return None
     from lightning_shards.dataprep.writing.reencode import Reencode
 
-    reencode = Reencode(resize=options.resize, quality=options.quality)
-    return Edit(transform=reencode, settings=reencode.settings)
+    return Reencode(resize=options.resize, quality=options.quality, resample=_resample(options))
+
+
+def _print_ways(reencode: "Reencode", names: Sequence[str]) -> None:
+    """Print which fields were taken for photographs, and which for maps."""
+    for way, what in (("lanczos", "photographs"), ("nearest", "maps of values")):
+        fields = [name for name in sorted(names) if reencode.way_of(name) == way]
+        if fields:
+            print(f"resized as {what}: {', '.join(fields)}")
+
+
+def _resample(options: Namespace) -> dict[str, Any]:
+    """How fields are resized, as `Reencode` checks it."""
+    return dict(text.partition("=")[::2] for text in options.resample)
 
 
 def _list(options: Namespace, stack: ExitStack) -> Listing:

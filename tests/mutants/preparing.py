@@ -4,6 +4,36 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.reencode:Reencode.way_of",
+        '"." in name and format_of(name) != "JPEG"',
+        "False",
+        "dataprep/writing/test_reencode.py tools/packing/test_pack_resized.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:_encoded",
+        'if image.mode == "P":',
+        "if False:",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:Reencode._smaller",
+        "_turned(image) if is_turned else",
+        "_turned(image) if True else",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:Reencode._smaller",
+        " | _EXACT",
+        "",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:_require_values",
+        "channels > 1 and",
+        "False and",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
         "tools.console:run_tool",
         "    _accept_any_names()\n",
         "",
@@ -362,13 +392,13 @@ MUTANTS = [
     ),
     Mutant(
         "tools.reshard:_require_fields",
-        '_require_known("--rename", edit.rename, fields)',
+        'require_known_fields("--rename", edit.rename, fields)',
         "",
         "tools/test_reshard.py",
     ),
     Mutant(
         "tools.reshard:_require_fields",
-        '_require_known("--fields", edit.only, renamed)',
+        'require_known_fields("--fields", edit.only, renamed)',
         "",
         "tools/test_reshard.py",
     ),
@@ -429,7 +459,7 @@ MUTANTS = [
     Mutant(
         "tools.output_options:output_folders",
         "if options.val_fraction else",
-        "if False else",
+        "if False:",
         "tools/packing/test_outputs_apart.py",
     ),
     Mutant(
