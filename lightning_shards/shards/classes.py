@@ -153,7 +153,11 @@ def read_classes(folder: str) -> ClassNames | None:
         ConfigError: It is not JSON of names and numbers.
         FileAccessError: It is a fifo, a socket, a device or a folder.
     """
-    path = Path(folder) / CLASSES
+    return read_class_file(Path(folder) / CLASSES)
+
+
+def read_class_file(path: Path) -> ClassNames | None:
+    """The classes in a local file of the form of `classes.json`; as `read_classes` otherwise."""
     data = read_beside(path)
     return None if data is None else _parsed(data, str(path))
 

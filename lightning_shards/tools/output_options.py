@@ -18,7 +18,7 @@ from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, DuplicateKeys, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
+from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames
 from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.tools.console import add_run_options, human, printable
 
@@ -178,6 +178,7 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
     if listing.classes:
         paths = ", ".join(str(options.out / split / CLASSES) for split in written.data_sets)
         print(f"{len(listing.classes):,} classes of the field {CLASS_SUFFIX}: {paths}")
+        _print_renumbered(listing.classes)
     if written.kept_shards:
         print(f"there already: {count_of(written.kept_shards, 'shard')}")
     smallest = min(written.data_sets.values(), key=lambda data_set: data_set.payload_share)
@@ -185,6 +186,16 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
         print(_overhead_note(smallest))
     has_classes = CLASS_SUFFIX in fields and bool(listing.classes)
     print(f"next: {_next_command(options, written, has_classes=has_classes)}")
+
+
+def _print_renumbered(classes: Mapping[str, int]) -> None:
+    """Print a note if names of classes are numbers, and not those of the classes."""
+    name = ClassNames(classes, "").renumbered
+    if name is not None:
+        print(
+            f"note: the class {printable(name)} has the number {classes[name]}: as the names are "
+            f"not 0, 1, 2 and so on, {CLASS_SUFFIX} holds other numbers than they are"
+        )
 
 
 def _counts_line(verb: str, samples: int, fields: Mapping[str, int]) -> str:

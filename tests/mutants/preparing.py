@@ -4,6 +4,24 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "dataprep.writing.class_files:number_classes",
+        "in_order.sort(key=int)",
+        "pass",
+        "tools/packing/test_pack_classes.py",
+    ),
+    Mutant(
+        "dataprep.writing.class_files:number_classes",
+        "return dict(given.numbers)",
+        "pass",
+        "tools/packing/test_pack_classes.py",
+    ),
+    Mutant(
+        "tools.output_options:_print_renumbered",
+        "name is not None",
+        "False",
+        "tools/packing/test_pack_classes.py",
+    ),
+    Mutant(
         "dataprep.writing.reencode:Reencode.way_of",
         '"." in name and format_of(name) != "JPEG"',
         "False",
