@@ -67,6 +67,14 @@ def test_batches_without_such_numbers_are_not_compared(split, warnings_of, setti
     assert warnings_of(split("train", ALL), split("val", FEWER), **settings) == []
 
 
+@pytest.mark.parametrize("with_numbers", ["train", "val"])
+def test_a_split_without_such_numbers_is_not_compared(split, warnings_of, with_numbers):
+    as_text = {"fields": {"label": "cls"}, "decode": {"label": "text"}}
+    own = {"train": as_text, "val": as_text} | {with_numbers: {}}
+    splits = split("train", ALL, **own["train"]), split("val", FEWER, **own["val"])
+    assert warnings_of(*splits) == []
+
+
 def test_folders_of_one_split_are_compared_too(split, warnings_of):
     patterns = [split("one", ALL).urls, split("two", FEWER).urls]
     messages = warnings_of(SplitConfig(patterns), split("val", None))
