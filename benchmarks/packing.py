@@ -91,7 +91,7 @@ def time_plan(samples: int) -> dict[str, float]:
         builder.begin(f"class{number % 10}/{number:09d}")
         builder.add_inline("cls", b"1")
         builder.add_extent("jpg", 1, number * 40_000, 40_000)
-    catalog = with_unique_keys(builder.build(), may_rename=False)
+    catalog = with_unique_keys(builder.build())
     listed = time.perf_counter()
     shards = assign(catalog, Packing(order="shuffled", max_samples=10_000, val_fraction=0.01))
     planned = time.perf_counter()

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
 from lightning_shards.build.sources import find_shards, make_source
+from lightning_shards.build.split_classes import warn_of_other_numbers
 from lightning_shards.collectives import agree
 from lightning_shards.config.files import module_from_config
 from lightning_shards.config.loading import LoaderConfig
@@ -368,6 +369,8 @@ class ShardDataModule(ModuleSettings):
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             index = find_shards(self._data_config(), split, is_prepared=is_prepared)
             self._indexes[split] = index
+            if not is_prepared:
+                warn_of_other_numbers(self._data_config(), split, self._indexes)
         return self._indexes[split]
 
     def _check_saved(self, loader: ShardLoader) -> None:

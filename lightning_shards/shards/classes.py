@@ -8,14 +8,15 @@ import hashlib
 import json
 import logging
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, FileAccessError, SampleError
 from lightning_shards.shards.beside import is_count, read_beside
 from lightning_shards.shards.urls import is_local, redact, split_url
 
@@ -153,9 +154,22 @@ def read_classes(folder: str) -> ClassNames | None:
         ConfigError: It is not JSON of names and numbers.
         FileAccessError: It is a fifo, a socket, a device or a folder.
     """
-    path = Path(folder) / CLASSES
+    return read_class_file(Path(folder) / CLASSES)
+
+
+def read_class_file(path: Path) -> ClassNames | None:
+    """The classes in a local file of the form of `classes.json`; as `read_classes` otherwise."""
     data = read_beside(path)
     return None if data is None else _parsed(data, str(path))
+
+
+def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
+    """The classes in the folders of these shards; what cannot be read is passed over."""
+    for folder in _folders(urls):
+        with suppress(ConfigError, FileAccessError):
+            classes = _classes_in(folder, remote or {})
+            if classes is not None:
+                yield classes
 
 
 def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames:

@@ -9,6 +9,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import Final
 
 from lightning_shards.dataprep.inspection.findings import Finding
@@ -26,6 +27,7 @@ _JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words i
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
     """Run a tool and exit with what it returns; an error is one line on stderr."""
+    _accept_any_names()
     try:
         status = run(options)
         sys.stdout.flush()
@@ -40,6 +42,13 @@ def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> 
         status = REFUSED
     if status:
         sys.exit(status)
+
+
+def _accept_any_names() -> None:
+    """Let stdout and stderr show names that are not UTF-8, or not in the terminal's encoding."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def require_large_enough(options: Namespace, **least: int) -> None:

@@ -9,16 +9,16 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, Packing
+from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, DuplicateKeys, Packing
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
+from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames
 from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.tools.console import add_run_options, human, printable
 
@@ -32,6 +32,7 @@ _LEAST_PAYLOAD: Final = 1 / 3
 """The least share of their bytes in the tar that contents should have; photos have over 0.9."""
 
 _SMALLEST_SHARE: Final = 1e-6
+_MAX_NAMED: Final = 20
 
 _POWERS = ("", "K", "M", "G", "T")
 
@@ -57,8 +58,9 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
     add(
         "--duplicate-keys",
         default="refuse",
-        choices=("refuse", "prefix"),
-        help="prefix: put the name of its file before a key that others have too",
+        choices=get_args(DuplicateKeys),
+        help="what becomes of a key that others have too. prefix: put the name of its file before "
+        "it, number: a number behind it",
     )
     add_run_options(parser, "of member tables; see `index`")
 
@@ -120,6 +122,22 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
     return function, {"function": path, "code": hashlib.sha256(code).hexdigest()[:16]}
 
 
+def require_known_fields(option: str, names: Iterable[str], fields: Sequence[str]) -> None:
+    """Refuse a field that no sample has, because it would change nothing without a word.
+
+    Raises:
+        ConfigError: The message names fields that there are.
+    """
+    for name in names:
+        if name not in fields:
+            known = ", ".join(sorted(fields)[:_MAX_NAMED])
+            more = len(fields) - _MAX_NAMED
+            raise ConfigError(
+                f"{option} names the field {name!r}, which no sample has; name one of {known}"
+                + f" and {more:,} more" * (more > 0)
+            )
+
+
 def print_report(options: Namespace, listing: Listing, written: Rewritten) -> None:
     """Print the data sets that were written, and counts of input that is in no sample."""
     if options.json:
@@ -160,6 +178,7 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
     if listing.classes:
         paths = ", ".join(str(options.out / split / CLASSES) for split in written.data_sets)
         print(f"{len(listing.classes):,} classes of the field {CLASS_SUFFIX}: {paths}")
+        _print_renumbered(listing.classes)
     if written.kept_shards:
         print(f"there already: {count_of(written.kept_shards, 'shard')}")
     smallest = min(written.data_sets.values(), key=lambda data_set: data_set.payload_share)
@@ -167,6 +186,16 @@ def _print_text(options: Namespace, listing: Listing, written: Rewritten) -> Non
         print(_overhead_note(smallest))
     has_classes = CLASS_SUFFIX in fields and bool(listing.classes)
     print(f"next: {_next_command(options, written, has_classes=has_classes)}")
+
+
+def _print_renumbered(classes: Mapping[str, int]) -> None:
+    """Print a note if names of classes are numbers, and not those of the classes."""
+    name = ClassNames(classes, "").renumbered
+    if name is not None:
+        print(
+            f"note: the class {printable(name)} has the number {classes[name]}: as the names are "
+            f"not 0, 1, 2 and so on, {CLASS_SUFFIX} holds other numbers than they are"
+        )
 
 
 def _counts_line(verb: str, samples: int, fields: Mapping[str, int]) -> str:

@@ -5,14 +5,16 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_shards.dataprep.writing.apart import require_apart
+from lightning_shards.dataprep.writing.class_files import given_classes
 from lightning_shards.dataprep.writing.listing import Listing, list_folder, list_tars
 from lightning_shards.dataprep.writing.plain_copies import plain_copies
 from lightning_shards.dataprep.writing.rewriting import Edit, rewrite
 from lightning_shards.dataprep.writing.rows import TABLE_SUFFIXES, Columns, list_table
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.storage.local_copies import require_local
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import run_tool
@@ -23,7 +25,11 @@ from lightning_shards.tools.output_options import (
     output_of,
     packing_of,
     print_report,
+    require_known_fields,
 )
+
+if TYPE_CHECKING:
+    from lightning_shards.dataprep.writing.reencode import Reencode
 
 _EPILOG = f"""\
 {RESUMING}
@@ -32,9 +38,15 @@ _EPILOG = f"""\
   lightning-shards pack rows.csv --files path --values caption=txt --key id --out data
   lightning-shards pack archive.tar --max-samples 10000 --out data
 
-A folder of folders of classes gives each sample its class as field `cls`, numbered by name; the
-names are in classes.json beside the shards. Files whose names differ in the suffix alone are one
-sample. Tars keep the classes.json beside them, and may be compressed (see `reshard --help`).
+A folder of folders of classes gives each sample its class as field `cls`, numbered in the order of
+the names (whole numbers: of their values); classes.json beside the shards has both. Splits that are
+packed one by one need the same numbers: give the later ones --classes data/train/classes.json.
+Files whose names differ in the suffix alone are one sample. Tars keep the classes.json beside them,
+and may be compressed (see `reshard --help`).
+
+--resize averages photographs: JPEG, and PNG and WebP whose field has no dot. Those with one, such
+as mask.png, are maps of labels or depths: they get the same size by their nearest pixels, with the
+same mode and values, and the images beside them are not turned by EXIF. --resample says otherwise.
 """
 
 _FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
@@ -59,6 +71,14 @@ def _parser() -> ArgumentParser:
     add_output_options(parser, order="shuffled")
     add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
     add("--quality", type=int, metavar="N", help="of JPEG and WebP that are written anew, 1 to 100")
+    add(
+        "--resample",
+        action="append",
+        default=[],
+        metavar="FIELD=HOW",
+        help="lanczos (a photograph), nearest (a map) or keep (its size); once for each field",
+    )
+    add("--classes", type=Path, metavar="FILE", help="a classes.json with the numbers of classes")
     folders = parser.add_argument_group("folders").add_argument
     folders("--no-classes", action="store_true", help="folders are no classes")
     folders("--suffix-from", choices=("last", "first"), help="dot of a name; default: last")
@@ -79,28 +99,46 @@ def _parser() -> ArgumentParser:
 
 def _pack(options: Namespace) -> int:
     packing, output = packing_of(options), output_of(options)
-    edit = _reencoding(options)
+    reencode = _reencode(options)
+    edit = Edit() if reencode is None else Edit(transform=reencode, settings=reencode.settings)
     with ExitStack() as stack:
         listing = _list(options, stack)
+        require_known_fields("--resample", _resample(options), listing.catalog.fields)
         written = rewrite(
             listing.catalog,
             packing,
             output,
             edit,
-            may_rename_keys=options.duplicate_keys == "prefix",
+            duplicate_keys=options.duplicate_keys,
             classes=listing.classes,
         )
+    if reencode is not None and options.resize is not None and not options.json:
+        _print_ways(reencode, listing.catalog.fields)
     print_report(options, listing, written)
     return 0
 
 
-def _reencoding(options: Namespace) -> Edit:
+def _reencode(options: Namespace) -> "Reencode | None":
     if options.resize is None and options.quality is None:
-        return Edit()
+        if options.resample:
+            raise ConfigError("--resample says how images are resized; give --resize with it")
+        return None
     from lightning_shards.dataprep.writing.reencode import Reencode
 
-    reencode = Reencode(resize=options.resize, quality=options.quality)
-    return Edit(transform=reencode, settings=reencode.settings)
+    return Reencode(resize=options.resize, quality=options.quality, resample=_resample(options))
+
+
+def _print_ways(reencode: "Reencode", names: Sequence[str]) -> None:
+    """Print which fields were taken for photographs, and which for maps."""
+    for way, what in (("lanczos", "photographs"), ("nearest", "maps of values")):
+        fields = [name for name in sorted(names) if reencode.way_of(name) == way]
+        if fields:
+            print(f"resized as {what}: {', '.join(fields)}")
+
+
+def _resample(options: Namespace) -> dict[str, Any]:
+    """How fields are resized, as `Reencode` checks it."""
+    return dict(text.partition("=")[::2] for text in options.resample)
 
 
 def _list(options: Namespace, stack: ExitStack) -> Listing:
@@ -112,16 +150,30 @@ def _list(options: Namespace, stack: ExitStack) -> Listing:
             _only(options.input),
             suffix_from=options.suffix_from or "last",
             has_classes=not options.no_classes,
+            given=_given_classes(options, has_classes=not options.no_classes),
             outputs=output_folders(options),
         )
     _refuse(options, _FOR_FOLDERS, "a folder")
     if Path(first).suffix.lower() in TABLE_SUFFIXES:
-        return list_table(_only(options.input), _columns(options, first))
+        given = _given_classes(options, has_classes=options.class_column is not None)
+        return list_table(_only(options.input), _columns(options, first), given)
     _refuse(options, _FOR_TABLES, "a table")
+    _refuse(options, ("classes",), "a folder or a table")
     paths = require_local(expand_urls(options.input), "pack")
     require_apart(paths, output_folders(options))
     copies = plain_copies(paths, options.out, processes=options.processes)
     return list_tars(paths, copies=stack.enter_context(copies), processes=options.processes)
+
+
+def _given_classes(options: Namespace, *, has_classes: bool) -> ClassNames | None:
+    if options.classes is None:
+        return None
+    if not has_classes:
+        raise ConfigError(
+            "--classes gives numbers to classes, and there are none; name their --class-column, "
+            "or leave out --no-classes"
+        )
+    return given_classes(options.classes)
 
 
 def _columns(options: Namespace, table: str) -> Columns:

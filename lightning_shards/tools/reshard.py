@@ -1,8 +1,8 @@
 """`lightning-shards reshard`: cuts, merges, shuffles, sorts or edits shards into new ones."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from lightning_shards.dataprep.writing.apart import require_apart
 from lightning_shards.dataprep.writing.listing import list_tars
@@ -20,6 +20,7 @@ from lightning_shards.tools.output_options import (
     output_of,
     packing_of,
     print_report,
+    require_known_fields,
 )
 
 _EPILOG = f"""\
@@ -66,7 +67,6 @@ def _reshard(options: Namespace) -> int:
     packing, output, edit = packing_of(options), output_of(options), _edit(options)
     paths = require_local(expand_urls(options.urls), "reshard")
     require_apart(paths, output_folders(options))
-    may_rename = options.duplicate_keys == "prefix"
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
         listing = list_tars(paths, copies=copies, processes=options.processes)
         if len(listing.catalog):
@@ -76,7 +76,7 @@ def _reshard(options: Namespace) -> int:
             packing,
             output,
             edit,
-            may_rename_keys=may_rename,
+            duplicate_keys=options.duplicate_keys,
             classes=listing.classes,
         )
     print_report(options, listing, written)
@@ -126,20 +126,6 @@ def _kept_fields(text: str | None) -> tuple[str, ...]:
 
 def _require_fields(edit: Edit, fields: Sequence[str]) -> None:
     """Refuse a field that no sample has, because another one would be left out without a word."""
-    _require_known("--rename", edit.rename, fields)
+    require_known_fields("--rename", edit.rename, fields)
     renamed = [edit.rename.get(name, name) for name in fields]
-    _require_known("--fields", edit.only, renamed)
-
-
-def _require_known(option: str, names: Iterable[str], fields: Sequence[str]) -> None:
-    for name in names:
-        if name not in fields:
-            known = ", ".join(sorted(fields)[:_MAX_NAMED])
-            more = len(fields) - _MAX_NAMED
-            raise ConfigError(
-                f"{option} names the field {name!r}, which no sample has; name one of {known}"
-                + f" and {more:,} more" * (more > 0)
-            )
-
-
-_MAX_NAMED: Final = 20
+    require_known_fields("--fields", edit.only, renamed)

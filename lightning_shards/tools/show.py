@@ -147,7 +147,7 @@ def _write_page(
         _classes(paths, surveyed, options),
     )
     _check(options)  # another program may have written it meanwhile
-    replace_file(options.html, page)
+    replace_file(options.html, page.encode("utf-8", "backslashreplace"))
     return str(options.html)
 
 

@@ -8,6 +8,7 @@ from tests.mutants import (
     mixture_streams,
     mixtures,
     mixtures_seen,
+    packing,
     plan,
     preparing,
     reading,
@@ -42,6 +43,7 @@ MUTANTS = [
     *workers.MUTANTS,
     *joining.MUTANTS,
     *preparing.MUTANTS,
+    *packing.MUTANTS,
     *verifying.MUTANTS,
     *filters.MUTANTS,
 ]

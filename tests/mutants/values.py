@@ -4,6 +4,24 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "build.split_classes:warn_of_other_numbers",
+        "if not own or not _has_numbers(data, split):",
+        "if not own:",
+        "build/test_split_classes.py",
+    ),
+    Mutant(
+        "build.split_classes:_first_renumbered",
+        "[0] != number",
+        "[0] == number",
+        "build/test_split_classes.py",
+    ),
+    Mutant(
+        "build.split_classes:_has_numbers",
+        "and field.classes is None",
+        "",
+        "build/test_split_classes.py",
+    ),
+    Mutant(
         "samples.class_labels:_given",
         'numbered_by_name(cast("Mapping[Any, object]", classes), source)',
         "numbered(list(classes), source)",

@@ -269,12 +269,19 @@ def test_keys_that_repeat_over_shards_are_refused_or_renamed(run, refused, tmp_p
     assert keys == ["one/0", "one", "two/0", "two"]
 
 
+def test_keys_that_begin_with_a_dot_and_a_slash_get_prefixes(run, tmp_path):
+    inputs = [write_tar(tmp_path / f"{name}.tar", [("./0.cls", b"")]) for name in ("one", "two")]
+    run(*inputs, "--duplicate-keys", "prefix")
+    assert [key for key, _ in samples(tars(tmp_path / "out"))] == ["one/0", "two/0"]
+
+
 @pytest.mark.parametrize("name", ["/a.cls", "../a.cls", "a\x01.cls", "\udcff.cls"])
 def test_names_that_lead_elsewhere_are_refused(refused, tmp_path, name):
     path = write_tar(tmp_path / "in.tar", [(name, b"")])
     line = refused(path)
     assert "in.tar: " in line
     assert "cannot be a key" in line
+    assert "unpack the tar and pack the folder" in line
     assert not (tmp_path / "out").exists()
 
 

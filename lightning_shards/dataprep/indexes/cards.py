@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from lightning_shards.shards.regular_files import read_regular
 CARD: Final = "README.md"
 MARK: Final = "<!-- written by lightning-shards index -->"
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 _LARGER = ("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T")
 
@@ -27,13 +29,20 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
         counts: Samples of each shard.
 
     Raises:
-        ConfigError: There is a README that this package did not write.
+        ConfigError: There is a README that this package did not write, or a name that a card cannot
+            have.
         FileAccessError: The existing README cannot be read, or the card cannot be written.
     """
     path = root / CARD
     is_there = os.path.exists(path)  # noqa: PTH110 never raises
     if is_there and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
         raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
+    for shard in counts:
+        if _SURROGATE.search(shard):
+            raise ConfigError(
+                f"the path {shard!a} is not UTF-8, as a card for the Hub is; rename the file or "
+                "folder, or leave the format card out"
+            )
     replace_file(path, card_text(root, splits, counts))
     return path
 

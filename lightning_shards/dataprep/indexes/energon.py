@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.atomic import make_folder, new_file, replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tables import TableStore
@@ -24,6 +24,7 @@ FOLDER: Final = ".nv-meta"
 INFO: Final = ".info.json"
 
 _VERSION = "7.4.1"  # the version of energon that has this layout
+_MAX_SHOWN = 80  # letters of a name in a message
 _DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 _SCHEMA = """
 CREATE TABLE samples (
@@ -54,7 +55,7 @@ def write_energon(
         store: Gives the member table of each shard.
 
     Raises:
-        ConfigError: A key is in two shards, which energon does not accept.
+        ConfigError: A key is in two shards or a name is not UTF-8, which energon does not accept.
         FileAccessError: The folder is a link, or a file cannot be written.
     """
     folder = make_folder(root, FOLDER)
@@ -88,6 +89,11 @@ def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: Ta
                 _add_shard(connection, number, root / name, store)
             connection.executescript(_INDEXES)
             connection.commit()
+        except sqlite3.Error as error:
+            raise FileAccessError(
+                f"{path} cannot be written: {error}; make room there, or leave energon out of the "
+                "formats"
+            ) from error
         finally:
             connection.close()
 
@@ -101,12 +107,18 @@ def _add_shard(connection: sqlite3.Connection, number: int, shard: Path, store: 
     ]
     try:
         connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+        parts = _parts(number, table)
+        connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"a name in {shard} is not UTF-8 ({error.object[:_MAX_SHOWN]!a}), and energon's index "
+            "holds text; unpack the shard, pack the folder, and index that, or leave energon out"
+        ) from error
     except sqlite3.IntegrityError as error:
         raise ConfigError(
             f"a key of {shard} is in another shard, too ({error}), and energon wants keys that are "
-            "unique in the data set; pack the shards again with a prefix for each"
+            "unique in the data set; write the shards anew by `reshard --duplicate-keys prefix`"
         ) from error
-    connection.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", _parts(number, table))
 
 
 def _parts(number: int, table: MemberTable) -> Iterable[tuple[int, int, str, int, int]]:

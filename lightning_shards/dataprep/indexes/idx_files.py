@@ -39,6 +39,8 @@ def energon_path(shard: str | PathLike[str]) -> Path:
 def dali_index(shard: str | PathLike[str]) -> str:
     """The contents of DALI's index of a shard; extensions are in the same case as in the tar.
 
+    Bytes of names that are not UTF-8 are surrogates.
+
     Raises:
         ConfigError: The shard holds no sample, or a name with a space, which the format lacks.
     """

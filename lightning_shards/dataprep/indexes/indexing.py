@@ -37,6 +37,7 @@ from lightning_shards.shards.atomic import make_folder, replace_file
 from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
 from lightning_shards.shards.counts.count_files import local_claims
 from lightning_shards.shards.counts.wids import entries_by_name, wids_entry, write_wids
+from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
@@ -376,7 +377,7 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
 
 def _write_dali(shard: str) -> Path:
     path = dali_path(shard)
-    replace_file(path, dali_index(shard))
+    replace_file(path, dali_index(shard).encode(*ENCODING))
     return path
 
 

@@ -48,6 +48,7 @@ from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import local_copy
+from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.shards.urls import redact
@@ -180,7 +181,7 @@ def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: i
 def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> list[Finding]:
     """Findings about the damaged byte, the last sound member before it, and the samples hit."""
     first = finding_of(error, path)
-    if not Path(path).is_file() or not Path(path).stat().st_size:
+    if not Path(path).is_file() or not Path(path).stat().st_size or compression_at(path):
         return [first]
     before: str | None = None
     with open_tar(path) as data:

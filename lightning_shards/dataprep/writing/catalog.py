@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.dataprep.writing.keys import check_field, check_key
+from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
 from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
@@ -169,6 +169,7 @@ class CatalogBuilder:
 
     _sources: list[InputFile] = field(default_factory=list[InputFile])
     _blob: bytearray = field(default_factory=bytearray)
+    _key: str = ""
     _keys: bytearray = field(default_factory=bytearray)
     _key_starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
     _sample_starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
@@ -193,6 +194,7 @@ class CatalogBuilder:
             SampleError: The key could not be read back from a tar.
         """
         check_key(key)
+        self._key = key
         self._keys += key.encode()
         self._key_starts.append(len(self._keys))
         self._sample_starts.append(self._sample_starts[-1])
@@ -206,6 +208,7 @@ class CatalogBuilder:
             SampleError: The field could not be read back from a tar.
         """
         check_field(name)
+        check_member_name(self._key, name)
         number = self._fields.setdefault(name, len(self._fields))
         self._members.extend((number, source, offset, size))
         self._sample_starts[-1] += 1

@@ -1,13 +1,62 @@
-"""The writing of `classes.json` beside the shards of a data set, without replacing another one."""
+"""The numbers of classes, and the writing of `classes.json`, without replacing another one."""
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.classes import CLASSES, ClassNames, known_classes, read_classes
+from lightning_shards.shards.classes import (
+    CLASSES,
+    ClassNames,
+    known_classes,
+    read_class_file,
+    read_classes,
+)
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+def number_classes(names: Iterable[str], given: ClassNames | None = None) -> dict[str, int]:
+    """The numbers of classes by name: those that are given, or else from 0 on.
+
+    Names that are all whole numbers are numbered in the order of their values, so that 0, 1, 2 and
+    so on stay what they are, and other names in the order of their letters.
+
+    >>> number_classes(["10", "9", "8"]), number_classes(["b", "a"])
+    ({'8': 0, '9': 1, '10': 2}, {'a': 0, 'b': 1})
+
+    Raises:
+        ConfigError: A name is not among the given ones.
+    """
+    in_order = sorted(set(names))
+    if given is not None:
+        unknown = [name for name in in_order if name not in given.numbers]
+        if unknown:
+            raise ConfigError(
+                f"{given.source} has no class {unknown[0]!r}"
+                + f", nor {len(unknown) - 1:,} more" * (len(unknown) > 1)
+                + "; add what is missing behind its last number, and pack all splits anew by it"
+            )
+        return dict(given.numbers)
+    if all(map(_WHOLE_NUMBER.fullmatch, in_order)):
+        in_order.sort(key=int)
+    return {name: number for number, name in enumerate(in_order)}
+
+
+def given_classes(path: Path) -> ClassNames:
+    """The classes in a file that the user named.
+
+    Raises:
+        ConfigError: It does not exist, cannot be read, or is of another form.
+        FileAccessError: It is a fifo, a socket, a device or a folder.
+    """
+    classes = read_class_file(path)
+    if classes is None:
+        raise ConfigError(f"{path} cannot be read; name the {CLASSES} beside other shards")
+    return classes
 
 
 def classes_beside(shards: Iterable[str]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Checks and escapes of keys and fields, so that they are read from a tar as they were written."""
 
+import os
 import re
 from functools import lru_cache
 from typing import Final
@@ -14,7 +15,8 @@ _RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NO_PARTS = frozenset({"", ".", ".."})
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f%\\]|[\udc80-\udcff]")
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f%\\]|[\ud800-\udfff]")
+_NO_PART = re.compile(r"(?<![^/])\.{1,2}(?=/)|(?<![^/])/|/\Z")  # `.`, `..`, and what is empty
 _META_FOLDER = re.compile(r"__[^/]*__(/|$)")
 
 
@@ -22,16 +24,39 @@ def escape_key(text: str) -> str:
     """A valid key for any name, from which `urllib.parse.unquote` gives the name back.
 
     Dots after the last slash, percent signs, backslashes, control characters and bytes that are
-    not UTF-8 become %XX; slashes stay.
+    not UTF-8 become %XX, and so do the dots of parts `.` and `..` and the slashes of empty parts.
+    Other slashes stay.
 
-    >>> escape_key("class.0/img.v2")
-    'class.0/img%2Ev2'
+    >>> escape_key("class.0/img.v2"), escape_key("../a//b")
+    ('class.0/img%2Ev2', '%2E%2E/a/%2Fb')
     """
-    folder, slash, name = text.rpartition("/")
-    escaped = _ESCAPED.sub(_percent, folder + slash) + _ESCAPED.sub(_percent, name).replace(
-        ".", "%2E"
-    )
+    sound = _NO_PART.sub(_percent, _ESCAPED.sub(_percent, text))
+    folder, slash, name = sound.rpartition("/")
+    escaped = folder + slash + name.replace(".", "%2E")
     return "%5F" + escaped[1:] if _META_FOLDER.match(escaped) else escaped
+
+
+def key_of_path(path: str) -> str:
+    """The escaped path of a file without its suffix; `/` and `..` at its beginning are left out.
+
+    >>> key_of_path("../images/./1.jpg")
+    'images/1'
+    """
+    parts = os.path.splitext(os.path.normpath(path))[0].split("/")  # noqa: PTH122 - strings here
+    while parts and parts[0] in ("", ".."):
+        del parts[0]
+    return escape_key("/".join(parts))
+
+
+def prefixed_key(prefix: str, key: str) -> str:
+    """A key with a name of any kind before it, as if it were in a folder of that name.
+
+    Raises:
+        SampleError: It is too long.
+    """
+    prefixed = f"{escape_key(prefix)}/{key.removeprefix('./')}"
+    check_key(prefixed)
+    return prefixed
 
 
 def check_key(key: str) -> None:
@@ -40,12 +65,9 @@ def check_key(key: str) -> None:
     Raises:
         SampleError: The message has the reason and the remedy.
     """
-    fault = _fault_of(key)
+    fault, remedy = _fault_of(key)
     if fault:
-        raise SampleError(
-            f"{key!r} cannot be a key: {fault}; keys are like class/0001, and "
-            "lightning_shards.dataprep.writing.keys.escape_key makes one of any name"
-        )
+        raise SampleError(f"{key!r} cannot be a key: {fault}; keys are like class/0001: {remedy}")
 
 
 @lru_cache(maxsize=1024)
@@ -68,6 +90,22 @@ def check_field(field: str) -> None:
         )
 
 
+def check_member_name(key: str, field: str) -> None:
+    """Refuse a key and a field that are sound each by itself, and together a name of no sample.
+
+    So are `__a` and `label__`: readers pass over names like `__a.label__`.
+
+    Raises:
+        SampleError: The message has the reason and the remedy.
+    """
+    name = f"{key}.{field}"
+    if split_name(name) != (key, field):
+        raise SampleError(
+            f"sample {key!r} cannot have the field {field!r}: a member {name!r} is in no sample; "
+            "rename the field, or put the key into a folder, as in a/0001"
+        )
+
+
 def check_new_field(field: str) -> None:
     """Refuse what `check_field` does, and a first dot, which readers would take for a part of it.
 
@@ -84,23 +122,29 @@ def check_new_field(field: str) -> None:
     check_field(field)
 
 
-def _fault_of(key: str) -> str:
-    """The reason why this is not a valid key; empty if it is."""
+_ESCAPE = "lightning_shards.dataprep.writing.keys.escape_key makes one of any name"
+
+
+def _fault_of(key: str) -> tuple[str, str]:
+    """The reason why this is not a valid key, and the remedy; empty if it is."""
+    if not key:
+        return "it is empty", "give the sample a name"
+    if len(key.encode("utf-8", "replace")) > MAX_KEY_BYTES:
+        return f"it has more than {MAX_KEY_BYTES} bytes", "shorten it"
     parts = key.removeprefix("./").split("/")  # `tar c .` writes ./0001.jpg
     faults = {
         "it is not UTF-8": bool(_SURROGATE.search(key)),
-        "it is empty or absolute, or has a part that is empty, '.' or '..'": not (
+        "it is absolute, or has a part that is empty, '.' or '..'": not (
             _NO_PARTS.isdisjoint(parts)
         ),
         "it has a control character": bool(_CONTROL.search(key)),
-        f"it has more than {MAX_KEY_BYTES} bytes": (
-            len(key.encode("utf-8", "replace")) > MAX_KEY_BYTES
-        ),
         "it has a dot after the last slash, where the suffix begins": "." in parts[-1],
         "what is in a folder __x__ is in no sample": bool(_META_FOLDER.match(key)),
     }
-    return next((fault for fault, is_met in faults.items() if is_met), "")
+    return next((fault for fault, is_met in faults.items() if is_met), ""), _ESCAPE
 
 
 def _percent(match: re.Match[str]) -> str:
-    return f"%{ord(match[0]) & 0xFF:02X}"  # a surrogate's lower byte is the byte it stands for
+    is_byte = "\udc80" <= match[0] <= "\udcff"  # of a file name that is not UTF-8
+    data = match[0].encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"%{byte:02X}" for byte in data)

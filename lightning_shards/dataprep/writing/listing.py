@@ -11,7 +11,7 @@ from typing import Final, Literal
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.apart import error_of_inside, identities_of, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
-from lightning_shards.dataprep.writing.class_files import classes_beside
+from lightning_shards.dataprep.writing.class_files import classes_beside, number_classes
 from lightning_shards.dataprep.writing.keys import escape_key
 from lightning_shards.errors import (
     ConfigError,
@@ -20,7 +20,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     count_of,
 )
-from lightning_shards.shards.classes import CLASS_SUFFIX
+from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import (
@@ -65,17 +65,19 @@ def list_folder(
     *,
     suffix_from: SuffixFrom = "last",
     has_classes: bool = True,
+    given: ClassNames | None = None,
     outputs: Sequence[Path] = (),
 ) -> Listing:
     """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, numbered by name, and a sample gets the number of its class as field `cls`. The
-    samples will be written to the folders `outputs`.
+    are classes, with new numbers or the `given` ones, and a sample gets that of its class as field
+    `cls`. The samples will be written to the folders `outputs`.
 
     Raises:
         ShardNotFoundError: There is no such folder.
-        ConfigError: There are files beside the folders of classes, or an output is in the folder.
+        ConfigError: There are files beside the folders of classes, a class is not among the given
+            ones, or an output is in the folder.
         SampleError: Two files of a sample have the same suffix, or both are images.
     """
     ignored: Counter[str] = Counter()
@@ -85,7 +87,9 @@ def list_folder(
         parts = _split_path(name, suffix_from, ignored)
         if parts:
             _add_file(files_by_stem.setdefault(parts[0], {}), parts[1], path)
-    classes = _classes_of(files_by_stem, folder) if has_classes else {}
+    classes: dict[str, int] = {}
+    if has_classes:
+        classes = number_classes(_class_folders(files_by_stem, folder), given)
     builder = CatalogBuilder()
     for stem, files in files_by_stem.items():
         builder.begin(escape_key(stem))
@@ -185,8 +189,8 @@ def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
     files[suffix] = path
 
 
-def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
-    """The numbers of the folders that are classes, by name."""
+def _class_folders(stems: Iterable[str], folder: str) -> set[str]:
+    """The names of the folders that are classes."""
     names: set[str] = set()
     for stem in stems:
         name, slash, _ = stem.partition("/")
@@ -196,7 +200,7 @@ def _classes_of(stems: Iterable[str], folder: str) -> dict[str, int]:
                 "move the files, or pack without classes"
             )
         names.add(name)
-    return {name: number for number, name in enumerate(sorted(names))}
+    return names
 
 
 def _list_tar(path: str) -> Listing:
@@ -230,7 +234,9 @@ def _list_tar(path: str) -> Listing:
             for suffix, member in fields.items():
                 builder.add_extent(suffix, source, member.offset, member.size)
     except SampleError as error:
-        raise SampleError(f"{path}: {error}") from error
+        raise SampleError(
+            f"{path}: {error}; or unpack the tar and pack the folder, whose names may be any"
+        ) from error
     return Listing(builder.build(), ignored, joined=joined)
 
 

@@ -5,9 +5,10 @@ order in which inputs are named nor samples that are added later change the spli
 the order of the other samples.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import PurePath
 from typing import Final, Literal, get_args
 
@@ -15,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.writing.catalog import Catalog
+from lightning_shards.dataprep.writing.keys import check_key, prefixed_key
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.tar.walk import BLOCK
 
 PackOrder = Literal["source", "shuffled", "sorted"]
 """As listed, in a uniformly random order by the seed, or sorted by the bytes of the keys."""
+
+DuplicateKeys = Literal["refuse", "prefix", "number"]
+"""Keys of several samples are an error, get the name of their file before, or a number behind."""
 
 FRACTION_SPLITS: Final = ("train", "val")
 """The splits that `val_fraction` makes."""
@@ -109,32 +114,56 @@ def split_names(catalog: Catalog, packing: Packing) -> list[str]:
     return list(FRACTION_SPLITS) if packing.val_fraction else [""]
 
 
-def with_unique_keys(catalog: Catalog, *, may_rename: bool) -> Catalog:
-    """The same samples; with `may_rename` repeated keys get their file's name as a prefix.
+def with_unique_keys(catalog: Catalog, duplicate_keys: DuplicateKeys = "refuse") -> Catalog:
+    """The same samples, where those that share a key with others may get other keys.
 
     Raises:
-        SampleError: Two samples have the same key.
+        SampleError: Two samples have the same key, or one that is made is too long.
     """
-    repeated = _repeated_keys(catalog)
-    if not len(repeated):
-        return catalog
-    if not may_rename:
-        first = int(repeated[0])
-        key = catalog.key(first)
-        second = next(int(n) for n in repeated[1:] if catalog.key(int(n)) == key)
-        sources = (
-            f"{catalog.source_of(first) or 'a row'} and {catalog.source_of(second) or 'a row'}"
-        )
-        raise SampleError(
-            f"{len(repeated)} samples share their keys with others, such as {key!r} of {sources}; "
-            "put the names of their files before these keys (--duplicate-keys prefix), or make "
-            "them unique"
-        )
-    renamed = {
-        number: f"{_stem(catalog.source_of(number))}/{catalog.key(number)}"
-        for number in repeated.tolist()
+    repeated = _repeated_keys(catalog).tolist()
+    if repeated and duplicate_keys != "refuse":
+        rename = _with_prefixes if duplicate_keys == "prefix" else _with_numbers
+        catalog = _with_keys(catalog, rename(catalog, repeated))
+        repeated = _repeated_keys(catalog).tolist()
+    if repeated:
+        raise _error_of(catalog, repeated, duplicate_keys)
+    return catalog
+
+
+def _with_prefixes(catalog: Catalog, numbers: Sequence[int]) -> dict[int, str]:
+    """Keys with the name of the sample's file before them, by the number of the sample."""
+    return {
+        number: prefixed_key(_stem(catalog.source_of(number)), catalog.key(number))
+        for number in numbers
     }
-    return with_unique_keys(_with_keys(catalog, renamed), may_rename=False)
+
+
+def _with_numbers(catalog: Catalog, numbers: Sequence[int]) -> dict[int, str]:
+    """Keys with a number behind them, from 1 on for each key, by the number of the sample."""
+    renamed: dict[int, str] = {}
+    counts: Counter[str] = Counter()
+    for number in numbers:
+        key = catalog.key(number)
+        counts[key] += 1
+        renamed[number] = f"{key}-{counts[key]}"
+        check_key(renamed[number])
+    return renamed
+
+
+def _error_of(catalog: Catalog, repeated: Sequence[int], tried: DuplicateKeys) -> SampleError:
+    """The error for samples that still share their keys, with what was not tried as its remedy."""
+    key = catalog.key(repeated[0])
+    alike = (number for number in repeated if catalog.key(number) == key)
+    first, second = (catalog.source_of(number) for number in islice(alike, 2))
+    remedy = "make them unique (of a table, --key names a column of keys)"
+    if tried != "number":
+        remedy = f"put numbers behind these keys (--duplicate-keys number), or {remedy}"
+    if tried == "refuse" and _stem(first) != _stem(second):
+        remedy = f"put the names of their files before them (--duplicate-keys prefix), {remedy}"
+    return SampleError(
+        f"{len(repeated)} samples share their keys with others, such as {key!r} of "
+        f"{first or 'a row'} and {second or 'a row'}; {remedy}"
+    )
 
 
 def _stem(path: str) -> str:

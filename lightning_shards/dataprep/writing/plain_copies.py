@@ -20,7 +20,7 @@ from lightning_shards.errors import ConfigError, FileAccessError, ShardError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
-from lightning_shards.shards.tar.compression import LONGEST_MAGIC, compression_of
+from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.walk import damaged
 
 COPIES_FOLDER: Final = ".lightning-shards.unpacked"
@@ -57,7 +57,7 @@ def plain_copies(
         FileAccessError: A copy cannot be written or removed, or a tar cannot be read.
         WorkerError: A process died.
     """
-    kinds = {path: kind for path in paths if (kind := _compression_at(path))}
+    kinds = {path: kind for path in paths if (kind := compression_at(path))}
     if not kinds:
         yield {}
         return
@@ -147,11 +147,6 @@ def _pieces(plain: BinaryIO, packed: BinaryIO, tar: _Packed) -> Iterator[bytes]:
     except Exception as error:
         what = f"is damaged: its {tar.kind} data cannot be unpacked up to here ({error})"
         raise damaged(what, tar.path, packed.tell()) from error
-
-
-def _compression_at(path: str) -> str | None:
-    with os.fdopen(open_regular(path), "rb") as file:
-        return compression_of(file.read(LONGEST_MAGIC))
 
 
 def _module_of(kind: str) -> Any:

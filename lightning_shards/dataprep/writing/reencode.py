@@ -1,19 +1,29 @@
 """Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
-Besides `samples.decoding.images` only this module knows Pillow: it encodes images.
+A photograph is averaged, while a map, as of labels or depths, keeps its values: an average of two
+classes is a third one. Besides `samples.decoding.images` only this module knows Pillow: it encodes
+images.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.decoding.images import decode_pil, require_backend
 
+Resample = Literal["lanczos", "nearest", "keep"]
+"""How a field is resized: as a photograph, as a map of values, or not at all."""
+
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _MAX_QUALITY = 100
 _DEFAULT_QUALITY = 90
+_PHOTO_MODES = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
+_ORIENTATION: Final = 0x0112  # the tag of EXIF
+_UPRIGHT = 1
+_DEPTH_AT, _DEEP = 24, 16  # the byte of a PNG with the bits of a channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +32,23 @@ class Reencode:
 
     The shorter side becomes `resize` pixels. Smaller images keep their size, and a file that needs
     no change of size or quality stays the same byte for byte. Images are turned upright by their
-    EXIF orientation, which is then removed, like all other metadata. Members whose field is not
-    one of JPEG, PNG or WebP are not touched.
+    EXIF orientation, which is then removed, like all other metadata. In a sample with a map they
+    are not turned and keep the orientation, so that image and map fit each other as before. Members
+    whose field is not one of JPEG, PNG or WebP are not touched.
+
+    By default a JPEG is a photograph. A PNG or WebP is a map if its field has a dot, as mask.png
+    has. One without a dot is a photograph, and refused if it stands beside another such image, or
+    has a palette, one bit or more than 8 bits a pixel.
 
     Attributes:
         resize: Most pixels of the shorter side; None keeps the size.
-        quality: Quality of JPEG and WebP, 1 to 100; None: 90 if an image is resized.
+        quality: Quality of JPEG and WebP photographs, 1 to 100; None: 90 if an image is resized.
+        resample: How fields are resized, by name, other than by default.
     """
 
     resize: int | None = None
     quality: int | None = None
+    resample: Mapping[str, Resample] = field(default_factory=dict[str, Resample])
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their range, and a missing library."""
@@ -39,45 +56,148 @@ class Reencode:
             raise ConfigError(f"resize must be at least 1 pixel, got {self.resize}")
         if self.quality is not None and not 1 <= self.quality <= _MAX_QUALITY:
             raise ConfigError(f"quality must be from 1 to {_MAX_QUALITY}, got {self.quality}")
+        for name, way in self.resample.items():
+            if format_of(name) is None or way not in get_args(Resample):
+                raise ConfigError(
+                    f"resample must name fields of {', '.join(_FORMATS)} and one of "
+                    f"{', '.join(get_args(Resample))} for each, got {name}={way}"
+                )
+            if format_of(name) == "JPEG" and way == "nearest":
+                raise ConfigError(f"a JPEG keeps no values: write {name}=lanczos or {name}=keep")
         require_backend("pillow")
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that decide the bytes, with the version of Pillow."""
-        return {"resize": self.resize, "quality": self.quality, "pillow": version("pillow")}
+        return {
+            "resize": self.resize,
+            "quality": self.quality,
+            "resample": dict(self.resample),
+            "pillow": version("pillow"),
+        }
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """The sample with smaller images.
 
         Raises:
-            SampleError: An image cannot be read.
+            SampleError: An image cannot be read, or could be a photograph or a map.
         """
-        smaller = dict(sample)
-        for name, data in sample.items():
-            kind = _FORMATS.get(name.rpartition(".")[2])
-            if kind:
-                smaller[name] = self._smaller(data, kind, f"{sample['__key__']}.{name}")
-        return smaller
+        key = sample["__key__"]
+        ways = {name: way for name in sample if (way := self.way_of(name))}
+        self._require_clear(ways, key)
+        is_turned = all(way == "lanczos" for way in ways.values())
+        return sample | {
+            name: self._smaller(sample[name], name, f"{key}.{name}", is_turned=is_turned)
+            for name, way in ways.items()
+            if way != "keep"
+        }
 
-    def _smaller(self, data: bytes, kind: str, name: str) -> bytes:
-        """The bytes of the file that is stored for one image."""
-        from PIL import Image, ImageOps
+    def way_of(self, name: str) -> Resample | None:
+        """How the images of a field are resized; None if it is not one of images."""
+        if format_of(name) is None:
+            return None
+        is_map = "." in name and format_of(name) != "JPEG"
+        return self.resample.get(name, "nearest" if is_map else "lanczos")
 
-        try:
-            image = decode_pil(data)
-        except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
-            raise SampleError(f"{name} is no image that can be read: {error}") from error
+    def _require_clear(self, names: Collection[str], key: str) -> None:
+        """Refuse a PNG or WebP beside another image if neither its name nor a setting tells it."""
+        plain = [name for name in names if "." not in name]
+        for name in plain:
+            if len(plain) > 1 and name not in self.resample and format_of(name) != "JPEG":
+                other = next(other for other in plain if other != name)
+                raise _unclear(f"{key}.{name}", name, f"it stands beside {other}")
+
+    def _smaller(self, data: bytes, name: str, member: str, *, is_turned: bool) -> bytes:
+        """The bytes of the file that is stored for one image; `member` is for messages."""
+        image = _opened(data, member)
+        kind, is_map = format_of(name), self.way_of(name) == "nearest"
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
-        if factor == 1 and (self.quality is None or kind == "PNG"):
+        if factor == 1 and (self.quality is None or kind == "PNG" or is_map):
             return data
-        image = ImageOps.exif_transpose(image)
-        if (kind == "JPEG" and image.mode not in ("RGB", "L")) or image.mode in ("P", "1"):
-            has_alpha = kind != "JPEG" and "transparency" in image.info
-            image = image.convert("RGBA" if has_alpha else "RGB")  # palettes cannot be averaged
-        width, height = (max(1, round(side * factor)) for side in image.size)
-        if factor < 1:
-            image = image.resize((width, height), Image.Resampling.LANCZOS)
-        file = BytesIO()
-        options = {} if kind == "PNG" else {"quality": self.quality or _DEFAULT_QUALITY}
-        image.save(file, kind, **options)
-        return file.getvalue()
+        if is_map:
+            _require_values(data, image, name, member)
+        elif image.mode not in _PHOTO_MODES and name not in self.resample:
+            raise _unclear(member, name, f"its pixels are of the mode {image.mode}")
+        image, options = _turned(image) if is_turned else (image, _orientation_of(image))
+        if is_map:
+            return _encoded(_resized(image, factor, "nearest"), kind, options | _EXACT)
+        if kind != "PNG":
+            options["quality"] = self.quality or _DEFAULT_QUALITY
+        return _encoded(_resized(_averageable(image, kind), factor, "lanczos"), kind, options)
+
+
+_EXACT: Final = {"lossless": True, "exact": True}  # of WebP; PNG always is
+_PALETTE_BYTES: Final = 3 << 8
+
+
+def format_of(name: str) -> str | None:
+    """The format of the images of a field; None if it is of none that is written anew."""
+    return _FORMATS.get(name.rpartition(".")[2])
+
+
+def _opened(data: bytes, member: str) -> Any:
+    try:
+        return decode_pil(data)
+    except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
+        raise SampleError(f"{member} is no image that can be read: {error}") from error
+
+
+def _turned(image: Any) -> tuple[Any, dict[str, Any]]:
+    """The upright image, and no options for it."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image), {}
+
+
+def _orientation_of(image: Any) -> dict[str, Any]:
+    """The options that store an image with the orientation that it has."""
+    from PIL import Image
+
+    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    if orientation == _UPRIGHT:
+        return {}
+    exif = Image.Exif()
+    exif[_ORIENTATION] = orientation
+    return {"exif": exif}
+
+
+def _resized(image: Any, factor: float, way: Literal["lanczos", "nearest"]) -> Any:
+    from PIL import Image
+
+    if factor == 1:
+        return image
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    return image.resize((width, height), Image.Resampling[way.upper()])
+
+
+def _encoded(image: Any, kind: str | None, options: Mapping[str, Any]) -> bytes:
+    if image.mode == "P":  # Pillow writes only the bits that the colours take, not all values
+        image.putpalette(bytes(image.getpalette("RGB")).ljust(_PALETTE_BYTES, b"\0"))
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def _averageable(image: Any, kind: str | None) -> Any:
+    """The photograph in a mode that can be averaged and written: palettes cannot."""
+    if (kind == "JPEG" and image.mode not in ("RGB", "L")) or image.mode in ("P", "1"):
+        has_alpha = kind != "JPEG" and "transparency" in image.info
+        return image.convert("RGBA" if has_alpha else "RGB")
+    return image
+
+
+def _require_values(data: bytes, image: Any, name: str, member: str) -> None:
+    """Refuse a map of several channels of 16 bits, of which Pillow reads 8."""
+    channels = len(image.getbands())
+    if channels > 1 and format_of(name) == "PNG" and data[_DEPTH_AT] == _DEEP:
+        raise SampleError(
+            f"{member} has {channels} channels of 16 bits, of which 8 would be lost; leave it as "
+            f"it is by --resample {name}=keep"
+        )
+
+
+def _unclear(member: str, name: str, why: str) -> SampleError:
+    return SampleError(
+        f"{member} could be a photograph, or a map whose values must stay: {why}; say which by "
+        f"--resample {name}=lanczos or --resample {name}=nearest"
+    )

@@ -21,11 +21,18 @@ from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, Inpu
 from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
 from lightning_shards.dataprep.writing.keys import check_new_field
-from lightning_shards.dataprep.writing.packing import Packing, assign, split_names, with_unique_keys
+from lightning_shards.dataprep.writing.packing import (
+    DuplicateKeys,
+    Packing,
+    assign,
+    split_names,
+    with_unique_keys,
+)
 from lightning_shards.dataprep.writing.tar_writer import (
     WrittenShard,
     as_bytes,
     list_shards,
+    read_back,
     tar_size,
     write_shard,
 )
@@ -149,7 +156,7 @@ def rewrite(
     output: Output,
     edit: Edit = Edit(),
     *,
-    may_rename_keys: bool = False,
+    duplicate_keys: DuplicateKeys = "refuse",
     classes: Mapping[str, int] = _NO_CLASSES,
 ) -> Rewritten:
     """Write the samples of a catalog to shards, or go on where a run with these arguments ended.
@@ -162,7 +169,7 @@ def rewrite(
         DamagedShardError: A file was changed after it was listed.
         WorkerError: A process died.
     """
-    catalog = with_unique_keys(catalog, may_rename=may_rename_keys)
+    catalog = with_unique_keys(catalog, duplicate_keys)
     prefixes = _prefixes(split_names(catalog, packing), output.prefix)
     for split in prefixes:
         require_no_other_classes(output.folder / split, classes)
@@ -268,8 +275,7 @@ def _write(job: _ShardJob, *, edit: Edit, cache: CacheFolder) -> WrittenShard:
     """Write one shard, and its member table by reading it back."""
     with InputFiles() as files:
         shard = write_shard(job.path, _edited(job.samples, files, edit))
-    store = TableStore(cache, with_crc32=True)
-    store.table_of(job.path, expected_samples=shard.samples)
+    read_back(job.path, shard, TableStore(cache, with_crc32=True))
     return shard
 
 

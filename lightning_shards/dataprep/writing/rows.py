@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.keys import check_new_field, escape_key
+from lightning_shards.dataprep.writing.class_files import number_classes
+from lightning_shards.dataprep.writing.keys import check_new_field, escape_key, key_of_path
 from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.parquet import parquet_rows
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.classes import CLASS_SUFFIX
+from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
 from lightning_shards.shards.regular_files import open_regular
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -29,8 +30,9 @@ class Columns:
         files: Fields by columns that name files, below `root` unless the path is absolute. An empty
             field stands for the file's own suffix.
         values: Fields by columns with contents: text is stored as it is, other values as JSON.
-        key: The column of the keys, which are escaped; None: the path of the first file.
-        class_name: A column with names of classes, which are numbered by name as field `cls`.
+        key: The column of the keys, which are escaped; None: the path of the first file, without
+            `/` and `..` at its beginning.
+        class_name: A column with names of classes, which are numbered as field `cls`.
         split: The column with the split of each sample.
         root: The folder of the files.
     """
@@ -58,8 +60,13 @@ class Columns:
         return [*self.files, *self.values, *(name for name in others if name is not None)]
 
 
-def list_table(path: str, columns: Columns) -> Listing:
+def list_table(path: str, columns: Columns, given: ClassNames | None = None) -> Listing:
     """One sample for each row of a table; an empty value gives no member.
+
+    Args:
+        path: The table.
+        columns: The meaning of its columns.
+        given: The numbers of classes, in place of new ones.
 
     Raises:
         ShardNotFoundError: A file that a row names does not exist.
@@ -67,12 +74,12 @@ def list_table(path: str, columns: Columns) -> Listing:
         SampleError: A row does not give a sample.
     """
     try:
-        return list_rows(read_rows(path), columns)
+        return list_rows(read_rows(path), columns, given)
     except (ConfigError, SampleError) as error:
         raise type(error)(f"{path}, {error}") from error
 
 
-def list_rows(rows: Iterable[Row], columns: Columns) -> Listing:
+def list_rows(rows: Iterable[Row], columns: Columns, given: ClassNames | None = None) -> Listing:
     """One sample for each row, as in `list_table`; messages count rows from 1."""
     builder = CatalogBuilder()
     labels: list[str] = []
@@ -89,7 +96,7 @@ def list_rows(rows: Iterable[Row], columns: Columns) -> Listing:
     catalog = builder.build()
     if not columns.class_name:
         return Listing(catalog)
-    classes = {name: number for number, name in enumerate(sorted(set(labels)))}
+    classes = number_classes(labels, given)
     values = [str(classes[label]).encode() for label in labels]
     return Listing(catalog.with_field(CLASS_SUFFIX, values), classes=classes)
 
@@ -175,8 +182,7 @@ def _key_of(row: Row, columns: Columns, files: Mapping[str, str]) -> str:
         return escape_key(_required(row, columns.key))
     if not files:
         raise SampleError("it names no file, and there is no column of keys")
-    path = os.path.splitext(next(iter(files.values())))[0]  # noqa: PTH122
-    return escape_key(path.lstrip("/"))
+    return key_of_path(next(iter(files.values())))
 
 
 def _required(row: Row, column: str) -> str:

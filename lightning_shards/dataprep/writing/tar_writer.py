@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lightning_shards.dataprep.writing.keys import check_field, check_key
-from lightning_shards.errors import SampleError
+import numpy as np
+
+from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
+from lightning_shards.errors import IndexMismatchError, SampleError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.counts.wids import wids_entry, write_wids
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.walk import BLOCK
 
 Fields = Iterable[tuple[str, bytes]]
@@ -80,6 +83,7 @@ class TarWriter:
         written: set[str] = set()
         for field, data in fields:
             check_field(field)
+            check_member_name(key, field)
             if field in written:
                 raise SampleError(f"sample {key!r} has two members for the field {field!r}")
             written.add(field)
@@ -119,6 +123,23 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
         return writer.finish(path.name)
 
 
+def read_back(path: Path, shard: WrittenShard, tables: TableStore) -> None:
+    """Make the member table of a shard that was written, by reading it.
+
+    Raises:
+        IndexMismatchError: It has other samples or fields than were written.
+        DamagedShardError: It is not one whole tar archive.
+    """
+    table = tables.table_of(path, expected_samples=shard.samples)
+    counts = np.bincount(table.suffix_ids, minlength=len(table.suffixes)).tolist()
+    fields = dict(sorted(zip(table.suffixes, counts, strict=True)))
+    if fields != shard.fields:
+        raise IndexMismatchError(
+            f"{path} was written with the members {shard.fields} and reads back as {fields}; look "
+            "after its disk, and write it again"
+        )
+
+
 def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
     """Write the wids JSON of these shards of the folder in one step."""
     write_wids(
@@ -136,10 +157,13 @@ def as_bytes(data: object, key: str, field: str) -> bytes:
     """The bytes that are stored for a user's value of a member.
 
     Raises:
-        SampleError: The value is neither bytes nor text.
+        SampleError: The value is neither bytes nor text, or text that UTF-8 cannot hold.
     """
     if isinstance(data, str):
-        return data.encode()
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(f"sample {key!r}: {field!r} cannot be stored: {error}") from error
     if isinstance(data, bytes):
         return data
     raise SampleError(

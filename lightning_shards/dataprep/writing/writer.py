@@ -1,21 +1,22 @@
 """`ShardWriter`, which writes samples from any Python code to shards with their index."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
-from lightning_shards.dataprep.writing.keys import check_key, check_new_field
+from lightning_shards.dataprep.writing.keys import check_key, check_member_name, check_new_field
 from lightning_shards.dataprep.writing.packing import DEFAULT_MAX_BYTES
 from lightning_shards.dataprep.writing.tar_writer import (
     TarWriter,
     WrittenShard,
     as_bytes,
     list_shards,
+    read_back,
     tar_size,
 )
 from lightning_shards.errors import ConfigError, SampleError
@@ -43,7 +44,8 @@ class ShardWriter:
             for number, (image, label) in enumerate(samples):
                 writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": str(label)})
 
-    Keys must be unique; they are held in memory, 100 bytes each.
+    Keys must be unique; they are held in memory, 100 bytes each. A shard that cannot be written,
+    as on a full disk, aborts the writer, because it may hold half a sample.
 
     Args:
         folder: The folder of one split, because an index is of a folder; made if it is missing.
@@ -79,6 +81,7 @@ class ShardWriter:
         self._journal: Journal | None = None
         self._file: ExitStack | None = None
         self._tar: TarWriter | None = None
+        self._state: Literal["open", "closed", "aborted"] = "open"
 
     @property
     def urls(self) -> str:
@@ -95,42 +98,47 @@ class ShardWriter:
 
         Raises:
             SampleError: It could not be read back as it is, or its key is a repeat.
+            ConfigError: The writer is closed or aborted.
         """
+        self._require_open()
         key, fields = self._checked(sample)
         if self._tar is not None and self._is_full(self._tar, fields):
             self._end_shard()
         tar = self._tar or self._begin_shard()
-        tar.write(key, fields)
+        with self._aborted_by_errors():
+            tar.write(key, fields)
         self._keys.add(key)
 
     def close(self) -> None:
-        """Finish the last shard and write the index.
+        """Finish the last shard and write the index; nothing if this was closed or aborted before.
 
         Raises:
             SampleError: No sample was written.
         """
-        if self._tar is None:
+        if self._state != "open":
+            return
+        if self._tar is not None:
+            self._end_shard()
+        if not self._shards:
             self.abort()
             raise SampleError(f"no sample was written to {self._folder}")
-        self._end_shard()
         journal = self._opened_journal()
         names = {shard.name for shard in self._shards}
         for path in journal.own_shards(""):  # left from a longer run that died
             if path.name not in names and not path.is_dir():
                 path.unlink()
         list_shards(self._folder, self._shards)
-        self.abort()
+        self._release()
+        self._state = "closed"
 
     def abort(self) -> None:
         """Discard the unfinished shard; without an index the folder may be written again."""
-        if self._file is not None:
-            error = SampleError("given up")
-            self._file.__exit__(type(error), error, None)
-        if self._journal is not None:
-            self._journal.close()
-        self._file = self._tar = self._journal = None
+        if self._state == "open":
+            self._release()
+            self._state = "aborted"
 
     def __enter__(self) -> Self:
+        self._require_open()
         self._opened_journal()
         return self
 
@@ -145,17 +153,39 @@ class ShardWriter:
         else:
             self.abort()
 
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise ConfigError(f"the writer of {self._folder} is {self._state}; make another one")
+
+    def _release(self) -> None:
+        """Close what is open; an unfinished shard is discarded."""
+        if self._file is not None:
+            error = SampleError("given up")
+            self._file.__exit__(type(error), error, None)
+        if self._journal is not None:
+            self._journal.close()
+        self._file = self._tar = self._journal = None
+
+    @contextmanager
+    def _aborted_by_errors(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
     def _opened_journal(self) -> Journal:
         """The journal, which is opened at the first use and from then on locks the folder."""
         if self._journal is None:
             prefix = self._limits.prefix
             settings = {"writer": "ShardWriter"} | asdict(self._limits)
-            self._journal = Journal(self._folder, settings, {"": prefix})
-            if self._journal.is_finished():
-                self._journal.close()
+            journal = Journal(self._folder, settings, {"": prefix})
+            if journal.is_finished():
+                journal.close()
                 raise ConfigError(
                     f"{self._folder} holds a finished data set; delete it, or name another folder"
                 )
+            self._journal = journal
         return self._journal
 
     def _checked(self, sample: Mapping[str, bytes | str]) -> tuple[str, list[tuple[str, bytes]]]:
@@ -173,6 +203,7 @@ class ShardWriter:
         ]
         for name, _ in fields:
             check_new_field(name)
+            check_member_name(key, name)
         if not fields:
             raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
         return key, fields
@@ -197,10 +228,10 @@ class ShardWriter:
         """Give the shard its name, and read it back for its member table."""
         if self._tar is None or self._file is None:
             return
-        shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))
-        self._file.close()
-        self._file = self._tar = None
-        path = self._folder / shard.name
-        self._tables.table_of(path, expected_samples=shard.samples)
-        self._opened_journal().note("", shard)
-        self._shards.append(shard)
+        with self._aborted_by_errors():
+            shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))
+            self._file.close()
+            self._file = self._tar = None
+            read_back(self._folder / shard.name, shard, self._tables)
+            self._opened_journal().note("", shard)
+            self._shards.append(shard)

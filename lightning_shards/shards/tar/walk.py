@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.tar.compression import LONGEST_MAGIC, compression_of
+from lightning_shards.shards.tar.compression import FIRST_BYTES, compression_of
 from lightning_shards.shards.tar.long_names import compared_bytes
 from lightning_shards.shards.urls import redact
 
@@ -246,7 +246,7 @@ def _has_signed_sum(header: bytes, total: int) -> bool:
 
 
 def _refuse_compressed(data: Buffer) -> None:
-    kind = compression_of(data[0:LONGEST_MAGIC])
+    kind = compression_of(data[0:FIRST_BYTES])
     if kind is not None:
         raise _Compressed(f"is compressed ({kind}), and shards are plain tars")
 

@@ -151,7 +151,7 @@ def test_values_that_cannot_work_are_refused(values):
 
 def test_repeated_keys_are_refused_with_an_example():
     with pytest.raises(SampleError, match=r"2 samples share .* '0002'"):
-        with_unique_keys(catalog_of([*KEYS[:5], "0002"]), may_rename=False)
+        with_unique_keys(catalog_of([*KEYS[:5], "0002"]))
 
 
 def test_repeated_keys_get_the_names_of_their_files(tmp_path):
@@ -162,14 +162,68 @@ def test_repeated_keys_get_the_names_of_their_files(tmp_path):
         for key in ("0", f"only {name}"):
             builder.begin(key)
             builder.add_extent("bin", source, 0, 3)
-    catalog = with_unique_keys(builder.build(), may_rename=True)
+    catalog = with_unique_keys(builder.build(), "prefix")
     keys = [catalog.key(number) for number in range(len(catalog))]
     assert keys == ["one/0", "only one", "two/0", "only two"]
 
 
-def test_keys_that_repeat_in_one_file_stay_refused():
-    with pytest.raises(SampleError, match="share their keys"):
-        with_unique_keys(catalog_of(["a", "a"]), may_rename=True)
+@pytest.fixture
+def repeated(tmp_path):
+    """A catalog of the sample ./0 in each of these files."""
+
+    def make(*names):
+        builder = CatalogBuilder()
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"1")
+            builder.begin("./0")
+            builder.add_file("bin", str(path))
+        return builder.build()
+
+    return make
+
+
+def all_keys(catalog):
+    return [catalog.key(number) for number in range(len(catalog))]
+
+
+def test_a_prefix_makes_a_key_of_any_name(repeated):
+    names = ("d\udce9.tar", "__x__.tar", "a%.tar")
+    keys = all_keys(with_unique_keys(repeated(*names), "prefix"))
+    assert keys == ["d%E9/0", "%5F_x__/0", "a%25/0"]
+    with pytest.raises(SampleError, match=r"it has more than 2048 bytes.* shorten"):
+        with_unique_keys(catalog_of(["a" * 2047] * 2), "prefix")
+
+
+def test_a_number_tells_keys_of_one_file_apart():
+    catalog = with_unique_keys(catalog_of(["a", "b", "a", "c", "a"]), "number")
+    assert all_keys(catalog) == ["a-1", "b", "a-2", "c", "a-3"]
+
+
+NUMBER, PREFIX = "(--duplicate-keys number)", "(--duplicate-keys prefix)"
+
+
+@pytest.mark.parametrize(
+    ("names", "tried", "remedies"),
+    [
+        (("one.tar", "two.tar"), "refuse", {PREFIX, NUMBER}),
+        (("x/0.tar", "y/0.tar"), "refuse", {NUMBER}),
+        (("x/0.tar", "y/0.tar"), "prefix", {NUMBER}),
+        (("one.tar", "one.tar"), "refuse", {NUMBER}),
+    ],
+)
+def test_no_remedy_is_named_that_was_tried_or_does_not_help(repeated, names, tried, remedies):
+    catalog = repeated(*names)
+    with pytest.raises(SampleError, match="2 samples share their keys") as caught:
+        with_unique_keys(catalog, tried)
+    assert {remedy for remedy in (NUMBER, PREFIX) if remedy in str(caught.value)} == remedies
+    with_unique_keys(catalog, "number")
+
+
+def test_numbers_that_other_keys_have_are_refused():
+    with pytest.raises(SampleError, match=r"such as 'a-1' of a row and a row; make them unique"):
+        with_unique_keys(catalog_of(["a", "a", "a-1"]), "number")
 
 
 # --- catalogs

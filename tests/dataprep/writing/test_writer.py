@@ -4,17 +4,25 @@ import hashlib
 import json
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key
-from lightning_shards.dataprep.writing.tar_writer import member_header, write_shard
+from lightning_shards.dataprep.writing import writer as writer_module
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder
+from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key, key_of_path
+from lightning_shards.dataprep.writing.tar_writer import (
+    TarWriter,
+    member_header,
+    read_back,
+    write_shard,
+)
 from lightning_shards.dataprep.writing.writer import ShardWriter
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, IndexMismatchError, SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import read_samples
@@ -198,6 +206,36 @@ def test_a_field_with_a_first_dot_is_refused(write, field, right):
         write([{"__key__": "a", field: "1"}])
 
 
+def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, write):
+    message = "sample '__ab12' cannot have the field 'label__': a member '__ab12.label__' is in no"
+    with pytest.raises(SampleError, match=message):
+        write([{"__key__": "__ab12", "jpg": b"1", "label__": b"1"}])
+    with pytest.raises(SampleError, match=message):
+        write_shard(tmp_path / "0.tar", [("__ab12", [("label__", b"1")])])
+    builder = CatalogBuilder()
+    builder.begin("__ab12")
+    with pytest.raises(SampleError, match=message):
+        builder.add_inline("label__", b"1")
+    sound = [{"__key__": "a/__ab12", "label__": b"1"}, {"__key__": "__ab12", "label_": b"1"}]
+    write(sound, folder="sound")
+    assert as_read(tmp_path / "sound") == sound
+
+
+def test_members_are_counted_by_field_when_a_shard_is_read_back(tmp_path):
+    path = tmp_path / "0.tar"
+    shard = write_shard(path, [("0", [("cls", b"1"), ("txt", b"a")])])
+    tables = TableStore(CacheFolder(tmp_path / "cache"))
+    read_back(path, shard, tables)
+    claimed = replace(shard, fields={"cls": 1, "text": 1})
+    with pytest.raises(IndexMismatchError, match=r"reads back as {'cls': 1, 'txt': 1}; look after"):
+        read_back(path, claimed, tables)
+
+
+def test_text_that_utf8_cannot_hold_is_refused(write):
+    with pytest.raises(SampleError, match=r"sample 'a': 'txt' cannot be stored: .*surrogates"):
+        write([{"__key__": "a", "txt": "\ud800"}])
+
+
 @pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])
 def test_contents_are_bytes_or_text(write, data):
     with pytest.raises(SampleError, match="must be bytes or str"):
@@ -226,7 +264,9 @@ def test_limits_are_at_least_one(tmp_path, options):
         ShardWriter(tmp_path, **options)
 
 
-@pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}])
+@pytest.mark.parametrize(
+    "wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}, {"__key__": "__a", "zip__": ""}]
+)
 def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
     with ShardWriter(tmp_path / "caught", max_samples=6, cache_dir=tmp_path / "cache") as writer:
         for sample in SAMPLES:
@@ -235,6 +275,80 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
             writer.write(sample)
     write()
     assert visible(tmp_path / "caught") == visible(tmp_path / "out")
+
+
+# --- the end
+
+
+def test_a_writer_that_is_closed_stays_as_it_is(tmp_path, write):
+    writer = write()
+    before = visible(tmp_path / "out")
+    writer.close()
+    writer.abort()
+    assert visible(tmp_path / "out") == before
+    for use in (lambda: writer.write(SAMPLES[0]), writer.__enter__):
+        with pytest.raises(ConfigError, match="is closed; make another one"):
+            use()
+    assert visible(tmp_path / "out") == before
+
+
+def test_an_aborted_writer_writes_no_more(tmp_path):
+    with ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache") as writer:
+        for sample in SAMPLES[:8]:
+            writer.write(sample)
+        writer.abort()
+        with pytest.raises(ConfigError, match="is aborted; make another one"):
+            writer.write(SAMPLES[8])
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+
+
+def failing_at(monkeypatch, owner, name, call):
+    """Lets one call of a function fail as on a full disk; later ones work."""
+    function, calls = getattr(owner, name), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def test_a_shard_that_could_not_be_begun_leaves_those_before_it(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    failing_at(monkeypatch, writer_module, "new_file", 2)
+    for sample in SAMPLES[:6]:
+        writer.write(sample)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[6])
+    writer.close()
+    write(SAMPLES[:6], folder="expected")
+    assert visible(tmp_path / "out") == visible(tmp_path / "expected")
+
+
+def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for sample in SAMPLES[:7]:
+        writer.write(sample)
+    failing_at(monkeypatch, TarWriter, "_put", 4)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[7])
+    writer.close()
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    write()
+    write(folder="undisturbed")
+    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+
+
+def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
+    write()
+    before = visible(tmp_path / "out")
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="finished data set"):
+            writer.write({"__key__": "other", "cls": "1"})
+    assert visible(tmp_path / "out") == before
 
 
 # --- folders
@@ -303,12 +417,25 @@ def test_an_escaped_name_gives_the_name_back(text):
     assert unquote(escape_key(text)) == text
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=3))
-def test_an_escaped_path_is_a_key(parts):
-    parts = [part.replace("/", "_") for part in parts]
-    if {".", ".."}.intersection(parts[:-1]) or len("/".join(parts).encode()) > 500:
-        return
-    check_key(escape_key("/".join(parts)))
+@given(st.text(min_size=1, max_size=300) | st.text("./_a\udce9\ud800", min_size=1, max_size=9))
+@example("../a").via("a table beside the folder of its images")
+def test_any_escaped_name_is_a_key(text):
+    check_key(escape_key(text))
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("../images/1.jpg", "images/1"),
+        ("/data//images/./1.v2.jpg", "data/images/1%2Ev2"),
+        ("a/../../b/1.jpg", "b/1"),
+        ("./1.jpg", "1"),
+        ("../.jpg", "%2Ejpg"),
+    ],
+)
+def test_paths_become_keys_that_lead_nowhere(path, key):
+    assert key_of_path(path) == key
+    check_key(key)
 
 
 @given(st.text(), st.text())

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+import tarfile
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,6 +256,22 @@ def test_zstandard_needs_a_python_that_has_it(plain, refused, write, tmp_path, m
     assert write("reshard", path) == expected
 
 
+@pytest.mark.parametrize(
+    "start", [b"BZhang", b"BZh91AY&SY", b"\x1f\x8b\x08", b"(\xb5/\xfd", b"\xfd7zXZ"]
+)
+def test_a_plain_tar_may_begin_with_the_name_of_any_file(tmp_path, write, capsys, start):
+    folder = start.decode("utf-8", "surrogateescape")
+    with tarfile.open(path := tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in (f"{folder}/README", "0.cls"):  # of which the first is in no sample
+            archive.addfile(tarfile.TarInfo(name))
+    for tool in TOOLS:
+        assert b"0.cls" in write(tool, path, out=tool)["shard-000000.tar"]
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(SystemExit):
+        verify.main([str(path), "--processes", "1", "--cache-dir", str(tmp_path / "cache")])
+    assert "is cut short" in capsys.readouterr().out
+
+
 REMEDY = "is compressed (gzip), and shards are plain tars, at byte 0; `lightning-shards reshard` wr"
 
 
@@ -265,6 +282,7 @@ def test_the_other_tools_name_the_remedy(packed, capsys, tmp_path, tool):
         tool.main([str(path), "--processes", "1", "--cache-dir", str(tmp_path / "cache")])
     captured = capsys.readouterr()
     assert f"{path} {REMEDY}" in captured.out + captured.err
+    assert "--repair" not in captured.out + captured.err  # it saves nothing of such a file
 
 
 @pytest.mark.parametrize("reader", ["stream", "indexed"])

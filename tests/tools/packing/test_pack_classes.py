@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from lightning_shards.dataprep.writing.class_files import number_classes
 from lightning_shards.tools import info, pack, reshard, verify
 
 CLASSES = {"a.b": 0, "cat": 1, "dog": 2}
@@ -106,6 +107,79 @@ def test_a_repair_keeps_the_classes(run, photos, tmp_path, capsys):
         verify.main(command)
     assert ended.value.code == 2
     assert "remove it, or name another folder" in capsys.readouterr().err
+
+
+# --- numbers
+
+
+def labelled(folder, *labels):
+    """A folder of a file for each of these classes."""
+    for label in labels:
+        (folder / label).mkdir(parents=True)
+        (folder / label / "0.txt").write_bytes(label.encode())
+    return folder
+
+
+def numbers_of(samples):
+    return {fields["txt"].decode(): int(fields["cls"]) for fields in samples.values()}
+
+
+def test_whole_numbers_are_numbered_by_their_values(run, tmp_path, samples_of):
+    path = tmp_path / "rows.csv"
+    path.write_text("id,label\n" + "".join(f"{label},{label}\n" for label in range(100)))
+    arguments = (path, "--key", "id", "--values", "label=txt", "--class-column", "label")
+    as_they_are = {str(label): label for label in range(100)}
+    assert numbers_of(samples_of(run(*arguments))) == as_they_are
+    assert classes_in(tmp_path / "out") == as_they_are
+    labelled(tmp_path / "in", *map(str, range(12)))
+    found = samples_of(run(tmp_path / "in", out="folders"))
+    assert numbers_of(found) == {str(label): label for label in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (("9", "100", "-1", "10"), {"-1": 0, "9": 1, "10": 2, "100": 3}),
+        (("1", "02", "0"), {"0": 0, "1": 1, "02": 2}),
+        (("9", "10", "b"), {"10": 0, "9": 1, "b": 2}),
+        (("2" * 5000, "9", "10"), {"10": 0, "2" * 5000: 1, "9": 2}),
+    ],
+)
+def test_other_names_are_in_the_order_of_values_or_letters(labels, classes):
+    assert number_classes(labels) == classes
+
+
+def test_names_that_are_other_numbers_are_told(told, tmp_path):
+    lines = told(pack, labelled(tmp_path / "in", "5", "7"))
+    [note] = [line for line in lines if line.startswith("note: the class")]
+    assert note.startswith("note: the class 5 has the number 0: as the names are not 0, 1, 2 and")
+    lines = told(pack, labelled(tmp_path / "good", "00", "01", "2"), out="good shards")
+    assert not [line for line in lines if line.startswith("note: the class")]
+
+
+def test_a_split_that_lacks_a_class_may_take_the_numbers_of_another(run, tmp_path, samples_of):
+    run(labelled(tmp_path / "train", "a", "b", "c"), out="data/train")
+    given = ("--classes", tmp_path / "data" / "train" / "classes.json")
+    report = run(labelled(tmp_path / "val", "a", "c"), *given, out="data/val")
+    assert numbers_of(samples_of(report)) == {"a": 0, "c": 2}
+    assert classes_in(tmp_path / "data" / "val") == {"a": 0, "b": 1, "c": 2}
+    path = tmp_path / "rows.csv"
+    path.write_text("id,label\n0,c\n")
+    columns = (path, "--key", "id", "--values", "label=txt", "--class-column", "label")
+    assert numbers_of(samples_of(run(*columns, *given, out="data/test"))) == {"c": 2}
+
+
+def test_given_numbers_that_do_not_fit_are_refused(refused, tmp_path, photos):
+    given = tmp_path / "classes.json"
+    assert "classes.json cannot be read; name the classes.json" in refused(
+        photos, "--classes", given
+    )
+    given.write_text('["a.b"]')
+    assert "has no class 'cat', nor 1 more; add what" in refused(photos, "--classes", given)
+    options = ("--classes", given, "--no-classes")
+    assert "there are none; name their --class-column" in refused(photos, *options)
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    assert "--classes is for a folder or a table" in refused(tmp_path / "a.tar", "--classes", given)
 
 
 # --- the last lines

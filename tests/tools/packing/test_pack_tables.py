@@ -128,7 +128,6 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
         ("id,x\n,a\n", ["--values", "x=txt"], "row 1: the column 'id' is empty"),
         ("id,x\n1,none.jpg\n", ["--files", "x"], "none.jpg does not exist"),
         ("id,x\n1,a\n1,b\n", ["--values", "x=txt"], "share their keys"),
-        ("id,x\n../1,a\n", ["--values", "x=txt"], "cannot be a key"),
         ("id,x\n1,a\n", ["--values", "x=TXT"], "'TXT' cannot be a field"),
         ("id,x\n1,a\n", ["--values", "x=.txt"], "'.txt' cannot be a field: it begins with a dot"),
         (
@@ -151,6 +150,31 @@ def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, argume
     (tmp_path / "rows.csv").write_text(text)
     assert message in refused(tmp_path / "rows.csv", "--key", "id", *arguments)
     assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_any_names_become_keys(run, tmp_path, samples_of):
+    path = tmp_path / "meta" / "rows.csv"
+    path.parent.mkdir()
+    path.write_text("path,id\n../images/1.jpg,../1\n../images//2.jpg,/2\n")
+    (tmp_path / "images").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "images" / name).write_bytes(name.encode())
+    fields = [{"jpg": b"1.jpg"}, {"jpg": b"2.jpg"}]
+    found = samples_of(run(path, "--files", "path", "--order", "source"))
+    assert found == dict(zip(["images/1", "images/2"], fields, strict=True))
+    found = samples_of(run(path, "--files", "path", "--key", "id", out="by id"))
+    assert found == dict(zip(["%2E%2E/1", "%2F2"], fields, strict=True))
+
+
+def test_several_captions_of_an_image_are_samples_by_number(run, refused, tmp_path, samples_of):
+    path = tmp_path / "rows.csv"
+    path.write_text("path,caption\n1.jpg,a cat\n1.jpg,a pet\n")
+    (tmp_path / "1.jpg").write_bytes(b"")
+    columns = (path, "--files", "path", "--values", "caption=txt")
+    for tried in ((), ("--duplicate-keys", "prefix")):
+        assert "(--duplicate-keys number), or make them" in refused(*columns, *tried)
+    found = samples_of(run(*columns, "--duplicate-keys", "number"))
+    assert found == {"1-1": {"jpg": b"", "txt": b"a cat"}, "1-2": {"jpg": b"", "txt": b"a pet"}}
 
 
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch):

@@ -1,0 +1,82 @@
+"""Classes that have other numbers in another split, which a run warns of before it begins."""
+
+import json
+import logging
+
+import pytest
+
+from lightning_shards import ShardWriter, SplitConfig
+
+
+@pytest.fixture
+def split(tmp_path):
+    """The settings of a split whose folder has these classes."""
+
+    def written(folder, classes, **settings):
+        with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache") as writer:
+            for number in range(4):
+                writer.write({"__key__": f"{folder}/{number}", "cls": str(number % 2)})
+        if classes is not None:
+            text = classes if isinstance(classes, str) else json.dumps(classes)
+            (tmp_path / folder / "classes.json").write_text(text)
+        return SplitConfig(str(tmp_path / folder / "*.tar"), **settings)
+
+    return written
+
+
+@pytest.fixture
+def warnings_of(make_module, caplog):
+    """What the log warns of when train and val are found, one after the other."""
+
+    def found(train, val, **settings):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lightning_shards.build.split_classes"):
+            module = make_module(train, val=val, **settings)
+            for name in ("train", "val", "val", "train"):
+                module.source(name)
+        return [record.getMessage() for record in caplog.records]
+
+    return found
+
+
+ALL, FEWER = {"a": 0, "b": 1, "c": 2}, {"a": 0, "c": 1}
+
+
+@pytest.mark.parametrize("decode", [{}, {"decode": {"label": "class"}}])
+def test_a_class_of_two_numbers_is_told_once(split, warnings_of, tmp_path, decode):
+    [message] = warnings_of(split("train", ALL), split("val", FEWER), **decode)
+    files = [tmp_path / name / "classes.json" for name in ("train", "val")]
+    start = f"the class 'c' has the number 2 by {files[0]} and 1 by {files[1]}, so that labels of"
+    assert message.startswith(f"{start} val do not mean the same everywhere; pack one")
+
+
+@pytest.mark.parametrize("other", [ALL, {"a": 0, "b": 1}, list(ALL), {"d": 0}, None, "{"])
+def test_numbers_that_agree_are_no_news(split, warnings_of, other):
+    assert warnings_of(split("train", ALL), split("val", other)) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fields": {"label": "cls"}, "decode": {"label": "text"}},
+        {"fields": {"key": "__key__.txt?"}},
+        {"decode": {"label": "class"}, "classes": {"label": ["0", "1"]}},
+    ],
+)
+def test_batches_without_such_numbers_are_not_compared(split, warnings_of, settings):
+    assert warnings_of(split("train", ALL), split("val", FEWER), **settings) == []
+
+
+@pytest.mark.parametrize("with_numbers", ["train", "val"])
+def test_a_split_without_such_numbers_is_not_compared(split, warnings_of, with_numbers):
+    as_text = {"fields": {"label": "cls"}, "decode": {"label": "text"}}
+    own = {"train": as_text, "val": as_text} | {with_numbers: {}}
+    splits = split("train", ALL, **own["train"]), split("val", FEWER, **own["val"])
+    assert warnings_of(*splits) == []
+
+
+def test_folders_of_one_split_are_compared_too(split, warnings_of):
+    patterns = [split("one", ALL).urls, split("two", FEWER).urls]
+    messages = warnings_of(SplitConfig(patterns), split("val", None))
+    assert len(messages) == 1
+    assert "labels of train do not mean the same" in messages[0]

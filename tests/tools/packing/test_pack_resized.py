@@ -1,0 +1,61 @@
+"""`pack --resize` of samples with an image and a map of labels."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_shards.tools import pack
+
+
+@pytest.fixture
+def labels(tmp_path, jpeg):
+    """A table of images and maps of the classes 0 to 150."""
+    lines = ["image,mask"]
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+        pixels = np.random.default_rng(number).integers(0, 151, (32, 48), dtype=np.uint8) // 50 * 50
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.jpg,{number}.png")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    return (tmp_path / "rows.csv", "--files", "image=jpg", "--files")
+
+
+def image_of(data):
+    return Image.open(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("mask=mask.png",), ("mask=png", "--resample", "png=nearest")]
+)
+def test_the_map_gets_the_size_of_its_image_and_no_other_class(run, labels, samples_of, arguments):
+    found = samples_of(run(*labels, *arguments, "--resize", 16))
+    for fields in found.values():
+        mask = image_of(fields[arguments[0].partition("=")[2]])
+        assert mask.size == image_of(fields["jpg"]).size == (24, 16)
+        assert set(np.unique(mask)) <= {0, 50, 100, 150}
+
+
+def test_the_report_says_what_was_taken_for_a_map(labels, tmp_path, capsys):
+    arguments = [*labels, "mask=mask.png", "--resize", "16", "--out", tmp_path / "out"]
+    pack.main([*map(str, arguments), "--cache-dir", str(tmp_path / "cache"), "--processes", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["resized as photographs: jpg", "resized as maps of values: mask.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mask=png", "--resize", 16), "--resample png=lanczos or --resample png=nearest"),
+        (("mask=mask.png", "--resample", "mask.png=keep"), "give --resize with it"),
+        (
+            ("mask=mask.png", "--resize", 16, "--resample", "png=nearest"),
+            "--resample names the field 'png', which no sample has; name one of jpg, mask.png",
+        ),
+        (("mask=mask.png", "--resize", 16, "--resample", "png"), "for each, got png="),
+    ],
+)
+def test_what_is_not_clear_is_refused(refused, labels, tmp_path, arguments, message):
+    assert message in refused(*labels, *arguments)
+    assert not list(tmp_path.rglob("*.tar"))
