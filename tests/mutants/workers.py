@@ -16,6 +16,24 @@ MUTANTS = [
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
+        "workers.private_sources:try_first_sample",
+        "private_source(source)",
+        "source",
+        "workers/test_private_sources.py",
+    ),
+    Mutant(
+        "workers.private_sources:private_source",
+        "shared[id(error.value)] = error.value",
+        "return source",
+        "workers/test_private_sources.py",
+    ),
+    Mutant(
+        "workers.private_sources:_is_shared",
+        " or bytes_of(value) >= _LARGE_BYTES",
+        "",
+        "workers/test_private_sources.py",
+    ),
+    Mutant(
         "workers.processes:_ProcessStream._unpacked",
         "is_kept = len(leases) >= SPARE_BUFFERS",
         "is_kept = False",
