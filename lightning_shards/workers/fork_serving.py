@@ -19,7 +19,7 @@ from importlib import import_module
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
 from typing import Any, NoReturn, cast
 
-from lightning_shards.system.guard import end_with, wait_for_guard
+from lightning_shards.system.guard import end_with, leave_signals_to_owner, wait_for_guard
 
 MAX_FDS = 250
 """Linux sends at most 253 files at a time."""
@@ -64,6 +64,10 @@ class _Server:
         os.set_blocking(wakeup, False)
         self._own_fds = [self._wakeup, wakeup]
         signal.set_wakeup_fd(wakeup)
+        self._set_handlers()
+
+    def _set_handlers(self) -> None:
+        leave_signals_to_owner()
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -87,6 +91,7 @@ class _Server:
         elif request == IMPORT:
             with open(fds[0], "rb") as file:  # noqa: PTH123 a file descriptor
                 _import(*pickle.load(file))  # noqa: S301 from the trainer
+            self._set_handlers()  # the main script may have set some
         elif request:
             self._fork(fds, has_tracker=request == FORK_WITH_TRACKER)
         return bool(request)

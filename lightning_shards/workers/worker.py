@@ -18,7 +18,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import load_torch, on_load
 from lightning_shards.samples.seeds import begin_globals, worker_seed
 from lightning_shards.system.cancellation import Cancellable
-from lightning_shards.system.guard import GuardedName, wait_for_guard
+from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.stage_byte import publish_stages_in
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
 from lightning_shards.workers.failures import failure_of, last_message
@@ -94,7 +94,8 @@ def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[T
     name = multiprocessing.current_process().name
     if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
         name.begin()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handlers of the trainer
+    leave_signals_to_owner()  # again, since the main script may have set handlers meanwhile
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end = WorkerEnd(socket_end, share.prefetch_factor)
     worker = share.place.worker
     publish_stages_in(end.stage_byte(worker))

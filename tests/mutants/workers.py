@@ -16,6 +16,18 @@ MUTANTS = [
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
+        "system.guard:leave_signals_to_owner",
+        "signal.signal(number, signal.SIG_IGN)",
+        "pass",
+        "workers/test_processes.py",
+    ),
+    Mutant(
+        "system.guard:leave_signals_to_owner",
+        "signal.signal(number, signal.SIG_DFL)",
+        "pass",
+        "workers/test_processes.py",
+    ),
+    Mutant(
         "workers.private_sources:try_first_sample",
         "private_source(source)",
         "source",
