@@ -51,6 +51,19 @@ def serve(control_fd: int, owner_pid: int, folder: str | None) -> NoReturn:
     wait_for_guard()
 
 
+class SameEnvironment:
+    """Where it is unpickled, the environment becomes the one of the process that pickled it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set_environment, (dict(os.environ),)
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def _do_nothing(_signal: int, _frame: object) -> None:
     """Handle a signal; with a handler, its number is written to the wakeup pipe."""
 
@@ -90,7 +103,8 @@ class _Server:
                 os.close(fd)
         elif request == IMPORT:
             with open(fds[0], "rb") as file:  # noqa: PTH123 a file descriptor
-                _import(*pickle.load(file))  # noqa: S301 from the trainer
+                _, preparation, modules = pickle.load(file)  # noqa: S301 from the trainer
+            _import(preparation, modules)
             self._set_handlers()  # the main script may have set some
         elif request:
             self._fork(fds, has_tracker=request == FORK_WITH_TRACKER)

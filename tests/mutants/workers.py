@@ -28,6 +28,18 @@ MUTANTS = [
         "workers/test_processes.py",
     ),
     Mutant(
+        "workers.fork_serving:_set_environment",
+        "os.environ.update(environment)",
+        "pass",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
+        "workers.fork_serving:_set_environment",
+        "del os.environ[name]",
+        "pass",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
         "workers.private_sources:try_first_sample",
         "private_source(source)",
         "source",
