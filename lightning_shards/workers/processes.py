@@ -44,7 +44,7 @@ from lightning_shards.workers.messages import (
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers
+from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers, forks_of_workers
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 from lightning_shards.workers.worker import WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import WorkerImports
@@ -148,7 +148,8 @@ class ProcessPool:
                 with its_end:
                     share = self._share(source, place.with_worker(number, self.num_workers), cursor)
                     workers.append(self._process(share, its_end, ends, imports))
-                    workers[-1].start()
+                    with forks_of_workers():
+                        workers[-1].start()
             return workers, ends, memoryview(mmap(stages, 0))
         except BaseException as error:
             _end_workers(workers, ends, wait_s=0.0)

@@ -16,6 +16,24 @@ MUTANTS = [
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
+        "workers.shared_buffers:Lease.__del__",
+        "if self._last_fork is _forks.last:",
+        "if True:",
+        "workers/test_forked_trainer.py",
+    ),
+    Mutant(
+        "workers.shared_buffers:SharedBuffers.take",
+        "buffer = None",
+        "pass",
+        "workers/test_forked_trainer.py",
+    ),
+    Mutant(
+        "workers.processes:ProcessPool._started",
+        "with forks_of_workers():",
+        "if True:",
+        "workers/test_forked_trainer.py",
+    ),
+    Mutant(
         "system.guard:leave_signals_to_owner",
         "signal.signal(number, signal.SIG_IGN)",
         "pass",
