@@ -24,7 +24,7 @@ from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.loaded_torch import load_torch
+from lightning_shards.samples.loaded_torch import default_dtype_name, load_torch
 from lightning_shards.system.cancellation import take_from
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.workers.connection import TrainerEnd, new_memory
@@ -160,7 +160,8 @@ class ProcessPool:
             os.close(stages)
 
     def _share(self, source: Source, place: Place, cursor: Cursor) -> WorkerShare:
-        return WorkerShare(source, place, cursor, self.prefetch_factor, self.threads, self.batch)
+        settings = (self.prefetch_factor, self.threads, self.batch)
+        return WorkerShare(source, place, cursor, *settings, default_dtype_name())
 
     def _process(
         self,

@@ -44,6 +44,7 @@ class WorkerShare:
         prefetch_factor: Messages that may be on their way.
         threads: Threads of the process.
         batch: Size of one batch.
+        dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
     """
 
     source: Source
@@ -52,6 +53,7 @@ class WorkerShare:
     prefetch_factor: int
     threads: int
     batch: BatchBytes
+    dtype: str | None
 
     def messages(self) -> Iterator[PickledMessage]:
         """The messages; after an error they are empty, without end."""
@@ -115,6 +117,8 @@ def _settle_torch(share: WorkerShare) -> None:
     """Tell torch that this process is a worker, as its DataLoader would."""
     torch: Any = load_torch()
     torch.set_num_threads(1)  # the cores belong to all workers
+    if share.dtype is not None:
+        torch.set_default_dtype(getattr(torch, share.dtype))
     seed = worker_seed(share.place.worker)
     torch.default_generator.manual_seed(seed)
     state: Any = import_module("torch.utils.data._utils.worker")

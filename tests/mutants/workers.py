@@ -58,6 +58,12 @@ MUTANTS = [
         "workers/test_fork_server.py",
     ),
     Mutant(
+        "workers.worker:_settle_torch",
+        "torch.set_default_dtype(getattr(torch, share.dtype))",
+        "pass",
+        "workers/test_fork_server.py",
+    ),
+    Mutant(
         "workers.private_sources:try_first_sample",
         "private_source(source)",
         "source",

@@ -94,6 +94,32 @@ def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid)
     assert get_worker_info() is None
 
 
+class TellsType:
+    """Gives the type of a new tensor in its worker."""
+
+    deterministic = True
+
+    def __call__(self, label):
+        return str(torch.ones(1).dtype)
+
+
+@pytest.fixture
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_the_default_type_of_torch_is_that_of_the_trainer(
+    start_method, start, server_pid, float64, pack_shards, make_source
+):
+    source = make_source(pack_shards([4]), transforms={"label": TellsType()})
+    stream = start(ProcessPool(1, start_method=start_method), source)
+    assert next(stream).batch["label"] == ["torch.float64"] * 2
+
+
 def test_a_value_of_multiprocessing_travels(start, server_pid):
     shared = multiprocessing.get_context("spawn").Value("i", 0)
     stream = start(ProcessPool(1, prefetch_factor=1), Tells(shared))
