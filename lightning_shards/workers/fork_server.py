@@ -33,13 +33,16 @@ from typing import Any, cast
 
 from lightning_shards.system.guard import kill
 from lightning_shards.workers import fork_serving
-from lightning_shards.workers.fork_serving import FORK, FORK_WITH_TRACKER, IMPORT, SameEnvironment
+from lightning_shards.workers.fork_serving import (
+    FORK,
+    FORK_WITH_TRACKER,
+    IMPORT,
+    MAIN_KEYS,
+    SameEnvironment,
+)
 
 _SERVE = """\
 import sys; sys.path = {path!r}; from {module} import serve; serve({fd}, {owner}, {folder!r})"""
-
-_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
-"""What tells a process which main script to import."""
 
 _PLACE_KEYS = ("sys_path", "sys_argv", "dir", "orig_dir")
 """What modules may look at while they are imported."""
@@ -90,7 +93,7 @@ class ForkServer:
             if not new:
                 return
             self._imported.update(new)
-            keys = _PLACE_KEYS + (_MAIN_KEYS if imports_main else ())
+            keys = _PLACE_KEYS + (MAIN_KEYS if imports_main else ())
             preparation = {k: v for k, v in spawn.get_preparation_data("").items() if k in keys}
             self._ask(IMPORT, pickle.dumps((SameEnvironment(), preparation, new)))
 
@@ -251,7 +254,7 @@ def _pickled(popen: Any, process_obj: Any, **first: object) -> bytes:
     """What a process gets: how to prepare itself, `first` before all else, and itself."""
     preparation = first | spawn.get_preparation_data(process_obj.name)
     if not process_obj.imports_main:
-        preparation = {k: v for k, v in preparation.items() if k not in _MAIN_KEYS}
+        preparation = {k: v for k, v in preparation.items() if k not in MAIN_KEYS}
     file = io.BytesIO()
     _context.set_spawning_popen(popen)
     try:
