@@ -223,7 +223,7 @@ def _import(preparation: dict[str, Any], names: Iterable[str]) -> list[str]:
     """
     opened: list[str] = []
     steps = {"__main__": partial(spawn.prepare, preparation)}
-    steps |= {name: partial(import_module, name) for name in names if name != "__main__"}
+    steps |= {name: partial(import_module, name) for name in names if name not in sys.modules}
     current: Any = process.current_process()
     current._inheriting = True  # noqa: SLF001 so that a script without a guard starts nothing here
     try:

@@ -46,6 +46,24 @@ MUTANTS = [
         "workers/test_processes.py",
     ),
     Mutant(
+        "workers.fork_serving:_Server._import",
+        "if opened:",
+        "if False:",
+        "workers/test_opened_by_imports.py",
+    ),
+    Mutant(
+        "workers.fork_serving:_Server.go_on",
+        "self._statuses, preparation",
+        "_, preparation",
+        "workers/test_opened_by_imports.py",
+    ),
+    Mutant(
+        "system.open_handles:open_handles",
+        " and flags & os.O_ACCMODE != os.O_WRONLY",
+        "",
+        "workers/test_opened_by_imports.py",
+    ),
+    Mutant(
         "workers.fork_serving:_set_environment",
         "os.environ.update(environment)",
         "pass",
