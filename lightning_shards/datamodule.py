@@ -44,6 +44,7 @@ from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
+from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
 
 _ANSWERED = (
@@ -322,7 +323,7 @@ class ShardDataModule(ModuleSettings):
         settings = (trainer, place, source, self.num_workers)
         is_new = self._settings.get(split) != settings
         if is_new:
-            sample = source.first_sample(place)  # a wrong field raises here, on all ranks
+            sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:
                 self._loaders[split].close()

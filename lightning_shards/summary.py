@@ -1,6 +1,5 @@
 """What people see of a data module: a paragraph about its splits, and a table of one batch."""
 
-import copy
 import html
 import math
 import reprlib
@@ -23,6 +22,7 @@ from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.seeds import preserved_globals
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.workers.inline import InlinePool
+from lightning_shards.workers.private_sources import private_source
 
 _MAX_TEXT: Final = 60  # letters of a name or an example
 _MAX_PATTERN: Final = 200  # letters of the shards' pattern
@@ -190,7 +190,7 @@ def peek_at(
     place = Place()
     source.epochs.plan(place.world_size).require_steps(split)
     with preserved_globals():
-        stream = InlinePool(timeout_s).start(_private(source), place, Cursor())
+        stream = InlinePool(timeout_s).start(private_source(source), place, Cursor())
         try:
             batch = with_tensors(next(stream).batch)
         finally:
@@ -210,15 +210,6 @@ def _entries_of(batch: Any, fields: Iterable[str]) -> dict[str, object]:
     entries = cast("tuple[object, ...]", batch)
     names = list(fields) or list(map(str, range(len(entries))))
     return dict(zip(names, entries, strict=True))
-
-
-def _private(source: Source) -> Source:
-    """A copy with transforms of its own, which may have state; the index is shared."""
-    index = source.describe().index
-    try:
-        return copy.deepcopy(source, {id(index): index})
-    except Exception:  # noqa: BLE001 a transform that cannot be copied raises anything
-        return source
 
 
 def _row(name: str, column: object) -> BatchRow:

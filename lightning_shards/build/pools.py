@@ -13,6 +13,7 @@ from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool
+from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
 from lightning_shards.workers.worker_imports import require_guard_for
@@ -45,9 +46,9 @@ def make_pool(
     """
     if num_workers == 0 or config.pool == "inline":
         if sample is None and optional_names(source.describe().fields):
-            source.first_sample(place)  # says which optional field is in no sample
+            try_first_sample(source, place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s, can_grow=config.pool != "inline")
-    sample = sample or source.first_sample(place)
+    sample = sample or try_first_sample(source, place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
     if config.pool == "threads":

@@ -61,6 +61,12 @@ def _imported() -> ModuleType:
     return import_module("torch")  # waits where another thread is importing it
 
 
+def default_dtype_name() -> str | None:
+    """The name of the type of new floating-point tensors; None where torch is not loaded."""
+    torch = torch_if_loaded()
+    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
 def tensor_class() -> "type[torch.Tensor] | None":
     """`torch.Tensor`; None while there can be no tensor."""
     return getattr(sys.modules.get("torch"), "Tensor", None)

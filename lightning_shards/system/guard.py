@@ -20,6 +20,9 @@ _WATCH_INTERVAL_S = 1.0
 
 _THREAD = "the guard of a worker"
 
+_FOR_THE_OWNER = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that launchers send to all processes of a job, and that end those without a handler."""
+
 
 class GuardedName(str):
     """The name of a process, which begins the guard when it is unpickled.
@@ -68,10 +71,27 @@ def end_with(owner_pid: int, folder: str | None) -> None:
         owner_pid: The process that started this one.
         folder: Of the sockets of the owner and its processes, which a killed owner leaves behind.
     """
+    leave_signals_to_owner()
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         return
     os.setpgid(0, 0)
     threading.Thread(target=_watch, args=(owner_pid, folder), name=_THREAD, daemon=True).start()
+
+
+def leave_signals_to_owner() -> None:
+    """Let no signal that the owner handles end this process, nor run a handler of the owner in it.
+
+    A fork inherits handlers, and others get those that the main script sets when it is imported.
+    """
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        is_python = callable(handler) and handler is not signal.default_int_handler
+        if number in _FOR_THE_OWNER and handler is not None:  # None: one of C code, faulthandler's
+            signal.signal(number, signal.SIG_IGN)
+        elif is_python and number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        elif is_python:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _watch(owner_pid: int, folder: str | None) -> None:

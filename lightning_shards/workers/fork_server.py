@@ -33,13 +33,16 @@ from typing import Any, cast
 
 from lightning_shards.system.guard import kill
 from lightning_shards.workers import fork_serving
-from lightning_shards.workers.fork_serving import FORK, FORK_WITH_TRACKER, IMPORT
+from lightning_shards.workers.fork_serving import (
+    FORK,
+    FORK_WITH_TRACKER,
+    IMPORT,
+    MAIN_KEYS,
+    SameEnvironment,
+)
 
 _SERVE = """\
 import sys; sys.path = {path!r}; from {module} import serve; serve({fd}, {owner}, {folder!r})"""
-
-_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
-"""What tells a process which main script to import."""
 
 _PLACE_KEYS = ("sys_path", "sys_argv", "dir", "orig_dir")
 """What modules may look at while they are imported."""
@@ -90,9 +93,9 @@ class ForkServer:
             if not new:
                 return
             self._imported.update(new)
-            keys = _PLACE_KEYS + (_MAIN_KEYS if imports_main else ())
+            keys = _PLACE_KEYS + (MAIN_KEYS if imports_main else ())
             preparation = {k: v for k, v in spawn.get_preparation_data("").items() if k in keys}
-            self._ask(IMPORT, pickle.dumps((preparation, new)))
+            self._ask(IMPORT, pickle.dumps((SameEnvironment(), preparation, new)))
 
     def fork(self, fds: Sequence[int]) -> tuple[int, int]:
         """Fork a worker.
@@ -199,7 +202,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
-        pickled = _pickled(self, process_obj)
+        pickled = _pickled(self, process_obj, environment=SameEnvironment())
         self.sentinel, data = fork_server.fork(self._fds)
         trainer_lives = os.dup(data)  # the worker's `parent_process()` looks at it
         ends = (trainer_lives, self.sentinel)
@@ -247,11 +250,11 @@ def shared_folder() -> str | None:
     return util.get_temp_dir() if parent_process() is None else None
 
 
-def _pickled(popen: Any, process_obj: Any) -> bytes:
-    """What a process gets: how to prepare itself, and itself."""
-    preparation = spawn.get_preparation_data(process_obj.name)
+def _pickled(popen: Any, process_obj: Any, **first: object) -> bytes:
+    """What a process gets: how to prepare itself, `first` before all else, and itself."""
+    preparation = first | spawn.get_preparation_data(process_obj.name)
     if not process_obj.imports_main:
-        preparation = {k: v for k, v in preparation.items() if k not in _MAIN_KEYS}
+        preparation = {k: v for k, v in preparation.items() if k not in MAIN_KEYS}
     file = io.BytesIO()
     _context.set_spawning_popen(popen)
     try:

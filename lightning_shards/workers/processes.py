@@ -24,7 +24,7 @@ from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.loaded_torch import load_torch
+from lightning_shards.samples.loaded_torch import default_dtype_name, load_torch
 from lightning_shards.system.cancellation import take_from
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.workers.connection import TrainerEnd, new_memory
@@ -44,7 +44,7 @@ from lightning_shards.workers.messages import (
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers
+from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers, forks_of_workers
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 from lightning_shards.workers.worker import WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import WorkerImports
@@ -148,7 +148,8 @@ class ProcessPool:
                 with its_end:
                     share = self._share(source, place.with_worker(number, self.num_workers), cursor)
                     workers.append(self._process(share, its_end, ends, imports))
-                    workers[-1].start()
+                    with forks_of_workers():
+                        workers[-1].start()
             return workers, ends, memoryview(mmap(stages, 0))
         except BaseException as error:
             _end_workers(workers, ends, wait_s=0.0)
@@ -159,7 +160,8 @@ class ProcessPool:
             os.close(stages)
 
     def _share(self, source: Source, place: Place, cursor: Cursor) -> WorkerShare:
-        return WorkerShare(source, place, cursor, self.prefetch_factor, self.threads, self.batch)
+        settings = (self.prefetch_factor, self.threads, self.batch)
+        return WorkerShare(source, place, cursor, *settings, default_dtype_name())
 
     def _process(
         self,

@@ -18,7 +18,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import load_torch, on_load
 from lightning_shards.samples.seeds import begin_globals, worker_seed
 from lightning_shards.system.cancellation import Cancellable
-from lightning_shards.system.guard import GuardedName, wait_for_guard
+from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.stage_byte import publish_stages_in
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
 from lightning_shards.workers.failures import failure_of, last_message
@@ -44,6 +44,7 @@ class WorkerShare:
         prefetch_factor: Messages that may be on their way.
         threads: Threads of the process.
         batch: Size of one batch.
+        dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
     """
 
     source: Source
@@ -52,6 +53,7 @@ class WorkerShare:
     prefetch_factor: int
     threads: int
     batch: BatchBytes
+    dtype: str | None
 
     def messages(self) -> Iterator[PickledMessage]:
         """The messages; after an error they are empty, without end."""
@@ -94,7 +96,8 @@ def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[T
     name = multiprocessing.current_process().name
     if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
         name.begin()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handlers of the trainer
+    leave_signals_to_owner()  # again, since the main script may have set handlers meanwhile
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end = WorkerEnd(socket_end, share.prefetch_factor)
     worker = share.place.worker
     publish_stages_in(end.stage_byte(worker))
@@ -114,6 +117,8 @@ def _settle_torch(share: WorkerShare) -> None:
     """Tell torch that this process is a worker, as its DataLoader would."""
     torch: Any = load_torch()
     torch.set_num_threads(1)  # the cores belong to all workers
+    if share.dtype is not None:
+        torch.set_default_dtype(getattr(torch, share.dtype))
     seed = worker_seed(share.place.worker)
     torch.default_generator.manual_seed(seed)
     state: Any = import_module("torch.utils.data._utils.worker")

@@ -128,11 +128,21 @@ def _not_sent(source: Source) -> ConfigError | None:
             kind = getattr(function, "__qualname__", type(function).__qualname__)
             return ConfigError(
                 f"{name} is {kind}, which cannot be sent to worker processes "
-                f"({type(error).__name__}: {error}); define it at the top level of a module, where "
-                "they can import it (no lambda, no function inside of a function), or take "
-                "pool='threads'"
+                f"({type(error).__name__}: {error}); {_remedy(error)}, or take pool='threads'"
             )
     return None
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, AttributeError | pickle.PicklingError):  # a name that cannot be found
+        return (
+            "define it at the top level of a module, where they can import it (no lambda, no "
+            "function inside of a function)"
+        )
+    return (
+        "let it hold only what can be pickled: open files, databases and sessions in its first "
+        "call, which each worker makes by itself"
+    )
 
 
 def _installed(names: Iterable[str]) -> list[str]:

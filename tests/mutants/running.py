@@ -322,9 +322,9 @@ MUTANTS = [
         "test_summary.py",
     ),
     Mutant(
-        "summary:_private",
-        "return copy.deepcopy(source, {id(index): index})",
-        "return source",
+        "summary:peek_at",
+        "private_source(source)",
+        "source",
         "test_summary.py",
     ),
     Mutant(

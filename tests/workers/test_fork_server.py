@@ -94,6 +94,32 @@ def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid)
     assert get_worker_info() is None
 
 
+class TellsType:
+    """Gives the type of a new tensor in its worker."""
+
+    deterministic = True
+
+    def __call__(self, label):
+        return str(torch.ones(1).dtype)
+
+
+@pytest.fixture
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_the_default_type_of_torch_is_that_of_the_trainer(
+    start_method, start, server_pid, float64, pack_shards, make_source
+):
+    source = make_source(pack_shards([4]), transforms={"label": TellsType()})
+    stream = start(ProcessPool(1, start_method=start_method), source)
+    assert next(stream).batch["label"] == ["torch.float64"] * 2
+
+
 def test_a_value_of_multiprocessing_travels(start, server_pid):
     shared = multiprocessing.get_context("spawn").Value("i", 0)
     stream = start(ProcessPool(1, prefetch_factor=1), Tells(shared))
@@ -216,3 +242,37 @@ def test_a_finalizer_may_release_the_server_while_its_thread_starts_it():
     assert server._holders == 1
     server.forget()
     assert server._holders == 0
+
+
+class TellsEnvironment:
+    """Gives the environment of its worker, where it is unpickled and when it is called."""
+
+    deterministic = True
+
+    def __init__(self, unpickled=()):
+        self.unpickled = unpickled
+
+    def __call__(self, label):
+        return (self.unpickled, ("A" in os.environ, os.environ.get("B")))
+
+    def __reduce__(self):
+        return _tells_environment, ()
+
+
+def _tells_environment():
+    return TellsEnvironment(("A" in os.environ, os.environ.get("B")))
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_workers_find_the_environment_of_their_start(
+    start_method, start, server_pid, monkeypatch, pack_shards, make_source
+):
+    source = make_source(pack_shards([4]), transforms={"label": TellsEnvironment()})
+    for a, b in ((True, "1"), (False, "2"), (True, "2")):
+        monkeypatch.setenv("B", b)
+        monkeypatch.setenv("A", "") if a else monkeypatch.delenv("A", raising=False)
+        stream = start(ProcessPool(1, start_method=start_method), source)
+        unpickled, called = next(stream).batch["label"][0]
+        assert called == (a, b)
+        assert unpickled == (() if start_method == "fork" else (a, b))
+        stream.close()

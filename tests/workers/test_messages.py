@@ -1,6 +1,5 @@
 """Batches on their way between processes."""
 
-import multiprocessing
 import os
 
 import numpy as np
@@ -126,19 +125,6 @@ def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     del row
     assert not sent.buffer.is_in_use
     assert torch.equal(small, SMALL)
-
-
-def test_a_forked_process_releases_no_buffer():
-    sent = message_of(BATCH)
-    (batch,) = unpacked(sent, copy=False)
-    context = multiprocessing.get_context("fork")
-    fork = context.Process(target=batch.batch.clear)
-    fork.start()
-    fork.join(60)
-    assert fork.exitcode == 0
-    assert sent.buffer.is_in_use
-    batch.batch.clear()
-    assert not sent.buffer.is_in_use
 
 
 def test_batches_are_made_where_the_trainer_finds_them():

@@ -18,6 +18,7 @@ from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
+from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.worker_imports import require_guard_for, require_main_guard
 
@@ -315,3 +316,54 @@ def test_dropping_a_loader_ends_its_workers(pack_shards, make_source):
     del loader
     gc.collect()
     assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+SIGNALS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM]
+
+
+class TellsHandlers:
+    """Gives the pid of its worker, and whether a handler of Python's is left in it."""
+
+    deterministic = True
+
+    def __call__(self, label):
+        numbers = signal.valid_signals() - {signal.SIGINT}
+        handlers = map(signal.getsignal, numbers)
+        return [os.getpid(), *(callable(handler) for handler in handlers)]
+
+
+@pytest.fixture
+def handled():
+    """Handles signals in this process and gives those that have come."""
+    came = []
+    numbers = [*SIGNALS[:3], signal.SIGWINCH, signal.SIGRTMIN]
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers
+    }
+    yield came
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_signals_of_a_launcher_are_left_to_the_trainer(
+    start_method, handled, pack_shards, make_source
+):
+    """SLURM sends `--signal` to every process of a step, and so do some to a process group."""
+    source = make_source(pack_shards([40]), transforms={"label": TellsHandlers()})
+    pool = ProcessPool(1, prefetch_factor=1, start_method=start_method)
+    stream = pool.start(source, Place(), Cursor())
+    try:
+        pid, *has_handlers = next(stream).batch["label"][0]
+        server = [fork_server._pid] if start_method == "forkserver" else []
+        for number in SIGNALS:
+            for process in (int(pid), *server):
+                os.kill(process, number)
+        for _ in range(40):
+            next(stream)
+        if server:  # it still forks
+            first_batch(pool, source)
+    finally:
+        stream.close()
+    assert not any(has_handlers)
+    assert handled == []

@@ -1,0 +1,151 @@
+"""Trying a sample leaves no trace in the user's transforms."""
+
+import pickle
+import threading
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards.build.pools import make_pool
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import Place
+from lightning_shards.workers import private_sources
+from lightning_shards.workers.private_sources import private_source, try_first_sample
+
+VALUES = 4096
+
+
+class OpensInFirstCall:
+    """The usual transform that looks up each label in a file, which it opens in its first call."""
+
+    deterministic = True
+
+    def __init__(self, path, held=None):
+        self.path, self.file, self.held = path, None, held
+
+    def __call__(self, label):
+        if self.file is None:
+            self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123
+        self.file.seek(8 * int(label))
+        return int.from_bytes(self.file.read(8), "little")
+
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.bin"
+    path.write_bytes((np.arange(VALUES, dtype="<u8") * 3).tobytes())
+    return str(path)
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize(
+    ("pool", "held"),
+    [
+        ({"multiprocessing_context": "forkserver"}, None),
+        ({"multiprocessing_context": "spawn"}, None),
+        ({"multiprocessing_context": "fork"}, None),
+        ({"multiprocessing_context": "fork"}, threading.Lock()),
+        ({"pool": "threads"}, None),
+        ({"pool": "inline"}, None),
+    ],
+    ids=["forkserver", "spawn", "fork", "fork-lock", "threads", "inline"],
+)
+def test_a_transform_may_open_a_file_in_its_first_call(pool, held, table, pack_shards, make_module):
+    transform = OpensInFirstCall(table, held)
+    split = SplitConfig(pack_shards([16]), sampling="sequential")
+    num_workers = 2 if "multiprocessing_context" in pool else 1  # threads share a transform
+    settings = {"transforms": {"label": transform}, "loader": LoaderConfig(**pool)}
+    module = make_module(split, num_workers=num_workers, **settings)
+    plain = [label.tolist() for label in labels(make_module(split))]
+    loader = module.loader("train")
+    assert transform.file is None
+    made = [label.tolist() for label in labels(module, loader)]
+    assert made == [[3 * label for label in of_batch] for of_batch in plain]
+
+
+def labels(module, loader=None):
+    loader = loader or module.loader("train")
+    try:
+        return [batch["label"] for batch in islice(loader, 4)]
+    finally:
+        loader.close()
+
+
+class Holds:
+    """A transform that counts its calls, and holds something."""
+
+    def __init__(self, held=None):
+        self.held, self.calls = held, 0
+
+    def __call__(self, label):
+        self.calls += 1
+        return label
+
+
+@pytest.mark.parametrize(
+    "make_held",
+    [
+        lambda: None,
+        threading.Lock,
+        lambda: lambda label: label,
+        lambda: iter([1].__iter__, 2),
+        lambda: [threading.Lock(), {"deep": Holds(threading.Lock())}],
+        type("Local", (), {}),
+        lambda: torch.ones(3, requires_grad=True) * 2,
+    ],
+    ids=["nothing", "lock", "lambda", "iterator", "deep", "local", "graph"],
+)
+def test_transforms_are_copied_whatever_they_hold(make_held, pack_shards, make_source):
+    transform = Holds(make_held())
+    source = make_source(pack_shards([4]), transforms={"label": transform})
+    try_first_sample(source, Place())
+    assert transform.calls == 0
+    assert private_source(source) is not source
+    assert private_source(source).index is source.index
+
+
+def test_large_tables_are_shared_and_small_arrays_are_copied(
+    monkeypatch, tmp_path, pack_shards, make_source
+):
+    monkeypatch.setattr(private_sources, "_LARGE_BYTES", 1000)
+    np.save(tmp_path / "mapped.npy", np.zeros(3))
+    mapped = np.load(tmp_path / "mapped.npy", mmap_mode="r")
+    held = [np.zeros(10), torch.zeros(10), np.zeros(1000), torch.zeros(1000), mapped]
+    source = make_source(pack_shards([4]), transforms={"label": partial(Holds(held), *[])})
+    copied = private_source(source).transforms["label"].func.held
+    is_shared = [one is other for one, other in zip(copied, held, strict=True)]
+    assert is_shared == [False, False, True, True, True]
+
+
+class CannotBeMade(Holds):
+    """Is pickled, and cannot be unpickled."""
+
+    def __reduce__(self):
+        return CannotBeMade._refuse, ()
+
+    @staticmethod
+    def _refuse():
+        raise ValueError("not here")
+
+
+def test_what_cannot_be_copied_is_tried_itself(pack_shards, make_source):
+    transform = CannotBeMade()
+    try_first_sample(make_source(pack_shards([4]), transforms={"label": transform}), Place())
+    assert transform.calls == 2  # twice, since it is compared
+
+
+def test_an_open_file_in_a_transform_has_a_remedy_of_its_own(table, pack_shards, make_source):
+    with open(table, "rb") as file:  # noqa: PTH123
+        source = make_source(pack_shards([4]), transforms={"label": Holds(file)})
+        with pytest.raises(ConfigError, match="open files, databases and sessions in its first"):
+            make_pool(LoaderConfig(), 2, source, Place())
+        with pytest.raises(TypeError):
+            pickle.dumps(file)
