@@ -57,7 +57,7 @@ class RangeAnswer:
         begin: Offset of the first byte that comes.
         stop: Offset behind the last one.
         size: Bytes of the whole object.
-        version: Its ETag, else its time of change and size.
+        version: Its ETag; time of change and size where that is none, or proves no equal bytes.
         chunks: The bytes; it raises RequestFailure where they break off.
         has_ranges: Whether the store sent this range, and not the whole object, out of which the
             range is cut.
@@ -146,8 +146,12 @@ def version_of(etag: str | None, changed: object, size: int) -> str:
 
     >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
     ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
+    >>> version_of('W/"a1"', None, 3)
+    'W/"a1", no date, 3 bytes'
     """
-    return etag or f"{changed or 'no date'}, {size} bytes"
+    if etag is not None and is_exact(etag):
+        return etag
+    return f"{f'{etag}, ' if etag else ''}{changed or 'no date'}, {size} bytes"
 
 
 def is_exact(version: str | None) -> bool:

@@ -23,7 +23,7 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 _READ_AT_ONCE: Final = 1 << 20
 """Bytes that must come within the read timeout; each further call may open the file anew."""
 
-_ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "uid")
+_ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
 
 
@@ -127,7 +127,7 @@ def _read(files: Any, path: str, wanted: range, alive: Alive) -> bytes:
 
 def _described(files: Any, path: str) -> tuple[str, int]:
     """Version and size of a file by what its file system says."""
-    files.invalidate_cache(path)  # listings may be kept
+    files.invalidate_cache()  # of all listings: some file systems look in that of the folder
     facts = cast("dict[str, Any]", files.info(path))
     etag = next((str(facts[name]) for name in _ETAGS if facts.get(name)), None)
     changed = next((facts[name] for name in _TIMES if facts.get(name)), None)

@@ -1,7 +1,9 @@
 """Servers that live for the session: our own, with its faults, and those of other makers."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -151,16 +153,18 @@ def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> s
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[Store]:
-    """fsspec's file system of local files, which has times and no ETags."""
+    """fsspec's file system of local files, which has times, owners and no ETags."""
     transport = RemoteTransport()
+    times = count(1_000_000_000)
 
     def url_of_file(name: str) -> str:
-        return f"local://{tmp_path}/{name}"
+        return f"owned://{tmp_path}/{name}"
 
     def put(name: str, data: bytes) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         transport.write(url_of_file(name), data)
+        os.utime(tmp_path / name, (next(times),) * 2)  # two writes may fall into one second
 
     put("some/data.tar", DATA)
-    yield Store("local", transport, url_of_file, put)
+    yield Store("owned", transport, url_of_file, put)
     transport.close()
