@@ -17,8 +17,31 @@ ENDPOINTS = "shards/remote/test_cloud_endpoints.py"
 CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
+OTHER = "shards/remote/test_other.py"
 
 MUTANTS = [
+    Mutant(
+        "shards.remote.other:_described",
+        "files.invalidate_cache()",
+        "files.invalidate_cache(path)",
+        OTHER,
+    ),
+    Mutant("shards.remote.other:OtherBackend._tried", "self._mine.files.clear()", "...", OTHER),
+    Mutant(
+        "shards.remote.other:_failure_of", '"again" if has_answered else "final"', '"final"', OTHER
+    ),
+    Mutant(
+        "shards.remote.other:OtherBackend._require_taken",
+        "self._scheme not in _DROPS_OPTIONS",
+        "True",
+        OTHER,
+    ),
+    Mutant(
+        "shards.remote.backend:version_of",
+        "if etag is not None and is_exact(etag):",
+        "if etag:",
+        OTHER,
+    ),
     Mutant(
         "shards.remote.answers.timed_response:TimedResponse.__init__",
         "self._file.allow(limit_s)",
