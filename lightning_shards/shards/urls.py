@@ -297,7 +297,7 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse unknown schemes, passwords that end too early, keys of buckets, and wildcards."""
+    """Refuse unknown schemes, passwords and names that end too early, keys, and wildcards."""
     if scheme not in SCHEMES:
         allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
         raise UrlError(
@@ -314,6 +314,7 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
             f"{redact(url)!r} was given with a user or a key; write {scheme}://BUCKET/KEY, and "
             "keep keys where the tools of this store keep them"
         )
+    _require_whole_name(url, scheme)
     if not _REMOTE_WILDCARDS.search(url):
         return
     plain = redact(url)
@@ -324,6 +325,21 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
         raise UrlError(
             f"a wildcard in {redact(url)!r}: only local folders can be listed; count the shards in "
             "braces, {000..123}, and write %5B for a [ that belongs to the name"
+        )
+
+
+def _require_whole_name(url: str, scheme: str) -> None:
+    """Refuse a `#` or `?` in a name of which only what stands before it would be asked for."""
+    row = SCHEMES[scheme]
+    if row.client == "http" and "#" in url:
+        raise UrlError(
+            f"a # behind {redact(url)!r}, which would end what the server is asked for; write %23 "
+            "for a # that belongs to the name"
+        )
+    if row.client == "other" and row.reading == "ranges" and "?" in url:
+        raise UrlError(
+            f"a ? behind {redact(url)!r}, which would end the name: {scheme} has no queries; "
+            "give the file a name without it"
         )
 
 

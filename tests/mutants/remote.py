@@ -21,6 +21,15 @@ OTHER = "shards/remote/test_other.py"
 
 MUTANTS = [
     Mutant(
+        "shards.urls:_require_whole_name",
+        'if row.client == "http" and "#" in url:',
+        "if False:",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.urls:_require_whole_name", ' and "?" in url', " and not url", "shards/test_urls.py"
+    ),
+    Mutant(
         "shards.remote.other:_described",
         "files.invalidate_cache()",
         "files.invalidate_cache(path)",

@@ -98,6 +98,8 @@ def target_of(url: str) -> HttpTarget:
         raise RequestFailure(
             "the password holds a /, ? or #", "final", remedy="write %2F, %3F or %23 instead"
         )
+    if "#" in url:
+        raise RequestFailure("a # would end the name", "final", remedy="write %23 instead")
     plain, user = split_user(url)
     host = ""
     with suppress(ValueError):
