@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from socket import getaddrinfo
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -389,27 +388,3 @@ def plain_path(path: str) -> str:
     """The path, written so that it can only be taken for a file (`-` is webdataset's stdin)."""
     looks_special = ":" in path or path == "-"
     return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path
-
-
-def require_hosts(urls: Sequence[str]) -> None:
-    """Check that the hosts of http(s) URLs have an address, unless a proxy would look them up.
-
-    What reads such shards would try an unknown host again for minutes.
-
-    Raises:
-        ShardNotFoundError: A host has no address.
-    """
-    from urllib.request import getproxies  # HTTP and TLS, which local shards do not need
-
-    proxies = getproxies()
-    parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
-    for scheme, address in parts:
-        host = urlsplit(f"//{address}").hostname
-        if scheme in proxies or not host:
-            continue
-        try:
-            getaddrinfo(host, None)
-        except OSError as error:
-            raise ShardNotFoundError(
-                f"the host {host!r} has no address ({error}); check the URL and the network"
-            ) from error

@@ -18,8 +18,13 @@ CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
 OTHER = "shards/remote/test_other.py"
+PROXIES = "shards/remote/test_proxies.py"
 
 MUTANTS = [
+    Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxies.get("all", "")', "", PROXIES),
+    Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxy_bypass(f"{host}:{port}")', "", PROXIES),
+    Mutant(PROVIDERS + ".proxies:proxy_of", "if _is_in_networks(", "if not url and (", PROXIES),
+    Mutant("shards.remote.http:read_reply", "failure.what += reply.through", "...", PROXIES),
     Mutant(
         "shards.urls:_require_whole_name",
         'if row.client == "http" and "#" in url:',

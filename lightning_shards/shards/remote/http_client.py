@@ -15,7 +15,6 @@ from socket import SHUT_RDWR
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
 import urllib3
@@ -32,6 +31,7 @@ from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.shards.remote.answers.timed_response import TimedResponse, timed_of
 from lightning_shards.shards.remote.backend import RequestFailure
+from lightning_shards.shards.remote.providers.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 MAX_REDIRECTS: Final = 5
@@ -46,7 +46,7 @@ _REASONS: Final[Sequence[tuple[type[Exception], str]]] = (
     (NameResolutionError, "the host has no address"),
     (ReadTimeoutError, "the server stalled"),
     (TimeoutError, "the server stalled"),
-    (ProxyError, "the proxy cannot be reached"),
+    (ProxyError, "the proxy cannot be reached, or refuses"),
     (NewConnectionError, "no connection can be made"),
     (ConnectTimeoutError, "no connection was made in time"),  # also the root of those above
 )
@@ -76,11 +76,13 @@ class HttpReply(NamedTuple):
         response: Of urllib3; the caller releases or closes it.
         url: Who gave it, after all redirects.
         redirects: The headers of the redirects that led there.
+        through: What messages say of a proxy that the response came through.
     """
 
     response: BaseHTTPResponse
     url: str
     redirects: list[Mapping[str, str]]
+    through: str = ""
 
 
 class HttpClient:
@@ -122,10 +124,10 @@ class HttpClient:
         url, credentials = target
         redirects: list[Mapping[str, str]] = []
         while True:
-            response = self._send(method, url, {**headers, **credentials}, body)
+            response, through = self._send(method, url, {**headers, **credentials}, body)
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or location is None:
-                return HttpReply(response, url, redirects)
+                return HttpReply(response, url, redirects, through)
             redirects.append(response.headers)
             drain(response)
             if method != "GET" and response.status not in _KEEP_METHOD:
@@ -153,11 +155,12 @@ class HttpClient:
 
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
-    ) -> BaseHTTPResponse:
-        failure: RequestFailure | None = None
+    ) -> tuple[BaseHTTPResponse, str]:
+        failure, through = None, ""
         _THREAD.is_ours = True
         try:
             pool = self._pool(url)
+            through = f", through the proxy {pool.proxy}" if pool.proxy else ""
             response = pool.urlopen(
                 method,
                 url if pool.proxy and not url.startswith("https") else _path_of(url),
@@ -172,11 +175,11 @@ class HttpClient:
                 timeout=self._timeout,
             )
         except (HTTPError, OSError, ValueError) as error:
-            failure = failure_of_http_error(error)
+            failure = failure_of_http_error(error, through)
         else:
             with self._lock:
                 self._in_use.add(response)
-            return response
+            return response, through
         finally:
             _THREAD.is_ours = False
         raise failure
@@ -200,7 +203,8 @@ class HttpClient:
             return pool
 
     def _manager(self, url: str) -> urllib3.PoolManager:
-        proxy = _proxy_of(url)
+        proxy = proxy_of(url)
+        _require_http(proxy)
         if proxy not in self._managers:
             settings: dict[str, Any] = {"num_pools": _NUM_HOSTS, "maxsize": self._connections}
             if not proxy:
@@ -247,18 +251,28 @@ _THREAD = threading.local()
 _NOT_OURS = _NotOurs()
 
 
-def failure_of_http_error(error: Exception) -> RequestFailure:
+def _require_http(proxy: str) -> None:
+    kind = proxy.partition("://")[0].lower()
+    if proxy and kind not in ("http", "https"):
+        raise RequestFailure(
+            f"the proxy is one of {kind}://, which is not known here",
+            "final",
+            remedy="set http_proxy and https_proxy to one of http://, or name the host in no_proxy",
+        )
+
+
+def failure_of_http_error(error: Exception, through: str = "") -> RequestFailure:
     """Why there is no response, in words of ours: those of urllib3 hold the URL."""
     if isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError):
         return RequestFailure(
-            "the server's certificate is not trusted",
+            f"the server's certificate is not trusted{through}",
             "final",
             remedy="check the host, and the certificates of this machine (SSL_CERT_FILE)",
         )
     if isinstance(error, ValueError):
         return RequestFailure("the URL cannot be read", "final", remedy="check the URL")
     reasons = (reason for kind, reason in _REASONS if isinstance(error, kind))
-    return RequestFailure(next(reasons, "the connection broke"))
+    return RequestFailure(next(reasons, "the connection broke") + through)
 
 
 def split_user(url: str) -> tuple[str, str]:
@@ -352,15 +366,6 @@ def _path_of(url: str) -> str:
     parts = urlsplit(url)
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.path or '/'}{query}"
-
-
-def _proxy_of(url: str) -> str:
-    """The proxy that the system's settings name for this URL, or an empty text."""
-    parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme, "")
-    if not proxy or (parts.hostname and proxy_bypass(parts.hostname)):
-        return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _shut(connection: Any) -> None:
