@@ -21,6 +21,18 @@ OTHER = "shards/remote/test_other.py"
 PROXIES = "shards/remote/test_proxies.py"
 
 MUTANTS = [
+    Mutant(
+        "shards.remote.hub:HubBackend.refresh",
+        "self._refused[url] = used.url",
+        "self._refused[url] = self._locations[url].url",
+        HUB,
+    ),
+    Mutant(
+        "shards.remote.cloud:CloudBackend.refresh",
+        "if self._stores.get(bucket) is used:",
+        "if True:",
+        "shards/remote/test_transport.py",
+    ),
     Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxies.get("all", "")', "", PROXIES),
     Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxy_bypass(f"{host}:{port}")', "", PROXIES),
     Mutant(PROVIDERS + ".proxies:proxy_of", "if _is_in_networks(", "if not url and (", PROXIES),

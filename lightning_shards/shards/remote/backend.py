@@ -30,6 +30,8 @@ class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
         retry_after_s: Seconds that the server asks to wait.
         remedy: What the user can do.
         version: The version that was found, of kind `changed`.
+        used: The credentials that it was made with, as its backend knows them; None if it has none
+            of which fresh ones can be had.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
         self.retry_after_s = retry_after_s
         self.remedy = remedy
         self.version = version
+        self.used: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,11 @@ class RequestBackend(Protocol):
         """
         ...
 
-    def refresh(self, url: str) -> None:
-        """Forget credentials, so that the next request looks for fresh ones."""
+    def refresh(self, url: str, used: object) -> None:
+        """Forget the credentials that a failed request used, so that the next looks for fresh ones.
+
+        Fresh ones that another thread has found since are kept.
+        """
 
     def close(self) -> None:
         """Close all connections and end what waits for them, as far as can be."""

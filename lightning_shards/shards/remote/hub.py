@@ -113,7 +113,7 @@ class HubBackend(RequestBackend):
         location, reply = self._located(url, range_headers(begin, end, version))
         if reply is not None and reply.response.status != RANGE_BEYOND:
             with (
-                self._explained(is_kept=False),
+                self._explained(None),
                 read_reply(reply, self._hub_target(url), begin, end) as answer,
             ):
                 yield answer
@@ -122,7 +122,7 @@ class HubBackend(RequestBackend):
             drain(reply.response)
         target = HttpTarget(location.url, {}) if location else self._hub_target(url)
         with (
-            self._explained(is_kept=location is not None),
+            self._explained(location),
             answered(self._client, target, begin, end, version) as answer,
         ):
             yield answer
@@ -135,12 +135,13 @@ class HubBackend(RequestBackend):
         """
         raise ConfigError("the hub is written by commits, not by file; upload with its own tools")
 
-    def refresh(self, url: str) -> None:
-        """Use the shard's location no more; the token is looked up for each request to the hub."""
-        with self._lock:
-            location = self._locations.pop(url, None)
-            if location is not None:
-                self._refused[url] = location.url
+    def refresh(self, url: str, used: object) -> None:
+        """Use this location no more; the token is looked up for each request to the hub."""
+        if isinstance(used, HubLocation):
+            with self._lock:
+                self._refused[url] = used.url
+                if self._locations.get(url) == used:
+                    del self._locations[url]
 
     def close(self) -> None:
         """Close all connections, also those that are waited for."""
@@ -235,12 +236,13 @@ class HubBackend(RequestBackend):
         return HttpTarget(target.url, {"Authorization": f"Bearer {token}"} if token else {})
 
     @contextmanager
-    def _explained(self, *, is_kept: bool) -> Generator[None, None, None]:
+    def _explained(self, kept: HubLocation | None) -> Generator[None, None, None]:
         """Say where the token was looked for; a location that was kept may only have expired."""
         try:
             yield
         except RequestFailure as failure:
-            if is_kept and failure.kind in ("absent", "final"):
+            failure.used = kept
+            if kept is not None and failure.kind in ("absent", "final"):
                 failure.kind = "denied"
             if failure.kind == "denied":
                 failure.remedy = (

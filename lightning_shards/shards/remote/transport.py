@@ -231,7 +231,7 @@ class RemoteTransport(Transport):
             if not tries.go_on(failure, gained):
                 raise error_of(failure, what(), tries)
             if failure.kind == "denied":
-                backend.refresh(url)
+                backend.refresh(url, failure.used)
 
     def size_of(self, url: str) -> int:
         """Bytes of an object, asked anew by one request for a range; errors as of `read`."""
@@ -278,7 +278,7 @@ class RemoteTransport(Transport):
                 # Outside of `except`, so that nothing foreign is its context
                 raise error_of(failure, what(), tries)
             if failure.kind == "denied":
-                backend.refresh(url)
+                backend.refresh(url, failure.used)
 
     def _attempt(
         self,

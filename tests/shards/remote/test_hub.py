@@ -7,6 +7,7 @@ import pytest
 from fault_server import COMMIT, Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, StorageError
+from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -80,6 +81,29 @@ def test_a_location_that_expired_is_asked_for_anew(hub, transport, make_transpor
     assert transport.read(URL, 5, 9).data == DATA[5:9]
     assert make_transport().read(URL, 5, 9).data == DATA[5:9]
     assert len(asked_of_hub(hub)) == 2
+
+
+def test_a_location_that_another_thread_has_asked_for_anew_is_not_dropped(hub, tmp_path):
+    options = {"endpoint": hub.url, "anonymous": True}
+    backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path))
+
+    def read():
+        with backend.get(URL, 0, 9, None) as answer:
+            assert b"".join(answer.chunks) == DATA[:9]
+
+    read()
+    hub.signed_until -= 1
+    failures = []
+    for _ in range(2):  # as two threads do at once
+        with pytest.raises(RequestFailure) as caught:
+            read()
+        failures.append(caught.value)
+    for failure in failures:
+        assert failure.kind == "denied"
+        backend.refresh(URL, failure.used)
+        read()
+    assert len(asked_of_hub(hub)) == 2
+    backend.close()
 
 
 @pytest.mark.parametrize(("signed_s", "used_s"), [(9_000, 3_540), (600, 540)])
