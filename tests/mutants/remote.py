@@ -21,6 +21,18 @@ OTHER = "shards/remote/test_other.py"
 PROXIES = "shards/remote/test_proxies.py"
 
 MUTANTS = [
+    Mutant("shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", HTTP),
+    Mutant(
+        "shards.remote.http_client:HttpClient._response", "if self._is_closed:", "if False:", HTTP
+    ),
+    Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", HTTP),
+    Mutant("shards.remote.cloud:CloudBackend._call", "if self._is_closed:", "if False:", HTTP),
+    Mutant(
+        "shards.remote.answers.bounded_calls:BoundedCalls.call",
+        "if self._is_closed:  #",
+        "if False:  #",
+        CALLS,
+    ),
     Mutant(
         "shards.remote.hub:HubBackend.refresh",
         "self._refused[url] = used.url",

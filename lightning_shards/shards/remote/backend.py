@@ -113,7 +113,12 @@ class RequestBackend(Protocol):
         """
 
     def close(self) -> None:
-        """Close all connections and end what waits for them, as far as can be."""
+        """Close all connections and end what waits for them, as far as can be; open no new ones."""
+
+
+def closed_failure() -> RequestFailure:
+    """Why a request is not made, or goes on no more, when its backend was closed."""
+    return RequestFailure("the connections were closed", "final")
 
 
 class StatusLine(NamedTuple):

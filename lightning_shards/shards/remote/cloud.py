@@ -28,6 +28,7 @@ from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
     RequestFailure,
+    closed_failure,
     failure_of_status,
     is_exact,
     version_of,
@@ -92,6 +93,7 @@ class CloudBackend(RequestBackend):
         self._stores: dict[str, Any] = {}
         self._lock = Lock()
         self._has_had_credentials = False
+        self._is_closed = False
 
     @contextmanager
     def get(
@@ -130,7 +132,8 @@ class CloudBackend(RequestBackend):
                 self._stores.pop(bucket, None)
 
     def close(self) -> None:
-        """Forget all stores."""
+        """Forget all stores; bodies that are read end with their next bytes."""
+        self._is_closed = True
         with self._lock:
             self._stores.clear()
 
@@ -197,6 +200,8 @@ class CloudBackend(RequestBackend):
 
     def _call(self, act: Callable[[], Any]) -> Any:
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
+        if self._is_closed:
+            raise closed_failure()
         failure: RequestFailure | None = None
         try:
             given = act()

@@ -30,7 +30,7 @@ from urllib3.exceptions import (
 from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.shards.remote.answers.timed_response import TimedResponse, timed_of
-from lightning_shards.shards.remote.backend import RequestFailure
+from lightning_shards.shards.remote.backend import RequestFailure, closed_failure
 from lightning_shards.shards.remote.providers.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 
@@ -97,7 +97,8 @@ class HttpClient:
     def __init__(
         self, policy: RetryPolicy, connections: int, now: Callable[[], float] = perf_counter
     ) -> None:
-        self._response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
+        self._make_response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
+        self._is_closed = False
         self._timeout = urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s)
         self._connections = connections
         self._managers: dict[str, urllib3.PoolManager] = {}
@@ -142,8 +143,9 @@ class HttpClient:
             url = following
 
     def close(self) -> None:
-        """Close all connections; who waits for bytes on one is woken by an error."""
+        """Close all connections for good; who waits for bytes on one is woken by an error."""
         with self._lock:
+            self._is_closed = True
             used = list(self._in_use)
             managers = list(self._managers.values())
             self._managers, self._pools = {}, {}
@@ -156,6 +158,8 @@ class HttpClient:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[BaseHTTPResponse, str]:
+        if self._is_closed:
+            raise closed_failure()
         failure, through = None, ""
         _THREAD.is_ours = True
         try:
@@ -183,6 +187,14 @@ class HttpClient:
         finally:
             _THREAD.is_ours = False
         raise failure
+
+    def _response(self, sock: Any, **settings: Any) -> TimedResponse:
+        """What an answer is read from, unless its connection was made while all were closed."""
+        response = self._make_response(sock, **settings)
+        if self._is_closed:
+            response.close()
+            raise ConnectionAbortedError("the connections were closed")
+        return response
 
     def _pool(self, url: str) -> urllib3.HTTPConnectionPool:
         """The pool of the URL's host, whose connections are remembered until they are gone."""
