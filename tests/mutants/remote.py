@@ -21,6 +21,10 @@ OTHER = "shards/remote/test_other.py"
 PROXIES = "shards/remote/test_proxies.py"
 
 MUTANTS = [
+    Mutant(
+        "shards.remote.hub:_valid_s", "now = parsedate_to_datetime(", "parsedate_to_datetime(", HUB
+    ),
+    Mutant("shards.remote.hub:HubBackend._located", "if valid_s <= 0:", "if not valid_s:", HUB),
     Mutant("shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", HTTP),
     Mutant(
         "shards.remote.http_client:HttpClient._response", "if self._is_closed:", "if False:", HTTP

@@ -71,6 +71,7 @@ class FaultServer:
             this server answers for its own objects.
         commit: What the branches of the hub stand for. Of another one than `COMMIT` the objects are
             those below its name.
+        now: What its clock says, in seconds since 1970; None: what that of this machine says.
         asked: All requests.
         connections: How often a client connected.
     """
@@ -85,6 +86,7 @@ class FaultServer:
     signed_until: int = 4_000_000_000
     upstream: str | None = None
     commit: str = COMMIT
+    now: float | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -115,6 +117,7 @@ class FaultServer:
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
         self.signed_until, self.upstream, self.commit = 4_000_000_000, None, COMMIT
+        self.now = None
 
 
 class _Server(ThreadingHTTPServer):
@@ -142,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.state.now if timestamp is None else timestamp)
 
     def do_GET(self) -> None:
         self._note()

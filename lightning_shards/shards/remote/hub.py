@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from os import fdopen
 from pathlib import Path
@@ -56,7 +57,7 @@ class HubLocation:
 
     Attributes:
         url: A signed URL: a secret while it is valid.
-        until: Seconds since 1970 (UTC) at which it is asked for anew.
+        until: Seconds since 1970 (UTC), by this machine's clock, at which it is asked for anew.
         commit: The commit that its revision stands for; empty if the hub did not say.
     """
 
@@ -104,6 +105,7 @@ class HubBackend(RequestBackend):
         self._lock = Lock()
         self._resolving: dict[str, Lock] = {}
         self._refused: dict[str, str] = {}
+        self._has_warned = False
 
     @contextmanager
     def get(
@@ -160,9 +162,24 @@ class HubBackend(RequestBackend):
             target, reply, commit = self._asked(url, headers)
             if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
                 return None, reply
-            location = HubLocation(reply.url, _until(reply.url, self._now()), commit)
+            now = self._now()
+            valid_s = _valid_s(reply, now)
+            if valid_s <= 0:
+                self._warn()
+            location = HubLocation(reply.url, now + valid_s, commit)
             self._keep(url, location)
             return location, reply
+
+    def _warn(self) -> None:
+        with self._lock:
+            is_first, self._has_warned = not self._has_warned, True
+        if is_first:
+            _logger.warning(
+                "the locations that the hub gives have expired, or do so in less than %d s, so it "
+                "is asked for each range of which it allows few: check the clock of this machine, "
+                "and the endpoint of storage_options",
+                _MARGIN_S,
+            )
 
     def _asked(self, url: str, headers: Mapping[str, str]) -> tuple[HttpTarget, HttpReply, str]:
         """What the hub answers for the commit that its revision is pinned to, and that commit.
@@ -269,16 +286,23 @@ def _commit_of(reply: HttpReply) -> str:
     return ""
 
 
-def _until(url: str, now: float) -> float:
-    """When a signed URL expires by what it says itself, in an hour at the latest."""
-    query = {name.lower(): values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-    until = now + _KEPT_S
+def _valid_s(reply: HttpReply, now: float) -> float:
+    """For how many seconds a signed URL can be used by what it says itself, an hour at the most.
+
+    They count from the time of the answer that it came with, as this machine's clock may be wrong.
+    """
+    query = {
+        name.lower(): values[0] for name, values in parse_qs(urlsplit(reply.url).query).items()
+    }
+    with suppress(ValueError, TypeError, OverflowError):
+        now = parsedate_to_datetime(reply.response.headers.get("Date", "")).timestamp()
+    valid_s = _KEPT_S
     with suppress(KeyError, ValueError):
-        until = min(until, float(query["expires"]))
+        valid_s = min(valid_s, float(query["expires"]) - now)
     with suppress(KeyError, ValueError):
         signed = datetime.strptime(query["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        until = min(until, signed.timestamp() + float(query["x-amz-expires"]))
-    return until - _MARGIN_S
+        valid_s = min(valid_s, signed.timestamp() + float(query["x-amz-expires"]) - now)
+    return valid_s - _MARGIN_S
 
 
 def _location_of(data: bytes) -> HubLocation | None:
