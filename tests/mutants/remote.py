@@ -19,8 +19,33 @@ CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
 OTHER = "shards/remote/test_other.py"
 PROXIES = "shards/remote/test_proxies.py"
+UNDATED = "shards/remote/test_undated.py"
 
 MUTANTS = [
+    Mutant("shards.storage.remote:version_number", "if is_undated(version):", "if False:", UNDATED),
+    Mutant(
+        "shards.tables:TableStore.kept_table",
+        " and is_of_another_run(kept.mtime_ns)",
+        " and False",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.tables:TableStore._is_kept",
+        "return not is_of_another_run(sidecar.stat().st_mtime_ns)",
+        "return bool(sidecar.stat())",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.filters.kept_files:stamps_of",
+        "is_other = not is_local(url)",
+        "is_other = False",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.index:kept_index", 'take_over_run_number(content["run_number"])', "...", UNDATED
+    ),
+    Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
+    Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
     Mutant(
         "shards.remote.hub:_valid_s", "now = parsedate_to_datetime(", "parsedate_to_datetime(", HUB
     ),

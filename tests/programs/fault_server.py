@@ -82,6 +82,7 @@ class FaultServer:
     faults: list[Fault | None] = field(default_factory=list)
     always: Fault | None = None
     has_etags: bool = True
+    has_dates: bool = True
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     upstream: str | None = None
@@ -117,7 +118,7 @@ class FaultServer:
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
         self.signed_until, self.upstream, self.commit = 4_000_000_000, None, COMMIT
-        self.now = None
+        self.now, self.has_dates = None, True
 
 
 class _Server(ThreadingHTTPServer):
@@ -223,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        headers = {"Last-Modified": MODIFIED}
+        headers = {"Last-Modified": MODIFIED} if self.state.has_dates else {}
         if self.state.has_etags:
             headers["ETag"] = self.state.etag(name)
         wanted = self.headers.get("If-Match")

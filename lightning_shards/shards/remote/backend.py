@@ -18,6 +18,7 @@ _DENIED: Final = frozenset({401, 403, 407})
 _ABSENT: Final = frozenset({404, 410})
 _CHANGED: Final = 412
 _BEYOND: Final = 416
+_NO_DATE: Final = "no date"
 
 
 class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
@@ -162,7 +163,16 @@ def version_of(etag: str | None, changed: object, size: int) -> str:
     """
     if etag is not None and is_exact(etag):
         return etag
-    return f"{f'{etag}, ' if etag else ''}{changed or 'no date'}, {size} bytes"
+    return f"{f'{etag}, ' if etag else ''}{changed or _NO_DATE}, {size} bytes"
+
+
+def is_undated(version: str) -> bool:
+    """Whether a version says nothing but a size.
+
+    >>> is_undated(version_of(None, None, 3)), is_undated(version_of('W/"a1"', None, 3))
+    (True, False)
+    """
+    return version.startswith(f"{_NO_DATE}, ")
 
 
 def is_exact(version: str | None) -> bool:
