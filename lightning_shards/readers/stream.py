@@ -63,8 +63,8 @@ from lightning_shards.samples.transforms import (
     repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.remote.providers.proxies import require_hosts
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
-from lightning_shards.shards.urls import require_hosts
 
 _STAGE_POSITIONS = 1 << 48
 """Where the positions that seed stages begin, far above those of samples."""

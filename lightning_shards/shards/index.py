@@ -30,6 +30,7 @@ from lightning_shards.shards.counts.believed import (
 )
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import (
     is_local,
@@ -288,6 +289,7 @@ def keep_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "class_files": dict(index.class_files),
         "size_bytes": index.size_bytes,
         "hub_commits": pinned_commits(),
+        "run_number": run_number(),
     }
     path = _kept_path(index.urls, cache, wanted)
     try:
@@ -310,6 +312,7 @@ def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardInd
         with os.fdopen(file, "rb") as kept:
             content = json_object(json.loads(kept.read()))
         take_over_commits(json_object(content["hub_commits"]))
+        take_over_run_number(content["run_number"])
         names = ("counts", "total", "has_tables", "class_files", "size_bytes")
         return ShardIndex(tuple(urls), *(content[name] for name in names))
     except (OSError, ValueError, KeyError, RecursionError) as error:

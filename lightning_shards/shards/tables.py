@@ -33,6 +33,7 @@ from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.published.dali_index import dali_table, local_dali_index
 from lightning_shards.shards.published.remote_tables import absence, are_beside, fetched_tables
 from lightning_shards.shards.regular_files import is_newer, read_regular
+from lightning_shards.shards.remote.providers.undated import is_of_another_run, run_number
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import UnusableTableError, packed, unpacked
@@ -113,6 +114,8 @@ class TableStore:
     def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
         """The stored table of this shard, even if the shard has changed since.
 
+        That of a shard of which only another run can know the version counts for that run alone.
+
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
@@ -120,6 +123,8 @@ class TableStore:
         kept = self._opened(self._cache.sidecar_of(url))
         if kept is None and self._takes_dali and is_local(url):
             kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
+        if kept is not None and not is_local(url) and is_of_another_run(kept.mtime_ns):
+            return None
         return kept
 
     def missing(self, urls: Iterable[str]) -> list[str]:
@@ -196,7 +201,12 @@ class TableStore:
 
     def _is_kept(self, url: str) -> bool:
         sidecar = self._cache.sidecar_of(url)
-        return sidecar in self._unwritten or sidecar.exists()
+        if sidecar in self._unwritten:
+            return True
+        try:
+            return not is_of_another_run(sidecar.stat().st_mtime_ns)
+        except OSError:
+            return False
 
     def _stat(self, url: str) -> ShardStat:
         return shard_stat(url, self._storages.of(url))
@@ -252,6 +262,10 @@ class TableStore:
             # A block needs hundreds of fetched ones; what a power cut tears is fetched again.
             is_scanned = self.is_scanned(url)
             write_table(sidecar, table, self._cache, outlives_power=is_scanned)
+            if not is_scanned and table.mtime_ns == run_number():
+                os.utime(
+                    sidecar, ns=(run_number(), run_number())
+                )  # a look shows of which run it is
             self._unwritten.pop(sidecar, None)
         except OSError as error:
             if not self._unwritten:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from socket import getaddrinfo
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -297,7 +296,7 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse unknown schemes, passwords that end too early, keys of buckets, and wildcards."""
+    """Refuse unknown schemes, passwords and names that end too early, keys, and wildcards."""
     if scheme not in SCHEMES:
         allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
         raise UrlError(
@@ -314,6 +313,7 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
             f"{redact(url)!r} was given with a user or a key; write {scheme}://BUCKET/KEY, and "
             "keep keys where the tools of this store keep them"
         )
+    _require_whole_name(url, scheme)
     if not _REMOTE_WILDCARDS.search(url):
         return
     plain = redact(url)
@@ -324,6 +324,21 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
         raise UrlError(
             f"a wildcard in {redact(url)!r}: only local folders can be listed; count the shards in "
             "braces, {000..123}, and write %5B for a [ that belongs to the name"
+        )
+
+
+def _require_whole_name(url: str, scheme: str) -> None:
+    """Refuse a `#` or `?` in a name of which only what stands before it would be asked for."""
+    row = SCHEMES[scheme]
+    if row.client == "http" and "#" in url:
+        raise UrlError(
+            f"a # behind {redact(url)!r}, which would end what the server is asked for; write %23 "
+            "for a # that belongs to the name"
+        )
+    if row.client == "other" and row.reading == "ranges" and "?" in url:
+        raise UrlError(
+            f"a ? behind {redact(url)!r}, which would end the name: {scheme} has no queries; "
+            "give the file a name without it"
         )
 
 
@@ -373,27 +388,3 @@ def plain_path(path: str) -> str:
     """The path, written so that it can only be taken for a file (`-` is webdataset's stdin)."""
     looks_special = ":" in path or path == "-"
     return os.path.join(".", path) if looks_special and not path.startswith(("/", ".")) else path
-
-
-def require_hosts(urls: Sequence[str]) -> None:
-    """Check that the hosts of http(s) URLs have an address, unless a proxy would look them up.
-
-    What reads such shards would try an unknown host again for minutes.
-
-    Raises:
-        ShardNotFoundError: A host has no address.
-    """
-    from urllib.request import getproxies  # HTTP and TLS, which local shards do not need
-
-    proxies = getproxies()
-    parts = {urlsplit(url)[:2] for url in urls if url.lower().startswith(("http:", "https:"))}
-    for scheme, address in parts:
-        host = urlsplit(f"//{address}").hostname
-        if scheme in proxies or not host:
-            continue
-        try:
-            getaddrinfo(host, None)
-        except OSError as error:
-            raise ShardNotFoundError(
-                f"the host {host!r} has no address ({error}); check the URL and the network"
-            ) from error

@@ -17,8 +17,98 @@ ENDPOINTS = "shards/remote/test_cloud_endpoints.py"
 CREDENTIALS = "shards/remote/test_cloud_credentials.py"
 CALLS = "shards/remote/test_bounded_calls.py"
 PLANNED = "shards/remote/test_planned_mixtures.py"
+OTHER = "shards/remote/test_other.py"
+PROXIES = "shards/remote/test_proxies.py"
+UNDATED = "shards/remote/test_undated.py"
 
 MUTANTS = [
+    Mutant("shards.storage.remote:version_number", "if is_undated(version):", "if False:", UNDATED),
+    Mutant(
+        "shards.tables:TableStore.kept_table",
+        " and is_of_another_run(kept.mtime_ns)",
+        " and False",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.tables:TableStore._is_kept",
+        "return not is_of_another_run(sidecar.stat().st_mtime_ns)",
+        "return bool(sidecar.stat())",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.filters.kept_files:stamps_of",
+        "is_other = not is_local(url)",
+        "is_other = False",
+        UNDATED,
+    ),
+    Mutant(
+        "shards.index:kept_index", 'take_over_run_number(content["run_number"])', "...", UNDATED
+    ),
+    Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
+    Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
+    Mutant(
+        "shards.remote.hub:_valid_s", "now = parsedate_to_datetime(", "parsedate_to_datetime(", HUB
+    ),
+    Mutant("shards.remote.hub:HubBackend._located", "if valid_s <= 0:", "if not valid_s:", HUB),
+    Mutant("shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", HTTP),
+    Mutant(
+        "shards.remote.http_client:HttpClient._response", "if self._is_closed:", "if False:", HTTP
+    ),
+    Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", HTTP),
+    Mutant("shards.remote.cloud:CloudBackend._call", "if self._is_closed:", "if False:", HTTP),
+    Mutant(
+        "shards.remote.answers.bounded_calls:BoundedCalls.call",
+        "if self._is_closed:  #",
+        "if False:  #",
+        CALLS,
+    ),
+    Mutant(
+        "shards.remote.hub:HubBackend.refresh",
+        "self._refused[url] = used.url",
+        "self._refused[url] = self._locations[url].url",
+        HUB,
+    ),
+    Mutant(
+        "shards.remote.cloud:CloudBackend.refresh",
+        "if self._stores.get(bucket) is used:",
+        "if True:",
+        "shards/remote/test_transport.py",
+    ),
+    Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxies.get("all", "")', "", PROXIES),
+    Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxy_bypass(f"{host}:{port}")', "", PROXIES),
+    Mutant(PROVIDERS + ".proxies:proxy_of", "if _is_in_networks(", "if not url and (", PROXIES),
+    Mutant("shards.remote.http:read_reply", "failure.what += reply.through", "...", PROXIES),
+    Mutant(
+        "shards.urls:_require_whole_name",
+        'if row.client == "http" and "#" in url:',
+        "if False:",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.urls:_require_whole_name", ' and "?" in url', " and not url", "shards/test_urls.py"
+    ),
+    Mutant(
+        "shards.remote.other:_described",
+        "files.invalidate_cache()",
+        "files.invalidate_cache(path)",
+        OTHER,
+    ),
+    Mutant("shards.remote.other:OtherBackend._tried", "self._mine.files.clear()", "...", OTHER),
+    Mutant(
+        "shards.remote.other:_failure_of", '"again" if has_answered else "final"', '"final"', OTHER
+    ),
+    Mutant(
+        "shards.remote.other:OtherBackend._require_taken",
+        "self._scheme not in _DROPS_OPTIONS",
+        "True",
+        OTHER,
+    ),
+    Mutant(
+        "shards.remote.backend:version_of",
+        "if etag is not None and is_exact(etag):",
+        "if etag:",
+        OTHER,
+    ),
     Mutant(
         "shards.remote.answers.timed_response:TimedResponse.__init__",
         "self._file.allow(limit_s)",

@@ -71,6 +71,7 @@ class FaultServer:
             this server answers for its own objects.
         commit: What the branches of the hub stand for. Of another one than `COMMIT` the objects are
             those below its name.
+        now: What its clock says, in seconds since 1970; None: what that of this machine says.
         asked: All requests.
         connections: How often a client connected.
     """
@@ -81,10 +82,12 @@ class FaultServer:
     faults: list[Fault | None] = field(default_factory=list)
     always: Fault | None = None
     has_etags: bool = True
+    has_dates: bool = True
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     upstream: str | None = None
     commit: str = COMMIT
+    now: float | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -115,6 +118,7 @@ class FaultServer:
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
         self.signed_until, self.upstream, self.commit = 4_000_000_000, None, COMMIT
+        self.now, self.has_dates = None, True
 
 
 class _Server(ThreadingHTTPServer):
@@ -142,6 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.state.now if timestamp is None else timestamp)
 
     def do_GET(self) -> None:
         self._note()
@@ -217,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        headers = {"Last-Modified": MODIFIED}
+        headers = {"Last-Modified": MODIFIED} if self.state.has_dates else {}
         if self.state.has_etags:
             headers["ETag"] = self.state.etag(name)
         wanted = self.headers.get("If-Match")

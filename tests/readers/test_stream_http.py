@@ -22,7 +22,6 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.shard_samples import read_shard
-from lightning_shards.shards import urls as urls_module
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
@@ -224,8 +223,3 @@ def test_an_unknown_host_is_an_error_at_once(make_source, monkeypatch):
         source.first_sample(Place())
     assert "secret" not in str(caught.value)
     assert time.perf_counter() - begin < 20
-
-
-def test_a_proxy_looks_hosts_up_itself(monkeypatch):
-    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://proxy:1"})
-    urls_module.require_hosts(["http://nowhere.invalid/a.tar"])

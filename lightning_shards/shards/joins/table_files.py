@@ -16,13 +16,13 @@ from lightning_shards.shards.joins.table_copies import copy_path, crc32_of, fetc
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.shards.remote.providers.proxies import require_hosts
 from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     expand_urls,
     is_local,
     redact,
-    require_hosts,
     require_local_shards,
     scheme_of,
 )

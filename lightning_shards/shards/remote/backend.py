@@ -18,6 +18,7 @@ _DENIED: Final = frozenset({401, 403, 407})
 _ABSENT: Final = frozenset({404, 410})
 _CHANGED: Final = 412
 _BEYOND: Final = 416
+_NO_DATE: Final = "no date"
 
 
 class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
@@ -30,6 +31,8 @@ class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
         retry_after_s: Seconds that the server asks to wait.
         remedy: What the user can do.
         version: The version that was found, of kind `changed`.
+        used: The credentials that it was made with, as its backend knows them; None if it has none
+            of which fresh ones can be had.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
         self.retry_after_s = retry_after_s
         self.remedy = remedy
         self.version = version
+        self.used: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class RangeAnswer:
         begin: Offset of the first byte that comes.
         stop: Offset behind the last one.
         size: Bytes of the whole object.
-        version: Its ETag, else its time of change and size.
+        version: Its ETag; time of change and size where that is none, or proves no equal bytes.
         chunks: The bytes; it raises RequestFailure where they break off.
         has_ranges: Whether the store sent this range, and not the whole object, out of which the
             range is cut.
@@ -103,11 +107,19 @@ class RequestBackend(Protocol):
         """
         ...
 
-    def refresh(self, url: str) -> None:
-        """Forget credentials, so that the next request looks for fresh ones."""
+    def refresh(self, url: str, used: object) -> None:
+        """Forget the credentials that a failed request used, so that the next looks for fresh ones.
+
+        Fresh ones that another thread has found since are kept.
+        """
 
     def close(self) -> None:
-        """Close all connections and end what waits for them, as far as can be."""
+        """Close all connections and end what waits for them, as far as can be; open no new ones."""
+
+
+def closed_failure() -> RequestFailure:
+    """Why a request is not made, or goes on no more, when its backend was closed."""
+    return RequestFailure("the connections were closed", "final")
 
 
 class StatusLine(NamedTuple):
@@ -146,8 +158,21 @@ def version_of(etag: str | None, changed: object, size: int) -> str:
 
     >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
     ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
+    >>> version_of('W/"a1"', None, 3)
+    'W/"a1", no date, 3 bytes'
     """
-    return etag or f"{changed or 'no date'}, {size} bytes"
+    if etag is not None and is_exact(etag):
+        return etag
+    return f"{f'{etag}, ' if etag else ''}{changed or _NO_DATE}, {size} bytes"
+
+
+def is_undated(version: str) -> bool:
+    """Whether a version says nothing but a size.
+
+    >>> is_undated(version_of(None, None, 3)), is_undated(version_of('W/"a1"', None, 3))
+    (True, False)
+    """
+    return version.startswith(f"{_NO_DATE}, ")
 
 
 def is_exact(version: str | None) -> bool:

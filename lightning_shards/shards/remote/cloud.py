@@ -28,6 +28,7 @@ from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
     RequestFailure,
+    closed_failure,
     failure_of_status,
     is_exact,
     version_of,
@@ -92,6 +93,7 @@ class CloudBackend(RequestBackend):
         self._stores: dict[str, Any] = {}
         self._lock = Lock()
         self._has_had_credentials = False
+        self._is_closed = False
 
     @contextmanager
     def get(
@@ -103,13 +105,13 @@ class CloudBackend(RequestBackend):
         if version is not None and is_exact(version):
             options["if_match"] = version
         try:
-            result = self._call(lambda: self._store(bucket).get(key, options=options))
+            result = self._asked(bucket, lambda store: store.get(key, options=options))
         except RequestFailure as failure:
             if failure.kind != "beyond":
                 raise
             result = None
         if result is None:
-            meta = self._call(lambda: self._store(bucket).head(key))
+            meta = self._asked(bucket, lambda store: store.head(key))
             yield RangeAnswer(begin, begin, meta["size"], _version(meta), ())
             return
         first, stop = result.range
@@ -119,15 +121,19 @@ class CloudBackend(RequestBackend):
     def put(self, url: str, data: bytes) -> None:
         """Write by one PUT."""
         bucket, key = self._split(url)
-        self._call(lambda: self._store(bucket, len(data)).put(key, data, use_multipart=False))
+        size = len(data)
+        self._asked(bucket, lambda store: store.put(key, data, use_multipart=False), size)
 
-    def refresh(self, url: str) -> None:
+    def refresh(self, url: str, used: object) -> None:
         """Forget the bucket's store, and with it the credentials that it has found."""
+        bucket = self._split(url)[0]
         with self._lock:
-            self._stores.pop(self._split(url)[0], None)
+            if self._stores.get(bucket) is used:
+                self._stores.pop(bucket, None)
 
     def close(self) -> None:
-        """Forget all stores."""
+        """Forget all stores; bodies that are read end with their next bytes."""
+        self._is_closed = True
         with self._lock:
             self._stores.clear()
 
@@ -178,8 +184,24 @@ class CloudBackend(RequestBackend):
             settings["credential_provider"] = _profile(str(self._options["profile"]))
         return getattr(store, _STORES[self._scheme])(bucket, **settings)
 
+    def _asked(self, bucket: str, act: Callable[[Any], Any], largest: int = 0) -> Any:
+        """What the bucket's store gives; a failure knows which store it was."""
+        used: list[Any] = []
+
+        def ask() -> Any:
+            used.append(self._store(bucket, largest))
+            return act(used[0])
+
+        try:
+            return self._call(ask)
+        except RequestFailure as failure:
+            failure.used = used[0] if used else None
+            raise
+
     def _call(self, act: Callable[[], Any]) -> Any:
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
+        if self._is_closed:
+            raise closed_failure()
         failure: RequestFailure | None = None
         try:
             given = act()

@@ -98,6 +98,8 @@ def target_of(url: str) -> HttpTarget:
         raise RequestFailure(
             "the password holds a /, ? or #", "final", remedy="write %2F, %3F or %23 instead"
         )
+    if "#" in url:
+        raise RequestFailure("a # would end the name", "final", remedy="write %23 instead")
     plain, user = split_user(url)
     host = ""
     with suppress(ValueError):
@@ -136,6 +138,9 @@ def read_reply(
     response = reply.response
     try:
         yield _answer_of(reply, target, begin, end)
+    except RequestFailure as failure:
+        failure.what += reply.through
+        raise
     finally:
         # A response that was read to its end has given its connection back before
         response.close()
@@ -155,9 +160,11 @@ def put_object(client: HttpClient, target: HttpTarget, data: bytes) -> None:
     Raises:
         RequestFailure: It is not written.
     """
-    response = client.request("PUT", target, {}, data).response
+    response, _, _, through = client.request("PUT", target, {}, data)
     if response.status not in range(200, 300):
-        raise _refused(response)
+        failure = _refused(response)
+        failure.what += through
+        raise failure
     drain(response)
 
 

@@ -15,7 +15,6 @@ from socket import SHUT_RDWR
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
 import urllib3
@@ -31,7 +30,8 @@ from urllib3.exceptions import (
 from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.shards.remote.answers.timed_response import TimedResponse, timed_of
-from lightning_shards.shards.remote.backend import RequestFailure
+from lightning_shards.shards.remote.backend import RequestFailure, closed_failure
+from lightning_shards.shards.remote.providers.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 MAX_REDIRECTS: Final = 5
@@ -46,7 +46,7 @@ _REASONS: Final[Sequence[tuple[type[Exception], str]]] = (
     (NameResolutionError, "the host has no address"),
     (ReadTimeoutError, "the server stalled"),
     (TimeoutError, "the server stalled"),
-    (ProxyError, "the proxy cannot be reached"),
+    (ProxyError, "the proxy cannot be reached, or refuses"),
     (NewConnectionError, "no connection can be made"),
     (ConnectTimeoutError, "no connection was made in time"),  # also the root of those above
 )
@@ -76,11 +76,13 @@ class HttpReply(NamedTuple):
         response: Of urllib3; the caller releases or closes it.
         url: Who gave it, after all redirects.
         redirects: The headers of the redirects that led there.
+        through: What messages say of a proxy that the response came through.
     """
 
     response: BaseHTTPResponse
     url: str
     redirects: list[Mapping[str, str]]
+    through: str = ""
 
 
 class HttpClient:
@@ -95,7 +97,8 @@ class HttpClient:
     def __init__(
         self, policy: RetryPolicy, connections: int, now: Callable[[], float] = perf_counter
     ) -> None:
-        self._response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
+        self._make_response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
+        self._is_closed = False
         self._timeout = urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s)
         self._connections = connections
         self._managers: dict[str, urllib3.PoolManager] = {}
@@ -122,10 +125,10 @@ class HttpClient:
         url, credentials = target
         redirects: list[Mapping[str, str]] = []
         while True:
-            response = self._send(method, url, {**headers, **credentials}, body)
+            response, through = self._send(method, url, {**headers, **credentials}, body)
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or location is None:
-                return HttpReply(response, url, redirects)
+                return HttpReply(response, url, redirects, through)
             redirects.append(response.headers)
             drain(response)
             if method != "GET" and response.status not in _KEEP_METHOD:
@@ -140,8 +143,9 @@ class HttpClient:
             url = following
 
     def close(self) -> None:
-        """Close all connections; who waits for bytes on one is woken by an error."""
+        """Close all connections for good; who waits for bytes on one is woken by an error."""
         with self._lock:
+            self._is_closed = True
             used = list(self._in_use)
             managers = list(self._managers.values())
             self._managers, self._pools = {}, {}
@@ -153,11 +157,14 @@ class HttpClient:
 
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
-    ) -> BaseHTTPResponse:
-        failure: RequestFailure | None = None
+    ) -> tuple[BaseHTTPResponse, str]:
+        if self._is_closed:
+            raise closed_failure()
+        failure, through = None, ""
         _THREAD.is_ours = True
         try:
             pool = self._pool(url)
+            through = f", through the proxy {pool.proxy}" if pool.proxy else ""
             response = pool.urlopen(
                 method,
                 url if pool.proxy and not url.startswith("https") else _path_of(url),
@@ -172,14 +179,22 @@ class HttpClient:
                 timeout=self._timeout,
             )
         except (HTTPError, OSError, ValueError) as error:
-            failure = failure_of_http_error(error)
+            failure = failure_of_http_error(error, through)
         else:
             with self._lock:
                 self._in_use.add(response)
-            return response
+            return response, through
         finally:
             _THREAD.is_ours = False
         raise failure
+
+    def _response(self, sock: Any, **settings: Any) -> TimedResponse:
+        """What an answer is read from, unless its connection was made while all were closed."""
+        response = self._make_response(sock, **settings)
+        if self._is_closed:
+            response.close()
+            raise ConnectionAbortedError("the connections were closed")
+        return response
 
     def _pool(self, url: str) -> urllib3.HTTPConnectionPool:
         """The pool of the URL's host, whose connections are remembered until they are gone."""
@@ -200,7 +215,8 @@ class HttpClient:
             return pool
 
     def _manager(self, url: str) -> urllib3.PoolManager:
-        proxy = _proxy_of(url)
+        proxy = proxy_of(url)
+        _require_http(proxy)
         if proxy not in self._managers:
             settings: dict[str, Any] = {"num_pools": _NUM_HOSTS, "maxsize": self._connections}
             if not proxy:
@@ -247,18 +263,28 @@ _THREAD = threading.local()
 _NOT_OURS = _NotOurs()
 
 
-def failure_of_http_error(error: Exception) -> RequestFailure:
+def _require_http(proxy: str) -> None:
+    kind = proxy.partition("://")[0].lower()
+    if proxy and kind not in ("http", "https"):
+        raise RequestFailure(
+            f"the proxy is one of {kind}://, which is not known here",
+            "final",
+            remedy="set http_proxy and https_proxy to one of http://, or name the host in no_proxy",
+        )
+
+
+def failure_of_http_error(error: Exception, through: str = "") -> RequestFailure:
     """Why there is no response, in words of ours: those of urllib3 hold the URL."""
     if isinstance(error, SSLError) and isinstance(error.args[0], ssl.SSLCertVerificationError):
         return RequestFailure(
-            "the server's certificate is not trusted",
+            f"the server's certificate is not trusted{through}",
             "final",
             remedy="check the host, and the certificates of this machine (SSL_CERT_FILE)",
         )
     if isinstance(error, ValueError):
         return RequestFailure("the URL cannot be read", "final", remedy="check the URL")
     reasons = (reason for kind, reason in _REASONS if isinstance(error, kind))
-    return RequestFailure(next(reasons, "the connection broke"))
+    return RequestFailure(next(reasons, "the connection broke") + through)
 
 
 def split_user(url: str) -> tuple[str, str]:
@@ -352,15 +378,6 @@ def _path_of(url: str) -> str:
     parts = urlsplit(url)
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.path or '/'}{query}"
-
-
-def _proxy_of(url: str) -> str:
-    """The proxy that the system's settings name for this URL, or an empty text."""
-    parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme, "")
-    if not proxy or (parts.hostname and proxy_bypass(parts.hostname)):
-        return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _shut(connection: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from os import fdopen
 from pathlib import Path
@@ -56,7 +57,7 @@ class HubLocation:
 
     Attributes:
         url: A signed URL: a secret while it is valid.
-        until: Seconds since 1970 (UTC) at which it is asked for anew.
+        until: Seconds since 1970 (UTC), by this machine's clock, at which it is asked for anew.
         commit: The commit that its revision stands for; empty if the hub did not say.
     """
 
@@ -104,6 +105,7 @@ class HubBackend(RequestBackend):
         self._lock = Lock()
         self._resolving: dict[str, Lock] = {}
         self._refused: dict[str, str] = {}
+        self._has_warned = False
 
     @contextmanager
     def get(
@@ -113,7 +115,7 @@ class HubBackend(RequestBackend):
         location, reply = self._located(url, range_headers(begin, end, version))
         if reply is not None and reply.response.status != RANGE_BEYOND:
             with (
-                self._explained(is_kept=False),
+                self._explained(None),
                 read_reply(reply, self._hub_target(url), begin, end) as answer,
             ):
                 yield answer
@@ -122,7 +124,7 @@ class HubBackend(RequestBackend):
             drain(reply.response)
         target = HttpTarget(location.url, {}) if location else self._hub_target(url)
         with (
-            self._explained(is_kept=location is not None),
+            self._explained(location),
             answered(self._client, target, begin, end, version) as answer,
         ):
             yield answer
@@ -135,12 +137,13 @@ class HubBackend(RequestBackend):
         """
         raise ConfigError("the hub is written by commits, not by file; upload with its own tools")
 
-    def refresh(self, url: str) -> None:
-        """Use the shard's location no more; the token is looked up for each request to the hub."""
-        with self._lock:
-            location = self._locations.pop(url, None)
-            if location is not None:
-                self._refused[url] = location.url
+    def refresh(self, url: str, used: object) -> None:
+        """Use this location no more; the token is looked up for each request to the hub."""
+        if isinstance(used, HubLocation):
+            with self._lock:
+                self._refused[url] = used.url
+                if self._locations.get(url) == used:
+                    del self._locations[url]
 
     def close(self) -> None:
         """Close all connections, also those that are waited for."""
@@ -159,9 +162,24 @@ class HubBackend(RequestBackend):
             target, reply, commit = self._asked(url, headers)
             if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
                 return None, reply
-            location = HubLocation(reply.url, _until(reply.url, self._now()), commit)
+            now = self._now()
+            valid_s = _valid_s(reply, now)
+            if valid_s <= 0:
+                self._warn()
+            location = HubLocation(reply.url, now + valid_s, commit)
             self._keep(url, location)
             return location, reply
+
+    def _warn(self) -> None:
+        with self._lock:
+            is_first, self._has_warned = not self._has_warned, True
+        if is_first:
+            _logger.warning(
+                "the locations that the hub gives have expired, or do so in less than %d s, so it "
+                "is asked for each range of which it allows few: check the clock of this machine, "
+                "and the endpoint of storage_options",
+                _MARGIN_S,
+            )
 
     def _asked(self, url: str, headers: Mapping[str, str]) -> tuple[HttpTarget, HttpReply, str]:
         """What the hub answers for the commit that its revision is pinned to, and that commit.
@@ -235,12 +253,13 @@ class HubBackend(RequestBackend):
         return HttpTarget(target.url, {"Authorization": f"Bearer {token}"} if token else {})
 
     @contextmanager
-    def _explained(self, *, is_kept: bool) -> Generator[None, None, None]:
+    def _explained(self, kept: HubLocation | None) -> Generator[None, None, None]:
         """Say where the token was looked for; a location that was kept may only have expired."""
         try:
             yield
         except RequestFailure as failure:
-            if is_kept and failure.kind in ("absent", "final"):
+            failure.used = kept
+            if kept is not None and failure.kind in ("absent", "final"):
                 failure.kind = "denied"
             if failure.kind == "denied":
                 failure.remedy = (
@@ -267,16 +286,23 @@ def _commit_of(reply: HttpReply) -> str:
     return ""
 
 
-def _until(url: str, now: float) -> float:
-    """When a signed URL expires by what it says itself, in an hour at the latest."""
-    query = {name.lower(): values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-    until = now + _KEPT_S
+def _valid_s(reply: HttpReply, now: float) -> float:
+    """For how many seconds a signed URL can be used by what it says itself, an hour at the most.
+
+    They count from the time of the answer that it came with, as this machine's clock may be wrong.
+    """
+    query = {
+        name.lower(): values[0] for name, values in parse_qs(urlsplit(reply.url).query).items()
+    }
+    with suppress(ValueError, TypeError, OverflowError):
+        now = parsedate_to_datetime(reply.response.headers.get("Date", "")).timestamp()
+    valid_s = _KEPT_S
     with suppress(KeyError, ValueError):
-        until = min(until, float(query["expires"]))
+        valid_s = min(valid_s, float(query["expires"]) - now)
     with suppress(KeyError, ValueError):
         signed = datetime.strptime(query["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        until = min(until, signed.timestamp() + float(query["x-amz-expires"]))
-    return until - _MARGIN_S
+        valid_s = min(valid_s, signed.timestamp() + float(query["x-amz-expires"]) - now)
+    return valid_s - _MARGIN_S
 
 
 def _location_of(data: bytes) -> HubLocation | None:

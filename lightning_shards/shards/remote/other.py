@@ -3,15 +3,19 @@
 Few of its file systems know time limits, so each call is made in a thread that can be given up.
 """
 
+import inspect
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
 import fsspec
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.answers.bounded_calls import Alive, BoundedCalls
 from lightning_shards.shards.remote.backend import (
+    FailureKind,
     RangeAnswer,
     RequestBackend,
     RequestFailure,
@@ -23,12 +27,31 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 _READ_AT_ONCE: Final = 1 << 20
 """Bytes that must come within the read timeout; each further call may open the file anew."""
 
-_ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash", "uid")
+_ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
+
+_DROPS_OPTIONS: Final = ("ftp", "hdfs")
+"""Schemes whose file systems take any option, and use those alone that their constructor names."""
+
+_USERS: Final = ("username", "user", "password")
+
+_FAILURES: Final[Mapping[str, tuple[str, FailureKind]]] = {
+    "FileNotFoundError": ("there is no such file", "absent"),
+    "PermissionError": ("this user may not read it", "denied"),
+    "AuthenticationException": ("the server does not let this user in", "denied"),  # paramiko
+    "TimeoutError": ("the server stalled", "again"),
+    "OSError": ("", "again"),
+    "EOFError": ("", "again"),
+    "SSHException": ("", "again"),  # paramiko, of a connection that broke
+    "error_temp": ("", "again"),  # ftplib, as of a server with too many connections
+}
+"""By the name of a class of errors, of whatever client: what happened, and what is to be done."""
 
 
 class OtherBackend(RequestBackend):
-    """Reads by a file system of fsspec, which keeps one for each process and thread.
+    """Reads by file systems of fsspec: each thread has its own, until a call on it fails.
+
+    fsspec would keep a file system for ever, also with a connection that broke.
 
     Args:
         scheme: What fsspec knows it by.
@@ -46,6 +69,8 @@ class OtherBackend(RequestBackend):
         self._options = dict(options)
         self._policy = policy
         self._calls = BoundedCalls()
+        self._mine = _OfThread()
+        self._has_answered = False
 
     @contextmanager
     def get(
@@ -83,33 +108,85 @@ class OtherBackend(RequestBackend):
         self._calls.close()
 
     def _opened(self, url: str) -> tuple[Any, str]:
-        return cast("tuple[Any, str]", cast("Any", fsspec).core.url_to_fs(url, **self._options))
+        """The file system of this thread for a URL, and the path in it."""
+        kind: Any = cast("Any", fsspec).get_filesystem_class(self._scheme)
+        said = _said_by_url(kind, url)
+        path: str = kind._strip_protocol(url)  # noqa: SLF001 the name that fsspec documents
+        host = repr(sorted(said.items()))
+        files = self._mine.files.get(host)
+        if files is None:
+            self._require_taken(kind)
+            files = kind(**{**self._options, **said}, skip_instance_cache=True)
+            if kind.cachable:
+                self._mine.files[host] = files
+        return files, path
+
+    def _require_taken(self, kind: Any) -> None:
+        """Refuse options that would be dropped without a word."""
+        taken = inspect.signature(kind.__init__).parameters
+        has_others = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        if has_others and self._scheme not in _DROPS_OPTIONS:
+            return  # it passes them on to its client
+        unknown = [name for name in self._options if name not in taken]
+        if unknown:
+            there = (
+                each.name for each in taken.values() if each.kind is each.POSITIONAL_OR_KEYWORD
+            )
+            raise ConfigError(
+                f"storage_options of {self._scheme} have no {unknown[0]!r}; there are "
+                f"{', '.join(name for name in there if name not in ('self', 'password'))}"
+            )
 
     def _call(self, act: Callable[[Alive], Any], limit_s: float) -> Any:
         """What fsspec gives in time; its errors may hold the URL, so they go no further."""
         failure: Exception
         try:
-            return self._calls.call(act, limit_s)
-        except RequestFailure:
+            given = self._calls.call(lambda alive: self._tried(act, alive), limit_s)
+        except (ConfigError, RequestFailure):
             raise
-        except TimeoutError:
-            failure = RequestFailure("the server stalled")
-        except FileNotFoundError:
-            failure = RequestFailure("there is no such file", "absent")
-        except PermissionError:
-            failure = RequestFailure("this user may not read it", "denied")
         except ImportError as error:
             failure = ConfigError(
                 f"{self._scheme}:// shards need {error.name or 'a package'}, which is not "
                 "installed; install what fsspec needs for this scheme"
             )
-        except (OSError, EOFError) as error:
-            failure = RequestFailure(f"fsspec raised {type(error).__name__}")
         except Exception as error:  # noqa: BLE001 each file system raises what its client does
-            failure = RequestFailure(
-                f"fsspec raised {type(error).__name__}", "final", remedy="check storage_options"
-            )
+            failure = _failure_of(error, has_answered=self._has_answered)
+        else:
+            self._has_answered = True
+            return given
         raise failure
+
+    def _tried(self, act: Callable[[Alive], Any], alive: Alive) -> Any:
+        """What a call returns; where it fails, its thread connects anew at the next one."""
+        try:
+            return act(alive)
+        except (FileNotFoundError, PermissionError, RequestFailure):
+            raise
+        except BaseException:
+            self._mine.files.clear()
+            raise
+
+
+class _OfThread(threading.local):
+    """The file systems of one thread, by host and user; their connections end with the thread."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Any] = {}
+
+
+def _said_by_url(kind: Any, url: str) -> dict[str, Any]:
+    """The arguments of a file system that a URL has in front of its path."""
+    said: dict[str, Any] = dict(kind._get_kwargs_from_urls(url))  # noqa: SLF001 as fsspec documents
+    said.pop("url_fragment", None)  # it is in the path as well
+    return {name: unquote(said[name]) if name in _USERS else said[name] for name in said}
+
+
+def _failure_of(error: Exception, *, has_answered: bool) -> RequestFailure:
+    """Why a call failed; a server that has answered before may answer again."""
+    known = [_FAILURES[of.__name__] for of in type(error).__mro__ if of.__name__ in _FAILURES]
+    what, kind = known[0] if known else ("", "again" if has_answered else "final")
+    remedy = "check storage_options" if kind == "final" else ""
+    return RequestFailure(what or f"fsspec raised {type(error).__name__}", kind, remedy=remedy)
 
 
 def _read(files: Any, path: str, wanted: range, alive: Alive) -> bytes:
@@ -127,7 +204,7 @@ def _read(files: Any, path: str, wanted: range, alive: Alive) -> bytes:
 
 def _described(files: Any, path: str) -> tuple[str, int]:
     """Version and size of a file by what its file system says."""
-    files.invalidate_cache(path)  # listings may be kept
+    files.invalidate_cache()  # of all listings: some file systems look in that of the folder
     facts = cast("dict[str, Any]", files.info(path))
     etag = next((str(facts[name]) for name in _ETAGS if facts.get(name)), None)
     changed = next((facts[name] for name in _TIMES if facts.get(name)), None)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.remote.answers.spare_memory import SpareMemory
-from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure
+from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure, closed_failure
 from lightning_shards.shards.remote.connections import (
     Connections,
     RequestCounter,
@@ -123,7 +123,8 @@ class Transport(Protocol):
 
         Reads under way in other threads end with a StorageError: those of s3, gs and az at the end
         of their read timeout at the latest, all others within a second, also where the server has
-        stalled. A later call opens connections again.
+        stalled; but one that is just connecting when its connection is made, or given up. A later
+        call opens connections again.
         """
         ...
 
@@ -227,11 +228,11 @@ class RemoteTransport(Transport):
         tries, given = Tries(policy, what, self._now, sleep), 0
         while failure := (yield from self._forward_once(opened, backend, forward, tries)):
             gained, given = forward.given - given, forward.given
-            failure = _closed() if opened.closed.is_set() else failure
+            failure = closed_failure() if opened.closed.is_set() else failure
             if not tries.go_on(failure, gained):
                 raise error_of(failure, what(), tries)
             if failure.kind == "denied":
-                backend.refresh(url)
+                backend.refresh(url, failure.used)
 
     def size_of(self, url: str) -> int:
         """Bytes of an object, asked anew by one request for a range; errors as of `read`."""
@@ -272,13 +273,13 @@ class RemoteTransport(Transport):
                     return
                 continue
             if opened.closed.is_set():
-                failure = _closed()
+                failure = closed_failure()
             gained = partial.restart_or_keep() if partial else 0
             if not tries.go_on(failure, gained):
                 # Outside of `except`, so that nothing foreign is its context
                 raise error_of(failure, what(), tries)
             if failure.kind == "denied":
-                backend.refresh(url)
+                backend.refresh(url, failure.used)
 
     def _attempt(
         self,
@@ -290,7 +291,7 @@ class RemoteTransport(Transport):
     ) -> RequestFailure | None:
         with opened.connections.one():
             if opened.closed.is_set():
-                return _closed()
+                return closed_failure()
             began = self._now()
             self._counter().add(requests=1, repeated=int(is_repeated))
             try:
@@ -306,7 +307,7 @@ class RemoteTransport(Transport):
     ) -> Generator[bytes, None, RequestFailure | None]:
         with opened.connections.one():
             if opened.closed.is_set():
-                return _closed()
+                return closed_failure()
             self._counter().add(requests=1, repeated=int(tries.failed > 0))
             try:
                 for chunk in forward.chunks(backend, self._settings.policy, self._now):
@@ -345,6 +346,8 @@ class _Opened:
         with self._lock:
             if scheme not in self._backends:
                 self._backends[scheme] = make_backend(scheme, settings, now)
+            if self.closed.is_set():  # this one may have been made too late for `close`
+                self._backends[scheme].close()
             return self._backends[scheme]
 
     def close(self) -> None:
@@ -354,10 +357,6 @@ class _Opened:
         for backend in backends:
             with suppress(StorageError):
                 backend.close()
-
-
-def _closed() -> RequestFailure:
-    return RequestFailure("the connections were closed", "final")
 
 
 def make_backend(

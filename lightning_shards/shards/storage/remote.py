@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.shards.remote.backend import is_undated
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
@@ -21,6 +22,7 @@ from lightning_shards.shards.remote.fetching.stamped_transport import (
     StampedTransport,
     version_of_stamp,
 )
+from lightning_shards.shards.remote.providers.undated import run_number, warn_of_undated
 from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
@@ -217,6 +219,8 @@ class RemoteStorage(Storage):
     def _stat(self, url: str) -> ShardStat:
         body = self._transport.read(url, 0, 0)
         self._versions[url] = body.version
+        if is_undated(body.version):
+            warn_of_undated(url)
         return ShardStat(body.size, version_number(body.version))
 
     def _fetched(
@@ -266,7 +270,12 @@ class RemoteStorage(Storage):
 
 
 def version_number(version: str) -> int:
-    """A hash of an object's version that fits where a file has its time of change: 63 bits."""
+    """A hash of an object's version that fits where a file has its time of change: 63 bits.
+
+    Of an object of which nothing but the size is known, the number of this run.
+    """
+    if is_undated(version):
+        return run_number()
     return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
 
 

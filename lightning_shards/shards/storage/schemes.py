@@ -10,6 +10,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES, SCHEMES
 from lightning_shards.shards.storage.local import LocalStorage
@@ -69,7 +70,7 @@ class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
 
     With it goes what revisions of the hub are pinned to, so that all processes of a run read the
-    same commits.
+    same commits, and the number of the run.
 
     Attributes:
         settings: Of its transport.
@@ -90,8 +91,8 @@ class MakeRemoteStorage:
         return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the commits of the hub that are pinned now, too."""
-        return _unpickled, (self.settings, self.cache, pinned_commits())
+        """Pickle the commits of the hub that are pinned now, and the number of the run, too."""
+        return _unpickled, (self.settings, self.cache, pinned_commits(), run_number())
 
     def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
         """What makes the storage of a worker of one rank, where a node has so many ranks."""
@@ -100,9 +101,10 @@ class MakeRemoteStorage:
 
 
 def _unpickled(
-    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
+    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str], number: int
 ) -> MakeRemoteStorage:
     take_over_commits(commits)
+    take_over_run_number(number)
     return MakeRemoteStorage(settings, cache)
 
 

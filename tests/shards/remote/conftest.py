@@ -1,7 +1,9 @@
 """Servers that live for the session: our own, with its faults, and those of other makers."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +15,7 @@ from real_servers import START, RealServer
 from lightning_shards.build import sources
 from lightning_shards.readers import reader_choice
 from lightning_shards.shards.remote.providers.hub_commits import forget_commits
+from lightning_shards.shards.remote.providers.undated import forget_run_number
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA, Store
@@ -40,9 +43,11 @@ def server(started_server: FaultServer) -> Iterator[FaultServer]:
     """Our server without objects and faults."""
     started_server.reset()
     forget_commits()
+    forget_run_number()
     yield started_server
     started_server.reset()
     forget_commits()
+    forget_run_number()
 
 
 def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
@@ -151,16 +156,18 @@ def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> s
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[Store]:
-    """fsspec's file system of local files, which has times and no ETags."""
+    """fsspec's file system of local files, which has times, owners and no ETags."""
     transport = RemoteTransport()
+    times = count(1_000_000_000)
 
     def url_of_file(name: str) -> str:
-        return f"local://{tmp_path}/{name}"
+        return f"owned://{tmp_path}/{name}"
 
     def put(name: str, data: bytes) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         transport.write(url_of_file(name), data)
+        os.utime(tmp_path / name, (next(times),) * 2)  # two writes may fall into one second
 
     put("some/data.tar", DATA)
-    yield Store("local", transport, url_of_file, put)
+    yield Store("owned", transport, url_of_file, put)
     transport.close()

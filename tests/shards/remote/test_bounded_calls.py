@@ -188,6 +188,15 @@ def test_closing_wakes_who_waits_and_ends_the_threads(calls, is_over):
     assert wait_for(lambda: not callers(), WITHIN_S)
 
 
+def test_no_call_is_made_after_closing(calls):
+    calls.close()
+    made = []
+    with pytest.raises(ConnectionAbortedError):
+        calls.call(made.append, WITHIN_S)
+    assert not made
+    assert wait_for(lambda: not callers(), WITHIN_S)
+
+
 def test_threads_end_with_what_made_them(is_over):
     calls = BoundedCalls()
     calls.call(lambda _: None, WITHIN_S)

@@ -12,7 +12,7 @@ from tests.shards.remote.contract import DATA, Store, TransportContract, read_in
 pytestmark = pytest.mark.network
 
 
-@pytest.fixture(params=[*FACES, "local"])
+@pytest.fixture(params=[*FACES, "owned"])
 def store(request, server, face_stores) -> Iterator[Store]:
     if request.param in FACES:
         store = face_stores(request.param)

@@ -5,13 +5,16 @@ import pickle
 import sys
 
 import pytest
+from fault_server import Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
+from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.cloud import CloudBackend
 from lightning_shards.shards.remote.providers.cloud_errors import failure_of_error
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from tests.shards.remote.conftest import options_of
 
 QUICK = RetryPolicy().scaled(0.001)
 
@@ -183,3 +186,19 @@ def test_obstore_gets_two_threads_unless_the_user_set_another_number(monkeypatch
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "7")
     backend._store("c")
     assert os.environ["TOKIO_WORKER_THREADS"] == "7"
+
+
+@pytest.mark.network
+def test_a_store_that_another_thread_has_made_anew_is_not_dropped(server):
+    server.always = Fault("status", 403)
+    url, options = "s3://data/a.tar", options_of(server)["s3"]
+    backend = CloudBackend("s3", options, RetryPolicy())
+    failures, stores = [], []
+    for _ in range(2):  # as two threads do at once
+        with pytest.raises(RequestFailure) as caught, backend.get(url, 0, 9, None):
+            pass
+        failures.append(caught.value)
+    for failure in failures:
+        backend.refresh(url, failure.used)
+        stores.append(backend._store("data"))
+    assert stores[0] is stores[1] is not failures[0].used

@@ -39,12 +39,15 @@ class BoundedCalls:
 
         Raises:
             TimeoutError: It was silent for so long.
-            ConnectionAbortedError: `close` was called meanwhile.
+            ConnectionAbortedError: `close` was called before or meanwhile.
             Exception: What `act` raised.
         """
-        caller = self._take()
         reports: SimpleQueue[Any] = SimpleQueue()
         self._under_way.add(reports)
+        if self._is_closed:  # by a thread that may not have seen these reports
+            self._under_way.discard(reports)
+            raise ConnectionAbortedError("the connections were closed")
+        caller = self._take()
         try:
             outcome = _outcome(caller, act, reports, limit_s)
         except BaseException:
