@@ -9,7 +9,7 @@ import copyreg
 import io
 import pickle
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -70,14 +70,12 @@ class _Copier(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._shared = shared
 
-    def persistent_id(self, obj: Any) -> int | None:
-        if id(obj) not in self._shared:
-            if not _is_shared(obj):
-                return None
+    def reducer_override(self, obj: Any) -> Any:  # not called for numbers, texts, lists and dicts
+        if obj is _shared_object:
+            return NotImplemented
+        if id(obj) in self._shared or _is_shared(obj):
             self._shared[id(obj)] = obj
-        return id(obj)
-
-    def reducer_override(self, obj: Any) -> Any:
+            return _shared_object, (id(obj),)
         reduce = copyreg.dispatch_table.get(cast("Any", type(obj)))
         try:
             return reduce(obj) if reduce else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -90,18 +88,21 @@ class _CopyReader(pickle.Unpickler):
         super().__init__(file)
         self._shared = shared
 
-    def persistent_load(self, pid: int) -> object:
-        return self._shared[pid]
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == (__name__, _shared_object.__name__):
+            return self._shared.__getitem__
+        return super().find_class(module_name, global_name)
 
 
-_ATOMS = (str, int, float, bytes, dict, list, tuple, type(None))
+def _shared_object(_: int) -> NoReturn:
+    """Stands in the bytes for an object that is shared, whose id is given."""
+    raise AssertionError
+
 
 _NEVER_COPIED = (type, FunctionType, ModuleType, ShardIndex, np.memmap)
 
 
 def _is_shared(value: object) -> bool:
-    if type(value) in _ATOMS:
-        return False
     if isinstance(value, _NEVER_COPIED) or bytes_of(value) >= _LARGE_BYTES:
         return True
     return type(value).__module__.startswith("multiprocessing.")
