@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
-from lightning_shards.dataprep.inspection.repairs import REPORT
+from lightning_shards.dataprep.inspection.repairs import REPORT, repair_place
 from lightning_shards.dataprep.inspection.salvage import Decode
 from lightning_shards.dataprep.writing.class_files import (
     classes_beside,
@@ -15,7 +15,6 @@ from lightning_shards.dataprep.writing.class_files import (
     write_classes,
 )
 from lightning_shards.errors import count_of
-from lightning_shards.shards.atomic import make_folder
 from lightning_shards.tools.console import (
     print_findings,
     printable,
@@ -28,11 +27,12 @@ from lightning_shards.tools.shard_options import add_shard_options, settings_of,
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
 was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
 another folder, with the classes.json of the originals and a repair.json, which lists what was
-lost; the originals stay as they are, and in that folder nothing is replaced but what its
-repair.json names as a repair of the same shard. Remote shards are fetched whole, one at a time
-for each process (to TMPDIR), and held against the wids.json or sizes.json beside them, and
-against the member tables beside them or of an index that was made here. A shard that could not
-be read, because its store does not answer or refuses, is told as such and never repaired.
+lost; the originals stay as they are, and in that folder, which one run at a time may hold, nothing
+is replaced but what its repair.json names as a repair of the same shard. Remote shards are fetched
+whole, one at a time for each process (to TMPDIR), and held against the wids.json or sizes.json
+beside them, and against the member tables beside them or of an index that was made here. A shard
+that could not be read, because its store does not answer or refuses, is told as such and never
+repaired.
 Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 
@@ -68,6 +68,11 @@ def _verify(options: Namespace) -> int:
         from lightning_shards.samples.decoding.images import require_backend
 
         require_backend("pillow")
+    with repair_place(urls, options.repair):
+        return _verify_shards(urls, options)
+
+
+def _verify_shards(urls: Sequence[str], options: Namespace) -> int:
     folder: Path | None = options.repair
     classes: dict[str, int] = {}
     if folder is not None:
@@ -88,7 +93,7 @@ def _verify(options: Namespace) -> int:
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
     if checked.repairs and folder is not None:
-        write_classes(make_folder(folder), classes)
+        write_classes(folder, classes)
     if options.json:
         print(json.dumps(document))
     else:

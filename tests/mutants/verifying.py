@@ -52,22 +52,40 @@ MUTANTS = [
         "tools/test_verify_joined.py",
     ),
     Mutant(
-        "dataprep.inspection.repairs:require_place",
+        "dataprep.inspection.repairs:_require_place",
         "if times > 1:",
         "if False:",
         "tools/test_verify_folder.py",
     ),
     Mutant(
-        "dataprep.inspection.repairs:require_place",
+        "dataprep.inspection.repairs:_require_place",
         "path.resolve().parent for",
         "path.parent for",
         "tools/test_verify_folder.py",
     ),
     Mutant(
-        "dataprep.inspection.repairs:require_place",
+        "dataprep.inspection.repairs:_require_place",
         "os.path.lexists(target)",
         "target.exists()",
         "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.inspection.repairs:repair_place",
+        "lock_output(file, folder)",
+        "pass",
+        "tools/test_verify_folder.py",
+    ),
+    Mutant(
+        "dataprep.indexes.indexing:_write_sizes",
+        "await_lock(held)",
+        "pass",
+        "dataprep/indexes/test_runs_side_by_side.py",
+    ),
+    Mutant(
+        "dataprep.indexes.indexing:_write_wids",
+        "await_lock(held)",
+        "pass",
+        "dataprep/indexes/test_runs_side_by_side.py",
     ),
     Mutant(
         "dataprep.inspection.repairs:_is_same",
@@ -77,8 +95,8 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.repairs:repair_shards",
-        "_write_report(make_folder(folder) / _BEGUN, before, begun)",
-        "make_folder(folder)",
+        "_write_report(folder / _BEGUN, before, begun)",
+        "pass",
         "tools/test_verify_folder.py",
     ),
     Mutant(

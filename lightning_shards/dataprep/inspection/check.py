@@ -26,7 +26,7 @@ from lightning_shards.dataprep.inspection.listed_shards import (
     missing_listed,
     remote_entries,
 )
-from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards, require_place
+from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
 from lightning_shards.dataprep.inspection.salvage import (
     DamagedRange,
     DecoderOf,
@@ -101,14 +101,11 @@ def check_shards(
         cache: Where earlier indexes kept the member tables.
         settings: How remote shards are reached; None: as the tools of their stores are set up.
         decoder_of: Gives the decoder of a suffix, or None if its members are not to be decoded.
-        repair_to: A folder for repaired copies of bad shards; None for no repair.
+        repair_to: A folder for repaired copies of bad shards, which `repair_place` holds; None for
+            no repair.
         processes: Number of processes.
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
-
-    Raises:
-        ConfigError: The folder for repairs is not fit for them; nothing was read.
     """
-    require_place(urls, repair_to)
     settings = settings or TransportSettings(cache_dir=str(cache.root))
     indexed = local_entries(urls)
     entries, findings = remote_entries(urls, settings)
