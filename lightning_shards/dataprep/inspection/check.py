@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
 from lightning_shards.dataprep.inspection.findings import (
     NOT_SURVEYED,
     Finding,
@@ -28,11 +29,9 @@ from lightning_shards.dataprep.inspection.listed_shards import (
 )
 from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
 from lightning_shards.dataprep.inspection.salvage import (
-    DamagedRange,
     DecoderOf,
     Salvage,
     decoding_problem,
-    walk_around_damage,
 )
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
