@@ -35,8 +35,9 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import await_lock, make_folder, open_folder, replace_file
 from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
-from lightning_shards.shards.counts.count_files import local_claims
-from lightning_shards.shards.counts.wids import entries_by_name, wids_entry, write_wids
+from lightning_shards.shards.counts.claims import entries_listed
+from lightning_shards.shards.counts.count_files import folder_parts, local_claims
+from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
@@ -310,7 +311,7 @@ def _listed_before(
     """The entries of the wids JSON that is there, which may list no other shards than these."""
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None
-    listed = entries_by_name(old)
+    listed = entries_listed(old, folder_parts(str(folder)))
     others = sorted(name for name in listed.keys() - set(names) if _may_exist(folder / name, files))
     if others:
         where = f"the {path.name} beside the shards" if files.is_uploaded else path

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of
-from lightning_shards.dataprep.inspection.listed_shards import known_table
+from lightning_shards.dataprep.inspection.listed_shards import known_tables
 from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.writing.journal import lock_output
@@ -139,7 +139,7 @@ def repair_shard(
     A shard that cannot be fetched again is a finding: nothing is known to be lost.
     """
     try:
-        known = known_table(url, cache, settings).table
+        known = known_tables(url, cache, settings).tables
         with local_copy(url, cache, settings) as shard:
             return salvage(shard.path, folder, known, decoder_of)
     except DamagedShardError as error:  # it is empty

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
 from lightning_shards.dataprep.writing.keys import is_hidden
@@ -52,14 +53,17 @@ class Salvage:
 
 
 def salvage(
-    shard: str, folder: Path, known: MemberTable | None, decoder_of: DecoderOf | None = None
+    shard: str,
+    folder: Path,
+    known: Sequence[MemberTable],
+    decoder_of: DecoderOf | None = None,
 ) -> Salvage:
     """Write the samples of a shard that can be saved to a shard of the same name in `folder`.
 
     Args:
         shard: Path of a local tar.
         folder: Folder of the new shard.
-        known: The members that the shard had when it was indexed.
+        known: Tables of earlier indexes, of which the first that is of this shard serves.
         decoder_of: Gives the decoder of a suffix; a sample that it refuses is left out.
 
     Raises:
@@ -80,13 +84,7 @@ def salvage(
         target = folder / Path(shard).name
         make_folder(folder)
         with new_file(target) as file:
-            for fields in samples.values():
-                for member in fields.values():
-                    file.write(_header(member))
-                    file.write(data[member.offset : member.offset + member.size])
-                    file.write(bytes(-member.size % BLOCK))
-            file.write(bytes(2 * BLOCK))
-            file.flush()
+            _write_samples(file, data, samples)
             _require_same(file.name, samples, shard)  # raise while it can still be discarded
             data.require_unchanged()
     return Salvage(str(target), len(samples), lost)
@@ -113,13 +111,16 @@ class _Run:
 
 
 def _whole_samples(
-    data: TarBytes, shard: str, known: MemberTable | None
+    data: TarBytes, shard: str, known: Sequence[MemberTable]
 ) -> tuple[_Samples, dict[str, str]]:
     """The members of the samples to keep, and the reasons for the other samples."""
     runs, lost = _readable_runs(data, shard)
-    if known is not None and known.crc32 is not None and _is_of(known, data):
-        samples, apart = _joined(_runs_of_table(data, known, runs))
-        apart += _unlisted(runs, known)
+    table = next(
+        (table for table in known if table.crc32 is not None and _is_of(table, data)), None
+    )
+    if table is not None:
+        samples, apart = _joined(_runs_of_table(data, table, runs))
+        apart += _unlisted(runs, table)
     else:
         samples, apart = _joined(runs)
         _find_incomplete(samples)
@@ -301,6 +302,16 @@ def _header(member: Member) -> bytes:
     info = tarfile.TarInfo(member.name)
     info.size = member.size
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _write_samples(file: BinaryIO, data: TarBytes, samples: _Samples) -> None:
+    for fields in samples.values():
+        for member in fields.values():
+            file.write(_header(member))
+            file.write(data[member.offset : member.offset + member.size])
+            file.write(bytes(-member.size % BLOCK))
+    file.write(bytes(2 * BLOCK))
+    file.flush()
 
 
 def _require_same(copy: str, samples: _Samples, shard: str) -> None:
