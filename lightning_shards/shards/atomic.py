@@ -9,6 +9,7 @@ not pile up. If two programs write the same file, each writes all of it, and the
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -21,6 +22,8 @@ from typing import BinaryIO, Final
 
 from lightning_shards.errors import FileAccessError, ShardError
 from lightning_shards.shards.regular_files import irregular
+
+_log = logging.getLogger(__name__)
 
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part", re.DOTALL)
 _RANDOM_BYTES: Final = 8
@@ -178,6 +181,30 @@ def take_lock(file: BinaryIO | int) -> bool:
     except OSError as error:  # a file system without locks: no program finds it unlocked either
         return not isinstance(error, BlockingIOError)
     return True
+
+
+def await_lock(folder: int) -> None:
+    """Lock a folder that is open, once no other program holds its lock."""
+    if not take_lock(folder):
+        _log.warning("waiting for another run that writes to the same folder")
+        fcntl.flock(folder, fcntl.LOCK_EX)
+
+
+@contextmanager
+def open_folder(folder: Path) -> Generator[int, None, None]:
+    """The descriptor of a folder; when the block ends it is closed, and its lock is given back.
+
+    Raises:
+        FileAccessError: It cannot be opened.
+    """
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:

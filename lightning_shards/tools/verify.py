@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
-from lightning_shards.dataprep.inspection.repairs import REPORT
+from lightning_shards.dataprep.inspection.repairs import REPORT, repair_place
 from lightning_shards.dataprep.inspection.salvage import Decode
 from lightning_shards.dataprep.writing.class_files import (
     classes_beside,
@@ -15,7 +15,6 @@ from lightning_shards.dataprep.writing.class_files import (
     write_classes,
 )
 from lightning_shards.errors import count_of
-from lightning_shards.shards.atomic import make_folder
 from lightning_shards.tools.console import (
     print_findings,
     printable,
@@ -26,13 +25,13 @@ from lightning_shards.tools.console import (
 from lightning_shards.tools.shard_options import add_shard_options, settings_of, shards_of
 
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
-was run before. --repair writes a copy of each bad shard, with the samples that are whole, to
-another folder, with the classes.json of the originals and a repair.json, which lists what was
-lost; the originals stay as they are, and in that folder nothing is replaced but what its
-repair.json names as a repair of the same shard. Remote shards are fetched whole, one at a time
-for each process (to TMPDIR), and held against the wids.json or sizes.json beside them, and
-against the member tables beside them or of an index that was made here. A shard that could not
-be read, because its store does not answer or refuses, is told as such and never repaired.
+was run before; the last line says for how many shards. Every file beside the shards that counts
+their samples is compared, too. --repair writes a copy of each bad shard, with the samples that are
+whole, to another folder, with the classes.json of the originals and a repair.json, which lists what
+was lost; the originals stay as they are, and in that folder, which one run at a time may hold,
+nothing is replaced but what its repair.json names as a repair of the same shard. Remote shards are
+fetched whole, one at a time for each process (to TMPDIR). A shard that could not be read, because
+its store does not answer or refuses, is told as such and never repaired.
 Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 
@@ -68,6 +67,11 @@ def _verify(options: Namespace) -> int:
         from lightning_shards.samples.decoding.images import require_backend
 
         require_backend("pillow")
+    with repair_place(urls, options.repair):
+        return _verify_shards(urls, options)
+
+
+def _verify_shards(urls: Sequence[str], options: Namespace) -> int:
     folder: Path | None = options.repair
     classes: dict[str, int] = {}
     if folder is not None:
@@ -84,11 +88,12 @@ def _verify(options: Namespace) -> int:
     document = {
         "shards": len(urls),
         "samples": checked.samples,
+        "checksummed": checked.checksummed,
         "findings": [finding.as_json() for finding in checked.findings],
         "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
     }
     if checked.repairs and folder is not None:
-        write_classes(make_folder(folder), classes)
+        write_classes(folder, classes)
     if options.json:
         print(json.dumps(document))
     else:
@@ -105,5 +110,18 @@ def _print(checked: Checked, num_shards: int) -> None:
             print(f"  lost {printable(key)}: {reason}")
         if len(repair.lost) > _MAX_LOST:
             print(f"  and {len(repair.lost) - _MAX_LOST:,} more, in {REPORT}")
-    verdict = f"{len(checked.failures):,} problems" if checked.failures else "all is well"
-    print(f"{count_of(num_shards, 'shard')}, {count_of(checked.samples, 'sample')}: {verdict}")
+    print(f"{count_of(num_shards, 'shard')}, {count_of(checked.samples, 'sample')}: ", end="")
+    print(_verdict(checked, num_shards))
+
+
+def _verdict(checked: Checked, num_shards: int) -> str:
+    shards = count_of(num_shards, "shard")
+    held = f"{checked.checksummed:,} of {shards} had checksums to be held against"
+    if checked.failures:
+        return f"{count_of(len(checked.failures), 'problem')}; {held}"
+    if checked.checksummed == num_shards:
+        return "all is well, by the checksums of all shards"
+    return (
+        f"no problem was found, but {held}; in others no changed byte shows: run `lightning-shards "
+        "index --checksums` once the shards are known to be good"
+    )

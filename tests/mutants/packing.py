@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.writing.listing:_counted",
-        "if _is_hidden(member.name):",
+        "if is_hidden(member.name):",
         "if False:",
         "tools/packing/test_tars_of_others.py",
     ),

@@ -106,7 +106,7 @@ MUTANTS = [
         "shards/tables/test_tables.py",
     ),
     Mutant(
-        "shards.counts.count_files:remote_claims",
+        "shards.counts.count_files:claims_of_file",
         "url_beside(shard, file_name)",
         "split_url(shard)[0] + chr(47) + file_name",
         "shards/counts/test_count_files.py",

@@ -28,6 +28,24 @@ MUTANTS = [
         "shards/tar/test_damaged_tar.py shards/tar/test_walk.py",
     ),
     Mutant(
+        "shards.tar.walk:_pax_overrides",
+        " or position % BLOCK == 0",
+        "",
+        "shards/tar/test_damaged_tar.py",
+    ),
+    Mutant(
+        "shards.tar.walk:_whole_name",
+        " or 0 in name",
+        "",
+        "shards/tar/test_damaged_tar.py",
+    ),
+    Mutant(
+        "shards.tar.long_names:gnu_name",
+        'b"" if is_cut else name',
+        "name",
+        "shards/tar/test_damaged_tar.py",
+    ),
+    Mutant(
         "shards.tar.walk:group_members",
         "suffix in fields or ",
         "",

@@ -179,6 +179,20 @@ def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):
     }
 
 
+def test_an_index_of_another_tool_whose_entries_have_folders_loses_none(run, folder):
+    """webdataset's own tool writes the paths that it was given."""
+    arguments = folder / "*.tar", "--checksums"
+    assert run(*arguments)[0] == 0
+    path = folder / "wids.json"
+    whole = json.loads(path.read_text())
+    entries = [entry | {"url": f"{folder.name}/{entry['url']}"} for entry in whole["shardlist"]]
+    elsewhere = {"url": "elsewhere/0.tar", "nsamples": 1}
+    path.write_text(json.dumps(whole | {"shardlist": [*entries, elsewhere]}))
+    assert run(folder / "train-000000.tar")[0] == 2  # the entries of others would be lost
+    assert run(folder / "*.tar")[0] == 0
+    assert json.loads(path.read_text()) == whole  # with the MD5s
+
+
 def test_counts_that_are_out_of_date_are_named(run, folder):
     (folder / "sizes.json").write_text('{"train-000000.tar": 9}')
     status, document = run(folder / "*.tar")

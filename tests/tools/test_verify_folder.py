@@ -1,10 +1,13 @@
 """`verify --repair DIR` writes over nothing that it has not written itself."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from lightning_shards.dataprep.inspection import repairs
+from lightning_shards.dataprep.inspection.repairs import repair_place
+from lightning_shards.errors import ConfigError
 from lightning_shards.tools import verify
 from tests.tools.conftest import contents, samples_of, write_samples
 
@@ -149,3 +152,37 @@ def test_a_repair_that_was_killed_can_be_repeated(run, folder, tmp_path, monkeyp
 def test_nothing_is_written_where_nothing_is_damaged(run, folder, tmp_path):
     assert run(folder / "train-000000.tar", "--repair", tmp_path / "out")[0] == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_one_run_at_a_time_holds_the_folder_of_repairs(run, refused, folder, tmp_path):
+    out = tmp_path / "out"
+    with repair_place([], out):
+        assert f"another run is writing to {out}" in refused(folder / "*.tar", "--repair", out)
+    assert run(folder / "*.tar", "--repair", out)[0] == 1
+
+
+def test_the_folder_is_held_from_the_first_shard_to_the_last(run, folder, tmp_path, monkeypatch):
+    """Each run adds to the report that it has read, so that another one would be lost from it."""
+    out, held = tmp_path / "made" / "out", []
+
+    def during(function):
+        def call(*given, **named):
+            with pytest.raises(ConfigError, match="another run is writing"), repair_place([], out):
+                pass
+            held.append(function.__name__)
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr(verify, "check_shards", during(verify.check_shards))
+    monkeypatch.setattr(repairs, "salvage", during(repairs.salvage))
+    monkeypatch.setattr(verify, "write_classes", during(verify.write_classes))
+    assert run(folder / "*.tar", "--repair", out)[0] == 1
+    assert held == ["check_shards", "salvage", "write_classes"]
+
+
+def test_folders_that_were_made_for_nothing_are_removed(run, folder, tmp_path):
+    (tmp_path / "there").mkdir()
+    out = Path(tmp_path, "there", "made", "out")
+    assert run(folder / "train-000000.tar", "--repair", out)[0] == 0
+    assert list((tmp_path / "there").iterdir()) == []

@@ -171,13 +171,15 @@ def test_verify_and_reshard_join_and_keep_apart_the_same_runs(run, tmp_path):
     status, document = run(path)
     rules = {each["rule"]: each["sample"] for each in document["findings"] if each["is_failure"]}
     assert (status, rules) == (1, {"duplicate key": "0", "split sample": "1"})
+    counts = {each["rule"]: each["count"] for each in document["findings"] if each["is_failure"]}
+    assert counts == {"duplicate key": 2, "split sample": 1}  # the last 0.cls may be of either
     listed = list_tars([str(path)], show_progress=False)
     assert (len(listed.catalog), listed.joined) == (4, 1)  # three samples of 0, for `reshard`
     assert repaired(run, path, tmp_path / "out")[0]["0"] == {"bin": b"A"}
 
 
 def test_a_field_of_any_run_before_makes_a_duplicate(run, tmp_path):
-    names = ["0.bin", "1.bin", "0.cls", "2.bin", "0.bin", "3.bin", "0.cls"]
+    names = ["0.bin", "1.bin", "0.cls", "2.bin", "0.cls"]
     path = write_members(tmp_path / "data" / "a.tar", [(name, b"A") for name in names])
     rules = {each["rule"]: each["count"] for each in run(path)[1]["findings"] if each["is_failure"]}
-    assert rules == {"split sample": 1, "duplicate key": 2}
+    assert rules == {"split sample": 1, "duplicate key": 1}

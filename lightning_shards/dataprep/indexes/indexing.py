@@ -33,10 +33,11 @@ from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey, file_md5
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, IndexMismatchError
-from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.atomic import await_lock, make_folder, open_folder, replace_file
 from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
-from lightning_shards.shards.counts.count_files import local_claims
-from lightning_shards.shards.counts.wids import entries_by_name, wids_entry, write_wids
+from lightning_shards.shards.counts.claims import entries_listed
+from lightning_shards.shards.counts.count_files import folder_parts, local_claims
+from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
@@ -181,9 +182,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     if "sizes" in files.formats:
         written += [_write_sizes(folder, group, files) for folder, group in folders.items()]
     if "wids" in files.formats:
-        for folder, entries in wids.items():
-            write_wids(folder / files.wids_name, entries)
-            written.append(folder / files.wids_name)
+        written += [_write_wids(folder, entries, files) for folder, entries in wids.items()]
     return written
 
 
@@ -313,7 +312,7 @@ def _listed_before(
     """The entries of the wids JSON that is there, which may list no other shards than these."""
     path = folder / files.wids_name
     old = read_json(path) if "wids" in files.formats else None
-    listed = entries_by_name(old)
+    listed = entries_listed(old, folder_parts(str(folder)))
     others = sorted(name for name in listed.keys() - set(names) if _may_exist(folder / name, files))
     if others:
         where = f"the {path.name} beside the shards" if files.is_uploaded else path
@@ -362,16 +361,29 @@ def _true_md5s(
     return kept
 
 
+def _write_wids(
+    folder: Path, entries: Sequence[Mapping[str, str | int]], files: IndexFiles
+) -> Path:
+    path = folder / files.wids_name
+    with open_folder(folder) as held:
+        await_lock(held)
+        _listed_before(folder, {str(entry["url"]) for entry in entries}, files)
+        write_wids(path, entries)
+    return path
+
+
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
     """Put the counts into `sizes.json`, beside the counts of other shards that still exist."""
     path = folder / SIZES
-    sizes = {
-        name: count
-        for name, count in json_object(read_json(path)).items()
-        if "/" not in name and is_count(count) and _may_exist(folder / name, files)
-    }
-    sizes |= {Path(shard.path).name: shard.samples for shard in shards}
-    replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
+    with open_folder(folder) as held:
+        await_lock(held)
+        sizes = {
+            name: count
+            for name, count in json_object(read_json(path)).items()
+            if "/" not in name and is_count(count) and _may_exist(folder / name, files)
+        }
+        sizes |= {Path(shard.path).name: shard.samples for shard in shards}
+        replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path
 
 

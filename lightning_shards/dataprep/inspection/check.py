@@ -1,18 +1,19 @@
 """The check of shards: every header, every byte, every name, and on request every image.
 
-A shard is compared with all that is known of it: its own checksums, the member table of an earlier
-index (whose crc32s show which member changed), and the JSON files beside it. Results are not
-written anywhere, so that the table of a sound shard is kept if the shard is damaged later.
+A shard is compared with all that is known of it: its own checksums, the member tables of earlier
+indexes (whose crc32s show which member changed), and the files beside it that count it or have its
+MD5. Results are not written anywhere, so that the table of a sound shard is kept if the shard is
+damaged later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
 from lightning_shards.dataprep.inspection.findings import (
     NOT_SURVEYED,
     Finding,
@@ -20,19 +21,12 @@ from lightning_shards.dataprep.inspection.findings import (
     finding_of,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.inspection.listed_shards import (
-    known_table,
-    local_entries,
-    missing_listed,
-    remote_entries,
-)
-from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards, require_place
+from lightning_shards.dataprep.inspection.listed_shards import claims_beside, known_tables
+from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
 from lightning_shards.dataprep.inspection.salvage import (
-    DamagedRange,
     DecoderOf,
     Salvage,
     decoding_problem,
-    walk_around_damage,
 )
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
@@ -44,6 +38,7 @@ from lightning_shards.dataprep.inspection.survey import (
     without_samples,
 )
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.counts.claims import ShardClaim
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -71,11 +66,13 @@ class Checked:
 
     Attributes:
         samples: Samples in the shards that could be read.
+        checksummed: Shards whose bytes could be held against checksums of an earlier index.
         findings: Faults, and other facts that are worth knowing.
         repairs: Repairs by path or redacted URL of the bad shard; empty without repair.
     """
 
     samples: int
+    checksummed: int
     findings: list[Finding]
     repairs: dict[str, Salvage]
 
@@ -102,44 +99,40 @@ def check_shards(
         cache: Where earlier indexes kept the member tables.
         settings: How remote shards are reached; None: as the tools of their stores are set up.
         decoder_of: Gives the decoder of a suffix, or None if its members are not to be decoded.
-        repair_to: A folder for repaired copies of bad shards; None for no repair.
+        repair_to: A folder for repaired copies of bad shards, which `repair_place` holds; None for
+            no repair.
         processes: Number of processes.
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
-
-    Raises:
-        ConfigError: The folder for repairs is not fit for them; nothing was read.
     """
-    require_place(urls, repair_to)
     settings = settings or TransportSettings(cache_dir=str(cache.root))
-    indexed = local_entries(urls)
-    entries, findings = remote_entries(urls, settings)
-    tasks = [(url, entries.get(url) or indexed.get(str(Path(url)))) for url in urls]
+    claims, missing = claims_beside(urls, settings)
+    tasks = [(url, claims.get(url, [])) for url in urls]
     check = partial(check_shard, cache=cache, settings=settings, decoder_of=decoder_of)
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
-    findings += [finding for shard in surveys for finding in shard.findings]
-    findings += missing_listed(urls, indexed)
+    findings = [finding for shard in surveys for finding in shard.findings] + missing
     findings += repeated_keys(urls, surveys, partial(_key_of, cache, settings))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         repair = partial(repair_shard, cache=cache, settings=settings, decoder_of=decoder_of)
         repairs, unread = repair_shards(_to_repair(urls, findings), repair_to, repair, processes)
         findings += unread
-    return Checked(sum(shard.samples for shard in surveys), findings, repairs)
+    checksummed = sum(shard.has_checksums for shard in surveys)
+    return Checked(sum(shard.samples for shard in surveys), checksummed, findings, repairs)
 
 
 def check_shard(
-    task: tuple[str, Mapping[str, Any] | None],
+    task: tuple[str, Sequence[ShardClaim]],
     *,
     cache: CacheFolder,
     settings: TransportSettings | None = None,
     decoder_of: DecoderOf | None = None,
 ) -> ShardSurvey:
-    """Check one shard; the task is its path or URL, and its entry in a wids JSON if any."""
-    url, entry = task
+    """Check one shard; the task is its path or URL, and what files beside it say of it."""
+    url, claims = task
     try:
-        known = known_table(url, cache, settings)
+        known = known_tables(url, cache, settings)
         with local_copy(url, cache, settings) as shard:
-            survey = _check_file(shard.path, entry, known.table, decoder_of)
+            survey = _check_file(shard.path, claims, known.tables, decoder_of)
             survey.findings += known.findings
             return under_url(survey, url)
     except NOT_SURVEYED as error:
@@ -148,19 +141,21 @@ def check_shard(
 
 def _check_file(
     path: str,
-    entry: Mapping[str, Any] | None,
-    known: MemberTable | None,
+    claims: Sequence[ShardClaim],
+    known: Sequence[MemberTable],
     decoder_of: DecoderOf | None,
 ) -> ShardSurvey:
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:
-        return ShardSurvey(path, findings=_damage(path, error, known))
+        return ShardSurvey(path, findings=_damage(path, error, next(iter(known), None)))
     survey = ShardSurvey(path, table.num_samples, table.file_size)
+    survey.has_checksums = any(old.crc32 is not None for old in known)
     passed_over = lay_out(table, path).passed_over
     describe_shard(survey, table, find_passed_over(passed_over, path))
-    survey.findings += _changed_members(path, table, known)
-    survey.findings += _differences(path, table, entry)
+    changed = [finding for old in known for finding in _changed_members(path, table, old)]
+    survey.findings += dict.fromkeys(changed)  # two tables say the same as a rule
+    _add_differences(survey, table, claims)
     survey.findings += _unprotected_names(path)
     if decoder_of is not None:
         survey.findings += _undecodable(path, table, decoder_of)
@@ -195,9 +190,9 @@ def _damage(path: str, error: DamagedShardError, known: MemberTable | None) -> l
     return [Finding("damaged shard", message, path, before, first.byte), *_named(path, known, hit)]
 
 
-def _changed_members(path: str, table: MemberTable, known: MemberTable | None) -> list[Finding]:
+def _changed_members(path: str, table: MemberTable, known: MemberTable) -> list[Finding]:
     """Findings about members whose bytes differ from those that were indexed."""
-    if known is None or known.crc32 is None or known.has_same_members(table):
+    if known.crc32 is None or known.has_same_members(table):
         return []
     same_places = np.array_equal(known.offsets, table.offsets) and np.array_equal(
         known.sizes, table.sizes
@@ -262,22 +257,31 @@ def _named(path: str, known: MemberTable | None, members: Sequence[int]) -> list
     return findings
 
 
-def _differences(path: str, table: MemberTable, entry: Mapping[str, Any] | None) -> list[Finding]:
-    """Findings about facts that the wids JSON states differently."""
-    if entry is None:
-        return []
+def _add_differences(survey: ShardSurvey, table: MemberTable, claims: Sequence[ShardClaim]) -> None:
+    """Add findings about facts that files beside the shard state differently."""
     facts: dict[str, object] = {"filesize": table.file_size, "nsamples": table.num_samples}
-    if "md5sum" in entry:
-        facts["md5sum"] = file_md5(path)
-    different = [name for name, fact in facts.items() if name in entry and entry[name] != fact]
-    if not different:
-        return []
-    name = different[0]
-    message = (
-        f"its {name} is {facts[name]}, {str(entry[name])[:_MAX_SHOWN]} by the index "
-        f"{entry['source']}; index it again if it was written anew, else fetch it again"
-    )
-    return [Finding("changed shard", message, path)]
+    if any("md5sum" in claim.facts for claim in claims):
+        facts["md5sum"] = file_md5(survey.path)
+        survey.has_checksums = True
+    for claim in claims:
+        stated = claim.facts
+        different = [name for name in facts if name in stated and stated[name] != facts[name]]
+        if not different:
+            continue
+        name = different[0]
+        value = str(stated[name])[:_MAX_SHOWN]
+        if set(stated) == {"nsamples"}:  # it says nothing of the bytes that it has counted
+            message = (
+                f"{claim.source} counts {value} samples in {survey.path}, which holds "
+                f"{table.num_samples:,}; delete or remake that file"
+            )
+            survey.findings.append(Finding("stale count", message, survey.path))
+        else:
+            message = (
+                f"its {name} is {facts[name]}, {value} by the index {claim.source}; index it again "
+                "if it was written anew, else fetch it again"
+            )
+            survey.findings.append(Finding("changed shard", message, survey.path))
 
 
 def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[Finding]:

@@ -146,12 +146,14 @@ def find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> 
     order = np.argsort(hashes, kind="stable")
     twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     twins_by_rule: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
-    before, last = set[str](), -1
+    before, last, has_second = set[str](), -1, False
     for first, second in zip(order[twins].tolist(), order[twins + 1].tolist(), strict=True):
         if first != last:  # it begins another key
-            before = set(table.suffixes_of(first))
+            before, has_second = set(table.suffixes_of(first)), False
         fields, last = set(table.suffixes_of(second)), second
-        twins_by_rule["duplicate key" if before & fields else "split sample"].append(second)
+        # What follows a second sample of its key may belong to either.
+        has_second = has_second or not before.isdisjoint(fields)
+        twins_by_rule["duplicate key" if has_second else "split sample"].append(second)
         before |= fields
     return [
         _repeat(rule, table, shard, min(samples), len(samples))

@@ -1,29 +1,38 @@
 """What earlier indexes say of shards, for a check: sizes, counts, checksums, and missing shards.
 
-The JSON files lie beside the shards. The member table of a local shard is kept in the cache folder.
-That of a remote one lies beside it, where `index --upload` has put it, or is kept as well; the one
-beside it is of its last index, whichever machine has made that.
+A shard is held against everything that lies beside it, as training and other tools read it: each
+JSON file, and the files that count single shards. Its member table lies there too, where `index`
+has put it, or is kept in the cache folder. Of a remote shard the table beside it is believed first,
+because it is of its last index, whichever machine has made that.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_shards.dataprep.inspection.findings import Finding
-from lightning_shards.errors import FileAccessError, IndexMismatchError
-from lightning_shards.shards.beside import json_files, read_json
-from lightning_shards.shards.counts.count_files import remote_claims
-from lightning_shards.shards.counts.wids import MARKER, entries_by_name
+from lightning_shards.errors import FileAccessError
+from lightning_shards.shards.beside import SIZES, WIDS
+from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
+from lightning_shards.shards.counts.count_files import (
+    claims_of_file,
+    folder_parts,
+    json_contents,
+    other_claims,
+)
+from lightning_shards.shards.counts.count_formats import REMOTE_NAMES
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published.remote_tables import opened_table, published_bytes
+from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
+from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
 
@@ -32,82 +41,90 @@ _MOST_PACKED: Final = 64
 here, because it may have been cut short; tables have about eight times their packed bytes."""
 
 
-def local_entries(urls: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The entries of all shards in the wids JSONs beside local shards, by path."""
-    folders = dict.fromkeys(Path(url).parent for url in urls if is_local(url))
-    return {
-        str(folder / name): entry | {"source": str(path)}
-        for folder in folders
-        for path in json_files(folder)
-        for name, entry in entries_by_name(read_json(path, containing=MARKER)).items()
-    }
-
-
-def remote_entries(
+def claims_beside(
     urls: Sequence[str], settings: TransportSettings
-) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Entries from the JSON files in remote folders, by URL, and findings where they disagree."""
-    folders: dict[str, dict[str, str]] = {}
+) -> tuple[dict[str, list[ShardClaim]], list[Finding]]:
+    """All that files beside these shards say of them, by URL, and findings about missing shards."""
+    folders: dict[str, dict[str, list[str]]] = {}
     for url in urls:
-        if not is_local(url) and has_ranges(url):
-            folder, name = split_url(url)
-            folders.setdefault(folder, {})[name] = url
-    entries: dict[str, dict[str, Any]] = {}
+        if is_local(url) or has_ranges(url):
+            folder, name = os.path.split(str(Path(url))) if is_local(url) else split_url(url)
+            folders.setdefault(folder, {}).setdefault(name, []).append(url)
+    claims: dict[str, list[ShardClaim]] = {}
     findings: list[Finding] = []
     with closing(Storages(remote_storages(replace(settings, policy=LOOK_UP)))) as storages:
         for folder, named in folders.items():
-            try:
-                one = next(iter(named.values()))
-                claims = remote_claims(one, named, partial(_fetched_beside, storages))
-            except IndexMismatchError as error:
-                findings.append(Finding("stale count", str(error), folder))
-                continue
-            for name, claim in claims.items():
-                facts = {
-                    "nsamples": claim.samples,
-                    "filesize": claim.size_bytes,
-                    "md5sum": claim.md5,
-                    "source": claim.source,
-                }
-                known = {fact: value for fact, value in facts.items() if value is not None}
-                entries[named[name]] = known
-    return entries, findings
+            first = next(iter(named.values()))[0]
+            if is_local(first):
+                found, missing = _claims_beside_local(folder, frozenset(named))
+                findings += missing
+            else:
+                found = _claims_beside_remote(first, frozenset(named), storages)
+            for name, claim in found:
+                for url in named[name]:
+                    claims.setdefault(url, []).append(claim)
+    return claims, findings
+
+
+_Named = list[tuple[str, ShardClaim]]
+"""Claims by the file names of their shards."""
+
+
+def _claims_beside_local(folder: str, names: frozenset[str]) -> tuple[_Named, list[Finding]]:
+    """The claims about shards of a folder, and findings about those that are listed with them."""
+    claims: _Named = []
+    findings: list[Finding] = []
+    for source, content in json_contents(Path(folder)):
+        claims += claims_in(content, source, folder_parts(folder), names)
+        listed = entries_listed(content, folder_parts(folder)).keys()
+        if not listed.isdisjoint(names):
+            findings += _missing(folder, sorted(listed - names), source)
+    return [*claims, *other_claims(Path(folder), names, take_all=True)], findings
+
+
+def _missing(folder: str, names: Sequence[str], source: str) -> list[Finding]:
+    paths = [os.path.join(folder, name) for name in names]  # noqa: PTH118 - paths stay strings here
+    return [
+        Finding(
+            "missing shard",
+            f"{path} does not exist, but {source} lists it; fetch it, or index again",
+            path,
+        )
+        for path in paths
+        if not os.path.isfile(path)  # noqa: PTH113 never raises
+    ]
+
+
+def _claims_beside_remote(shard: str, names: frozenset[str], storages: Storages) -> _Named:
+    claims: _Named = []
+    for file_name in (SIZES, WIDS, *REMOTE_NAMES):
+        found = claims_of_file(file_name, shard, names, partial(_fetched_beside, storages))
+        if found is None:
+            break
+        claims += found
+    return claims
 
 
 def _fetched_beside(storages: Storages, url: str, max_bytes: int) -> bytes | None:
     return storages.of(url).read_whole([url], max_bytes + 1)[0]
 
 
-def missing_listed(urls: Sequence[str], indexed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Findings about shards that do not exist, though an index of these shards lists them."""
-    sources = {indexed[str(Path(url))]["source"] for url in urls if str(Path(url)) in indexed}
-    return [
-        Finding(
-            "missing shard",
-            f"{path} does not exist, but {entry['source']} lists it; fetch it, or index again",
-            path,
-        )
-        for path, entry in indexed.items()
-        if entry["source"] in sources and not os.path.isfile(path)  # noqa: PTH113 never raises
-    ]
-
-
-class KnownTable(NamedTuple):
-    """The table of an earlier index, which may be of an older state of the shard.
+class KnownTables(NamedTuple):
+    """The tables of earlier indexes, which may be of older states of the shard.
 
     Attributes:
-        table: The table; None if there is none.
+        tables: The tables, those with crc32s first.
         findings: What is wrong with a table that could not be used.
     """
 
-    table: MemberTable | None
+    tables: list[MemberTable]
     findings: list[Finding]
 
 
-def known_table(
+def known_tables(
     url: str, cache: CacheFolder, settings: TransportSettings | None = None
-) -> KnownTable:
-    """The table by which changed bytes of a shard are found: one with crc32s, if there is one.
+) -> KnownTables:
+    """The tables by which changed bytes of a shard are found: of a remote shard one at most.
 
     Raises:
         FileAccessError: The kept table, or a folder of the cache, could be another user's work.
@@ -115,22 +132,25 @@ def known_table(
         ConfigError: It cannot be reached as it is set up.
     """
     if not is_local(url) and not has_ranges(url):
-        return KnownTable(None, [])
+        return KnownTables([], [])
     kept = TableStore(cache).kept_table(url)
-    if is_local(url):
-        return KnownTable(kept, [])
     beside, findings = _table_beside(url, settings or TransportSettings(cache_dir=str(cache.root)))
     tables = [table for table in (beside, kept) if table is not None]
     tables.sort(key=lambda table: table.crc32 is None)  # stable: with crc32s first
-    return KnownTable(tables[0] if tables else None, findings)
+    return KnownTables(tables if is_local(url) else tables[:1], findings)
 
 
-def _table_beside(url: str, settings: TransportSettings) -> KnownTable:
-    with closing(Storages(remote_storages(settings))) as storages:
-        data = published_bytes(url, storages.of(url))
-    if data is None:
-        return KnownTable(None, [])
+def _table_beside(
+    url: str, settings: TransportSettings
+) -> tuple[MemberTable | None, list[Finding]]:
+    data: bytes | None = None
+    if not is_local(url):
+        with closing(Storages(remote_storages(settings))) as storages:
+            data = published_bytes(url, storages.of(url))
     try:
-        return KnownTable(opened_table(url, data, _MOST_PACKED * len(data)), [])
+        path = published_url(url)
+        if is_local(url) and os.path.exists(path):  # noqa: PTH110 never raises
+            data = read_regular(path, MAX_PUBLISHED_BYTES)
+        return None if data is None else opened_table(url, data, _MOST_PACKED * len(data)), []
     except FileAccessError as error:
-        return KnownTable(None, [Finding("unusable table", str(error), redact(url))])
+        return None, [Finding("unusable table", str(error), redact(url))]

@@ -2,30 +2,32 @@
 
 Nothing is written over what others put there. The report names the shards that were saved to the
 folder, and only these are replaced by a later repair of the same shards. Until it is written a file
-beside it names them, so that a run that was killed can be repeated.
+beside it names them, so that a run that was killed can be repeated. One run at a time holds the
+folder, because each adds to the report that it has read.
 """
 
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of
-from lightning_shards.dataprep.inspection.listed_shards import known_table
+from lightning_shards.dataprep.inspection.listed_shards import known_tables
 from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
 from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
     IndexMismatchError,
     StorageError,
 )
-from lightning_shards.shards.atomic import make_folder, replace_file
+from lightning_shards.shards.atomic import make_folder, open_folder, replace_file
 from lightning_shards.shards.beside import json_object, read_json
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -40,23 +42,40 @@ _BEGUN: Final = f"{REPORT}.part"
 _UNFINISHED = {"": "the repair was not finished; give the same command again"}
 
 
-def require_place(urls: Sequence[str], folder: Path | None) -> None:
-    """Check, before shards are read, that copies of any can be written to this folder, if any.
+@contextmanager
+def repair_place(urls: Sequence[str], folder: Path | None) -> Generator[None]:
+    """Hold the folder for copies of any of these shards, if any, as long as the block lasts.
+
+    It is made, and removed at the end if nothing was written to it.
 
     Raises:
-        ConfigError: Two have the same name, one of them is in the folder, also by a link, or
-            something is there that is no repair of this shard.
+        ConfigError: Another run holds it, two shards have the same name, one of them is in the
+            folder, also by a link, or something is there that is no repair of this shard.
+        FileAccessError: It cannot be made or opened.
     """
     if folder is None:
+        yield
         return
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        with open_folder(make_folder(folder)) as file:
+            lock_output(file, folder)
+            _require_place(urls, folder)
+            yield
+    finally:
+        with suppress(OSError):  # there is something in it
+            for path in missing:
+                path.rmdir()
+
+
+def _require_place(urls: Sequence[str], folder: Path) -> None:
+    """Check that copies of any of these shards can be written to this folder, which exists."""
     name, times = Counter(map(file_name, urls)).most_common(1)[0] if urls else ("", 0)
     if times > 1:
         raise ConfigError(
             f"{times} of the shards are named {name!r}, and their repaired copies would overwrite "
             "each other; verify the shards of one folder at a time"
         )
-    if not folder.is_dir():
-        return
     local = [Path(url) for url in urls if is_local(url)]
     folders = {parent.resolve() for parent in {path.parent for path in local}}
     folders |= {path.resolve().parent for path in local}
@@ -84,16 +103,16 @@ def repair_shards(
 ) -> tuple[dict[str, Salvage], list[Finding]]:
     """The repairs by redacted URL, which the report names, too, and what kept others from it.
 
-    `repair` saves one shard, given its URL and `folder`. Where no shard could be repaired, the
-    folder is as it was.
+    `repair` saves one shard, given its URL and `folder`, which `repair_place` holds. Where no shard
+    could be repaired, the folder is as it was.
     """
     repairs: dict[str, Salvage] = {}
     findings: list[Finding] = []
     if not urls:
         return repairs, findings
-    is_new, before = not folder.exists(), _report(folder)
+    before = _report(folder)
     begun = {redact(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls}
-    _write_report(make_folder(folder) / _BEGUN, before, begun)
+    _write_report(folder / _BEGUN, before, begun)
     for url, saved in zip(
         urls, map_parallel(partial(repair, folder=folder), urls, processes), strict=True
     ):
@@ -104,9 +123,6 @@ def repair_shards(
     if before or repairs:
         _write_report(folder / REPORT, before, repairs)
     (folder / _BEGUN).unlink(missing_ok=True)
-    if is_new and not repairs:
-        with suppress(OSError):  # another program has put something there
-            folder.rmdir()
     return repairs, findings
 
 
@@ -123,7 +139,7 @@ def repair_shard(
     A shard that cannot be fetched again is a finding: nothing is known to be lost.
     """
     try:
-        known = known_table(url, cache, settings).table
+        known = known_tables(url, cache, settings).tables
         with local_copy(url, cache, settings) as shard:
             return salvage(shard.path, folder, known, decoder_of)
     except DamagedShardError as error:  # it is empty

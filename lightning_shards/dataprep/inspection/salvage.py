@@ -1,50 +1,39 @@
 """The salvage of a damaged tar: its samples that are certainly whole are written to a new shard.
 
-After a damaged header the next sound one is searched. A sample beside the damage is kept only if it
-is known to be whole: by the member table of an earlier index, or because it has every field that
-any sample of the shard has. A table with crc32s also saves members under damaged headers, and shows
-changed bytes. Members of one key that are apart are joined if they can only be one sample. The
-original is never touched: saved samples go to another folder.
+A sample beside the damage is kept only if it is known to be whole: by the member table of an
+earlier index, or because it has every field that any sample of the shard has. A table with crc32s
+also saves members under damaged headers, and shows changed bytes. Members of one key that are apart
+are joined if they can only be one sample. Hidden files, as macOS adds them to tars, are left out.
+The original is never touched: saved samples go to another folder.
 """
 
 import tarfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO
 
-from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
+from lightning_shards.dataprep.writing.keys import is_hidden
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import make_folder, new_file
-from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     RESERVED_SUFFIXES,
-    Buffer,
     Member,
+    damaged,
     is_left_out,
     split_name,
-    walk_members,
 )
 
 Decode = Callable[[bytes], object]
 DecoderOf = Callable[[str], Decode | None]
 """Gives the decoder of a suffix, or None; picklable."""
 
-_MAGIC = b"ustar"
-_MAGIC_AT: Final = 257
-_SEARCHED: Final = 1 << 20
-"""Bytes that are read at once to search the next header."""
-
 _LEAST_MATCHING = 0.5
 """If fewer members than this share have the crc32 in the table, it is of another shard."""
-
-
-class DamagedRange(NamedTuple):
-    """A range of a tar that could not be read."""
-
-    offset: int
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +52,23 @@ class Salvage:
     lost: dict[str, str]
 
 
-def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRange]:
-    """The members before, between and after damaged ranges, and these ranges, in file order."""
-    start: int | None = 0
-    while start is not None:
-        position = start
-        try:
-            for member in walk_members(_from(data, start), url):
-                offset = start + member.offset
-                yield member._replace(offset=offset)
-                position = (offset + member.size + BLOCK - 1) // BLOCK * BLOCK
-        except DamagedShardError as error:
-            yield DamagedRange(position, str(error))
-            start = _next_header(data, position + BLOCK)
-        else:
-            return
-
-
 def salvage(
-    shard: str, folder: Path, known: MemberTable | None, decoder_of: DecoderOf | None = None
+    shard: str,
+    folder: Path,
+    known: Sequence[MemberTable],
+    decoder_of: DecoderOf | None = None,
 ) -> Salvage:
     """Write the samples of a shard that can be saved to a shard of the same name in `folder`.
 
     Args:
         shard: Path of a local tar.
         folder: Folder of the new shard.
-        known: The members that the shard had when it was indexed.
+        known: Tables of earlier indexes, of which the first that is of this shard serves.
         decoder_of: Gives the decoder of a suffix; a sample that it refuses is left out.
 
     Raises:
         ConfigError: `folder` is the folder of the shard itself.
+        DamagedShardError: The new shard would not read back as it was meant.
     """
     if folder.resolve() == Path(shard).parent.resolve():
         raise ConfigError(f"{folder} holds the damaged shards; name another folder for the repair")
@@ -108,13 +84,9 @@ def salvage(
         target = folder / Path(shard).name
         make_folder(folder)
         with new_file(target) as file:
-            for fields in samples.values():
-                for member in fields.values():
-                    file.write(_header(member))
-                    file.write(data[member.offset : member.offset + member.size])
-                    file.write(bytes(-member.size % BLOCK))
-            file.write(bytes(2 * BLOCK))
-            data.require_unchanged()  # raises while the new file can still be discarded
+            _write_samples(file, data, samples)
+            _require_same(file.name, samples, shard)  # raise while it can still be discarded
+            data.require_unchanged()
     return Salvage(str(target), len(samples), lost)
 
 
@@ -139,13 +111,16 @@ class _Run:
 
 
 def _whole_samples(
-    data: TarBytes, shard: str, known: MemberTable | None
+    data: TarBytes, shard: str, known: Sequence[MemberTable]
 ) -> tuple[_Samples, dict[str, str]]:
     """The members of the samples to keep, and the reasons for the other samples."""
     runs, lost = _readable_runs(data, shard)
-    if known is not None and known.crc32 is not None and _is_of(known, data):
-        samples, apart = _joined(_runs_of_table(data, known, runs))
-        apart += _unlisted(runs, known)
+    table = next(
+        (table for table in known if table.crc32 is not None and _is_of(table, data)), None
+    )
+    if table is not None:
+        samples, apart = _joined(_runs_of_table(data, table, runs))
+        apart += _unlisted(runs, table)
     else:
         samples, apart = _joined(runs)
         _find_incomplete(samples)
@@ -170,7 +145,7 @@ def _readable_runs(data: TarBytes, shard: str) -> tuple[list[_Run], dict[str, st
                 runs[-1].is_beside = True
             continue
         parts = split_name(read.name)
-        if parts is None:
+        if parts is None or is_hidden(read.name):
             continue
         key, suffix = parts
         if not runs or runs[-1].key != key or suffix in runs[-1].fields:
@@ -276,11 +251,16 @@ def _runs_of_table(data: TarBytes, known: MemberTable, read: Sequence[_Run]) -> 
     runs: list[_Run] = []
     for sample in range(known.num_samples):
         run = _Run(known.key(sample))
+        if is_hidden(f"{run.key}."):
+            continue
         first, stop = known.sample_starts[sample : sample + 2]
         for member in range(int(first), int(stop)):
             suffix = known.suffixes[int(known.suffix_ids[member])]
             offset, size = int(known.offsets[member]), int(known.sizes[member])
-            run.fields[suffix] = Member(names.get(offset, f"{run.key}.{suffix}"), offset, size)
+            name = names.get(offset, "")
+            if split_name(name) != (run.key, suffix):  # it is a stand-in, or was damaged
+                name = f"{run.key}.{suffix}"
+            run.fields[suffix] = Member(name, offset, size)
             if not run.fault and not _is_right(known, member, data):
                 run.fault = f"member {suffix} at byte {offset} is not what it was when indexed"
         runs.append(run)
@@ -324,41 +304,19 @@ def _header(member: Member) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def _next_header(data: TarBytes, start: int) -> int | None:
-    """The offset of the next sound header; tars from before POSIX have no magic to search for."""
-    for begin in range(start, len(data), _SEARCHED):
-        part = data[begin : begin + _SEARCHED]
-        for block in range(0, len(part), BLOCK):
-            if part.startswith(_MAGIC, block + _MAGIC_AT) and _is_sound(
-                part[block : block + BLOCK]
-            ):
-                return begin + block
-    return None
+def _write_samples(file: BinaryIO, data: TarBytes, samples: _Samples) -> None:
+    for fields in samples.values():
+        for member in fields.values():
+            file.write(_header(member))
+            file.write(data[member.offset : member.offset + member.size])
+            file.write(bytes(-member.size % BLOCK))
+    file.write(bytes(2 * BLOCK))
+    file.flush()
 
 
-def _is_sound(header: bytes) -> bool:
-    """Whether the header's checksum is right."""
-    try:
-        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
-
-
-def _from(data: TarBytes, start: int) -> Buffer:
-    """The bytes from `start` on, for a walk; only the parts that it reads are copied."""
-    return _Rest(data, start) if start else data
-
-
-class _Rest:
-    """The bytes of a tar from an offset on, read on demand."""
-
-    def __init__(self, data: TarBytes, start: int) -> None:
-        self._data, self._start = data, start
-
-    def __len__(self) -> int:
-        return len(self._data) - self._start
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        start, stop, _ = part.indices(len(self))
-        return self._data[self._start + start : self._start + stop]
+def _require_same(copy: str, samples: _Samples, shard: str) -> None:
+    """Check that a copy holds exactly these samples, as readers see them."""
+    table = scan_members(copy)
+    read = [(table.key(sample), table.suffixes_of(sample)) for sample in range(table.num_samples)]
+    if read != [(key, list(fields)) for key, fields in samples.items()]:
+        raise damaged("cannot be saved: its copy would not read back as it was meant", shard, 0)

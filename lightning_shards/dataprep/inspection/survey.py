@@ -96,6 +96,7 @@ class ShardSurvey:
         hashes: `key_hashes` of all samples.
         findings: Findings about the shard; one that could not be read has nothing else.
         has_replaced_table: Whether another member table lay beside the shard.
+        has_checksums: Whether its bytes were held against checksums of an earlier index.
     """
 
     path: str
@@ -108,6 +109,7 @@ class ShardSurvey:
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     findings: list[Finding] = field(default_factory=list[Finding])
     has_replaced_table: bool = False
+    has_checksums: bool = False
 
     @property
     def is_readable(self) -> bool:

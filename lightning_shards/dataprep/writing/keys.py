@@ -59,6 +59,14 @@ def prefixed_key(prefix: str, key: str) -> str:
     return prefixed
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file is hidden, as those that macOS adds to tars; it belongs to no sample here.
+
+    By webdataset's rule `train/._0001.jpg` would be the field `_0001.jpg` of a sample `train/`.
+    """
+    return name.startswith(".", name.rfind("/") + 1)
+
+
 def check_key(key: str) -> None:
     """Refuse a key that readers would change, or that would lead out of a folder.
 

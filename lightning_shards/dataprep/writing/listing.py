@@ -12,7 +12,7 @@ from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.apart import error_of_inside, identities_of, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.class_files import classes_beside, number_classes
-from lightning_shards.dataprep.writing.keys import escape_key
+from lightning_shards.dataprep.writing.keys import escape_key, is_hidden
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
@@ -250,7 +250,7 @@ def _refuse_lost_links(
     """
     lost: list[str] = []
     for entry in others:
-        parts = None if _is_hidden(entry.name) else split_name(entry.name)
+        parts = None if is_hidden(entry.name) else split_name(entry.name)
         if entry.kind == "link" and parts and parts[1] not in samples.get(parts[0], ()):
             lost.append(entry.name)
     if lost:
@@ -262,13 +262,9 @@ def _refuse_lost_links(
 
 
 def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Member]:
-    """The members that are in samples; other members are counted in `ignored`.
-
-    By webdataset's rule the file `train/._0001.jpg` that macOS adds would be the field `_0001.jpg`
-    of a sample `train/`. Hidden files are in no sample here, as in folders.
-    """
+    """The members that are in samples; others, and hidden ones as in folders, are counted."""
     for member in members:
-        if _is_hidden(member.name):
+        if is_hidden(member.name):
             ignored[_HIDDEN] += 1
         elif split_name(member.name) is None:
             base = member.name.rpartition("/")[2]
@@ -276,7 +272,3 @@ def _counted(members: Iterable[Member], ignored: Counter[str]) -> Iterator[Membe
         else:
             ignored[_LEFT_OUT] += 1  # until it comes in a sample
             yield member
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".", name.rfind("/") + 1)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
-from lightning_shards.shards.atomic import make_folder, new_file
+from lightning_shards.shards.atomic import make_folder, new_file, open_folder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tar.compression import compression_at
@@ -87,8 +87,7 @@ def plain_copies(
 @contextmanager
 def _locked(below: Path) -> Generator[None]:
     """Hold the folder of the copies, which is removed when the block ends."""
-    file = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_folder(below) as file:
         lock_output(file, below.parent)
         try:
             yield
@@ -96,8 +95,6 @@ def _locked(below: Path) -> Generator[None]:
             shutil.rmtree(below, ignore_errors=True)
             raise
         _remove(below)
-    finally:
-        os.close(file)
 
 
 def _remove(below: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_shards.shards.counts.cache import CountsCache
+from lightning_shards.shards.counts.claims import CountClaim
 from lightning_shards.shards.counts.count_files import (
-    CountClaim,
     FetchBeside,
     http_start,
     local_claims,

@@ -1,16 +1,13 @@
 """Counts in files beside the shards: wids JSON and `sizes.json`, otherwise `count_formats`.
 
-Such a file is data and may come from a stranger: it is only compared, by file name, with the shards
-that the user named, and no path in it is opened. Two files that disagree are an error, because one
-of them is wrong. A file that cannot be read is passed over, because the shards can be scanned.
+Two files that disagree are an error, because one of them is wrong. A file that cannot be read is
+passed over, because the shards can be scanned.
 """
 
 import json
 import logging
-import re
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 from urllib.parse import unquote
@@ -22,48 +19,29 @@ from lightning_shards.shards.beside import (
     WIDS,
     is_count,
     json_files,
-    json_object,
     read_json,
 )
+from lightning_shards.shards.counts.claims import CountClaim, ShardClaim, claims_in
 from lightning_shards.shards.counts.count_formats import (
     LENGTH,
     MAX_HEADER,
     REMOTE_NAMES,
-    counts_in,
     length_in,
     other_counts,
 )
-from lightning_shards.shards.counts.wids import MARKER, counted_shards
+from lightning_shards.shards.counts.wids import MARKER
 from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside, without_user
 
 HTTP_TIMEOUT_S: Final = 10.0
 
 _WEB: Final = ("http", "https")
 _ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
-_UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
 FetchBeside = Callable[[str, int], bytes | None]
 """Fetches at most so many bytes of a file, and one more; None if it is absent. It raises OSError if
 the server does not answer."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CountClaim:
-    """The count that one file gives for one shard.
-
-    Attributes:
-        samples: Samples in the shard.
-        source: Path or URL of the file that says so.
-        size_bytes: Size of the shard when it was counted, if the file has it.
-        md5: Its MD5 then, if the file has it.
-    """
-
-    samples: int
-    source: str
-    size_bytes: int | None = None
-    md5: str | None = None
 
 
 def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
@@ -73,19 +51,37 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
         IndexMismatchError: Two files disagree, or a shard's size is not the one that was indexed.
     """
     wanted = frozenset(names)
-    parts = Path(folder).absolute().parts
     claims: dict[str, CountClaim] = {}
-    for path in json_files(Path(folder)):
-        marker = b"" if path.name == SIZES else MARKER
-        content = read_json(path, containing=marker)
-        for name, claim in _claims(content, str(path), parts, wanted):
-            _check_size(Path(folder) / name, claim)
-            _merge(claims, name, claim)
-    others = other_counts(Path(folder), wanted - claims.keys())
-    for name, samples, source in others:
-        if is_count(samples):
-            claims[name] = CountClaim(samples, source)
+    for source, content in json_contents(Path(folder)):
+        for name, claim in claims_in(content, source, folder_parts(folder), wanted):
+            counted = _counted(name, claim)
+            if counted is not None:
+                _check_size(Path(folder) / name, counted)
+                _merge(claims, name, counted)
+    for name, claim in other_claims(Path(folder), wanted - claims.keys(), take_all=False):
+        counted = _counted(name, claim)
+        if counted is not None:
+            claims[name] = counted
     return claims
+
+
+def json_contents(folder: Path) -> Iterator[tuple[str, object]]:
+    """Path and content of the wids JSONs and of `sizes.json` in a local folder."""
+    for path in json_files(folder):
+        yield str(path), read_json(path, containing=b"" if path.name == SIZES else MARKER)
+
+
+def folder_parts(folder: str) -> tuple[str, ...]:
+    """The parts of the path of a local folder, of which entries of an index may name the last."""
+    return Path(folder).absolute().parts
+
+
+def other_claims(
+    folder: Path, names: Iterable[str], *, take_all: bool
+) -> Iterator[tuple[str, ShardClaim]]:
+    """The claims of other tools' files in a local folder; without `take_all` one for each shard."""
+    for name, samples, source in other_counts(folder, names, take_all=take_all):
+        yield name, ShardClaim(source, {"nsamples": samples})
 
 
 def remote_claims(
@@ -104,23 +100,39 @@ def remote_claims(
         IndexMismatchError: The two files disagree.
     """
     asked = frozenset(names)
-    named = {unquote(name): name for name in asked if "%" in name and scheme_of(shard) in _WEB}
-    wanted = asked | named.keys()  # files have names as they are, or as URLs escape them
-    parts = tuple(split_url(shard)[0].split("/"))
     claims: dict[str, CountClaim] = {}
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and asked <= claims.keys():
             break
-        url = url_beside(shard, file_name)
-        source = redact(url)
-        try:
-            content = _fetch_json(url, fetch or _fetch)
-        except OSError as error:
-            _log.info("no counts from %s: %s", source, error)
-            break  # the server does not answer: waiting once is enough
-        for name, claim in _claims(content, source, parts, wanted):
-            _merge(claims, name if name in asked else named[name], claim)
+        found = claims_of_file(file_name, shard, asked, fetch)
+        if found is None:
+            break
+        for name, claim in found:
+            counted = _counted(name, claim)
+            if counted is not None:
+                _merge(claims, name, counted)
     return claims
+
+
+def claims_of_file(
+    file_name: str, shard: str, asked: frozenset[str], fetch: FetchBeside | None = None
+) -> list[tuple[str, ShardClaim]] | None:
+    """The claims of one file beside a remote shard, arguments as of `remote_claims`.
+
+    None if the server does not answer, so that nobody waits for another file: once is enough.
+    """
+    named = {unquote(name): name for name in asked if "%" in name and scheme_of(shard) in _WEB}
+    wanted = asked | named.keys()  # files have names as they are, or as URLs escape them
+    parts = tuple(split_url(shard)[0].split("/"))
+    url = url_beside(shard, file_name)
+    source = redact(url)
+    try:
+        content = _fetch_json(url, fetch or _fetch)
+    except OSError as error:
+        _log.info("no counts from %s: %s", source, error)
+        return None
+    found = claims_in(content, source, parts, wanted)
+    return [(name if name in asked else named[name], claim) for name, claim in found]
 
 
 def remote_total(shard: str, fetch: FetchBeside | None = None) -> int | None:
@@ -204,59 +216,6 @@ def _fetch(url: str, max_bytes: int) -> bytes | None:
     return None
 
 
-def _claims(
-    content: object, source: str, folder: tuple[str, ...], names: frozenset[str]
-) -> Iterator[tuple[str, CountClaim]]:
-    """The counts that the content of one JSON file gives for these shards, by file name."""
-    fields = json_object(content)
-    if fields.get("wids_version") == 1:
-        yield from _wids_claims(fields, source, folder, names)
-        return
-    is_sizes = source.rpartition("/")[2] == SIZES
-    counts = fields if is_sizes else counts_in(fields) if source.endswith(REMOTE_NAMES) else {}
-    for name in names & counts.keys():
-        samples = counts[name]
-        if is_count(samples):
-            yield name, CountClaim(samples, source)
-        else:
-            _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
-
-
-def _wids_claims(
-    fields: dict[str, object], source: str, folder: tuple[str, ...], names: frozenset[str]
-) -> Iterator[tuple[str, CountClaim]]:
-    """The counts that a wids index gives for these shards.
-
-    An entry whose path ends in this folder is certain to be meant. An entry with another folder
-    (the shards were moved) counts if all with its file name say the same; of different MD5s none is
-    believed.
-    """
-    certain: set[str] = set()
-    moved: dict[str, set[CountClaim]] = {}
-    for shard in counted_shards(fields):
-        parts = _entry_parts(fields.get("base"), shard.url)
-        if not parts or parts[-1] not in names:
-            continue
-        claim = CountClaim(shard.samples, source, shard.size_bytes, shard.md5)
-        above = parts[:-1]
-        if not above or folder[-len(above) :] == above:
-            certain.add(parts[-1])
-            yield parts[-1], claim
-        else:
-            moved.setdefault(parts[-1], set()).add(claim)
-    for name, claims in moved.items():
-        if name not in certain:
-            alike = claims if len(claims) == 1 else {replace(claim, md5=None) for claim in claims}
-            yield from ((name, claim) for claim in alike if len(alike) == 1)
-
-
-def _entry_parts(base: object, url: str) -> tuple[str, ...]:
-    """The relative path of an entry; empty if it does not lead below the index's folder."""
-    path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
-    parts = () if _UNSAFE_NAME.search(path) else path.split("/")
-    return tuple(part for part in parts if part not in ("", "."))
-
-
 def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
     """Add a claim, unless another one contradicts it."""
     known = claims.setdefault(name, claim)
@@ -277,3 +236,11 @@ def _check_size(shard: Path, claim: CountClaim) -> None:
             f"{shard} changed since it was indexed: it has {size} bytes, {claim.size_bytes} by "
             f"{claim.source}; remake that index, or fetch the shard again"
         )
+
+
+def _counted(name: str, claim: ShardClaim) -> CountClaim | None:
+    """The claim if it counts the samples; a warning if it does so by something else."""
+    if claim.counted is None and "nsamples" in claim.facts:
+        what = repr(claim.facts["nsamples"])[:40]
+        _log.warning("%s is no count of %s in %s", what, name, claim.source)
+    return claim.counted

@@ -7,6 +7,7 @@ over, and all of them are read only if neither a wids JSON nor `sizes.json` coun
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -44,8 +45,12 @@ Counted = tuple[str, int, str]
 """File name of a shard, its samples, and the file that says so."""
 
 
-def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
-    """The counts that other tools' files give for shards of a local folder, each at most once.
+def other_counts(
+    folder: Path, names: Iterable[str], *, take_all: bool = False
+) -> Iterator[Counted]:
+    """The counts that other tools' files give for shards of a local folder.
+
+    The first one of each shard is enough, unless `take_all` asks for those of all files.
 
     Raises:
         FileAccessError: One of these files is a fifo, a socket, a device or a folder.
@@ -62,12 +67,12 @@ def other_counts(folder: Path, names: Iterable[str]) -> Iterator[Counted]:
         counts = counts_in(read_json(path), below)
         for name in sorted(wanted & counts.keys()):
             if is_newer(path, folder / name):
-                wanted.discard(name)
+                if not take_all:
+                    wanted.discard(name)
                 yield name, counts[name], str(path)
     for name in sorted(wanted):
-        counted = _count_of_one(folder, name, listed)
-        if counted is not None:
-            yield name, *counted
+        counted = _counts_of_one(folder, name, listed)
+        yield from ((name, *count) for count in (counted if take_all else islice(counted, 1)))
 
 
 def _listed(folder: Path) -> set[str]:
@@ -146,8 +151,8 @@ def length_in(content: bytes) -> int | None:
     return int(text) if text.isdigit() and len(content) <= MAX_HEADER else None
 
 
-def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] | None:
-    """The count in a file that belongs to this shard alone, and the path of the file."""
+def _counts_of_one(folder: Path, name: str, listed: set[str]) -> Iterator[tuple[int, str]]:
+    """The counts in files that belong to this shard alone, each with the path of the file."""
     shard, stem = folder / name, name.partition(".")[0]
     readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
         (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
@@ -165,8 +170,7 @@ def _count_of_one(folder: Path, name: str, listed: set[str]) -> tuple[int, str] 
             continue  # it counts all shards of the folder together
         samples = read(folder / file_name)
         if samples is not None:
-            return samples, str(folder / file_name)
-    return None
+            yield samples, str(folder / file_name)
 
 
 def _is_end(shard: Path, position: int) -> bool:

@@ -12,7 +12,7 @@ each value before they use it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -39,17 +39,6 @@ def shard_entries(content: object) -> list[dict[str, Any]] | None:
     """
     listed = json_object(content).get("shardlist")
     return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
-
-
-def entries_by_name(content: object) -> dict[str, dict[str, Any]]:
-    """The entries of the shards that lie beside the file, by file name."""
-    named = ((entry.get("url"), entry) for entry in shard_entries(content) or ())
-    return {url: entry for url, entry in named if isinstance(url, str) and "/" not in url}
-
-
-def counted_shards(content: object) -> Iterator[CountedShard]:
-    """The shards whose samples are counted; other entries are passed over."""
-    return filter(None, map(counted_shard, shard_entries(content) or ()))
 
 
 def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:

@@ -55,6 +55,16 @@ def compared_bytes(name: bytes, repeated: bytes) -> int | None:
     return None if is_cut or is_near else 0
 
 
+def gnu_name(body: bytes, block: int) -> bytes:
+    """The name in the data of a GNU long name; empty if a block of so many bytes was lost from it.
+
+    A zero ends the name. Where it ends with a block, more zeros than one stand for another block.
+    """
+    name = body.rstrip(b"\0")
+    is_cut = len(name) % block == 0 and len(name) + 1 < len(body)
+    return b"" if is_cut else name
+
+
 def _without_empty_parts(name: bytes) -> bytes:
     return b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
 

@@ -14,7 +14,7 @@ from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.tar.compression import FIRST_BYTES, compression_of
-from lightning_shards.shards.tar.long_names import compared_bytes
+from lightning_shards.shards.tar.long_names import compared_bytes, gnu_name
 from lightning_shards.shards.urls import redact
 
 BLOCK: Final = 512
@@ -326,10 +326,7 @@ def _extend(
     if flag == _LONG_LINK:
         return overrides
     if flag == _LONG_NAME:
-        name = body.rstrip(b"\0")
-        if not name or 0 in name:
-            raise _HeaderDamage("has a damaged long name: zeros stand where it should")
-        added = {b"path": name}
+        added = {b"path": _whole_name(gnu_name(body, BLOCK))}
     else:
         added = _pax_overrides(body)
         if flag == _GLOBAL and added:
@@ -344,14 +341,15 @@ def _pax_overrides(body: bytes) -> dict[bytes, bytes]:
         return {}  # a single record, as in nearly every PAX header that Python writes
     overrides: dict[bytes, bytes] = {}
     position = 0
-    while position < len(body) and body[position]:
+    # Zeros end the records, but where a block begins they stand for one that was lost.
+    while position < len(body) and (body[position] or position % BLOCK == 0):
         record = _PAX_RECORD.match(body, position)
         end = position + int(record[1]) if record else 0
         if record is None or not record.end() < end <= len(body) or body[end - 1] != _NEWLINE:
             raise _HeaderDamage("has a damaged PAX header")
         keyword, value = record[2], body[record.end() : end - 1]
         if keyword == b"path":
-            overrides[keyword] = value.rstrip(b"/")
+            overrides[keyword] = _whole_name(value).rstrip(b"/")
         elif keyword == b"size":
             overrides[keyword] = _checked_digits(value)
         elif keyword.startswith(b"GNU.sparse."):
@@ -373,6 +371,13 @@ def _is_one_bit_off(record: bytes) -> bool:
     return any(
         (number ^ int.from_bytes(meant, "big")).bit_count() == 1 for meant in (b"path=", b"size=")
     )
+
+
+def _whole_name(name: bytes) -> bytes:
+    """The name that an extended header gives."""
+    if not name or 0 in name:
+        raise _HeaderDamage("has a damaged long name: zeros stand where it should")
+    return name
 
 
 def _checked_digits(value: bytes) -> bytes:

@@ -132,6 +132,17 @@ HOSTILE = {
     "PAX too long": (_member(b"99 path=a.b\n", flag=b"x") + _header() + END, "damaged PAX"),
     "PAX of length 0": (_member(b"0 path=a.b\n", flag=b"x") + _header() + END, "damaged PAX"),
     "PAX without newline": (_member(b"12 path=a.bc", flag=b"x") + _header() + END, "damaged PAX"),
+    "PAX of zeros": (_member(bytes(30), flag=b"x") + _member(b"1") + END, "damaged PAX"),
+    "Solaris PAX of zeros": (_member(bytes(30), flag=b"X") + _member(b"1") + END, "damaged PAX"),
+    "global PAX of zeros": (_member(bytes(30), flag=b"g") + _member(b"1") + END, "damaged PAX"),
+    "PAX whose second block is lost": (
+        _member(_pax(comment=b"x" * 499) + bytes(30), flag=b"x") + _member(b"1") + END,
+        "damaged PAX",
+    ),
+    "PAX name with zeros": (
+        _member(_pax(path=b"p" * 9 + bytes(512) + b".txt"), flag=b"x") + _header() + END,
+        "damaged long name",
+    ),
     "only an extended header": (
         _member(_pax(path=b"a.b"), flag=b"x") + END,
         "belongs to no member",
@@ -225,10 +236,12 @@ ACCEPTED = {
     "override of a folder ends": PAX_NAME + _header(flag=b"5") + ONE,
     "chains are counted one by one": 3 * (2 * PAX_NAME + ONE),
     "global comment": _member(_pax(comment=b"x"), flag=b"g") + ONE,
+    "PAX without records": _member(flag=b"x") + ONE,
     "zeros after the PAX records": _member(_pax(path=b"p.txt") + bytes(3), flag=b"x") + ONE,
     "non-UTF-8 name": _member(b"1", name=b"\xff.txt"),
     "non-UTF-8 PAX name": _member(_pax(path=b"\xff.txt"), flag=b"x") + ONE,
     "slash after a PAX name": _member(_pax(path=b"p.txt/"), flag=b"x") + ONE,
+    "GNU name that fills a block": _member(b"n" * 512 + b"\0", flag=b"L") + _member(name="n" * 100),
     "long link": _member(b"l" * 200, flag=b"K") + ONE,
     "unknown type": _member(b"z" * 600, name="z.txt", flag=b"V") + ONE,
     "folder before POSIX": _header(name="d.x/", flag=b"\0", size=5) + _member(b"1", flag=b"\0"),
@@ -243,6 +256,21 @@ def test_rare_forms_are_read_as_tarfile_reads_them(tmp_path, tarfile_members, ar
     members = _members(path.read_bytes())
     assert members
     assert [member[:3] for member in members] == tarfile_members(path)
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_a_lost_block_of_an_extended_header_changes_no_name(tmp_path, write_tar, tar_format):
+    """Each block but those of data is filled with zeros in turn."""
+    names = ["a", "b"] if tar_format == tarfile.USTAR_FORMAT else ["café", "n" * 1200, "漢字"]
+    members = [(f"{name}.{suffix}", b"1") for name in names for suffix in ("jpg", "cls")]
+    path = write_tar(tmp_path / "0.tar", members, tar_format=tar_format, mtime=0.5)
+    data, whole = path.read_bytes(), _members(path.read_bytes())
+    end = whole[-1].offset
+    for block in set(range(0, end, BLOCK)) - {member.offset for member in whole}:
+        path.write_bytes(data[:block] + bytes(BLOCK) + data[block + BLOCK :])
+        for scan in (count_samples, scan_members):
+            with pytest.raises(DamagedShardError):
+                scan(path)
 
 
 def test_one_block_of_zeros_ends_an_archive():

@@ -1,0 +1,119 @@
+"""The walk over a damaged tar: its members before, between and after damaged ranges.
+
+Behind a damaged header the next sound one is searched. If it may be the end of a chain whose
+extended header was lost, its member is passed over: its name stood there, and the one in its own
+header is a stand-in, such as `caf?.jpg` for `café.jpg`, or the first 100 bytes of a longer one.
+"""
+
+import tarfile
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.tar_bytes import TarBytes
+from lightning_shards.shards.tar.walk import BLOCK, Buffer, Member, walk_members
+
+_FLAG: Final = 156
+_SIZE: Final = slice(124, 136)
+_MAGIC = b"ustar"
+_MAGIC_AT: Final = 257
+_EXTENDED = b"xXgLK"
+_WITH_DATA = b"0\x007xXgLK"
+_WITHOUT_DATA = b"123456"
+"""Types of headers. Each differs in two bits or more from those that begin a chain or end it."""
+
+_SEARCHED: Final = 1 << 20
+"""Bytes that are read at once to search the next header."""
+
+
+class DamagedRange(NamedTuple):
+    """A range of a tar that could not be read."""
+
+    offset: int
+    message: str
+
+
+def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRange]:
+    """The members whose names are known, and the damaged ranges, in file order."""
+    start: int | None = 0
+    nameless = -1  # offset of the data of a member whose extended header may be lost
+    while start is not None:
+        position = start
+        try:
+            for member in walk_members(_from(data, start), url):
+                offset = start + member.offset
+                if offset != nameless:
+                    yield member._replace(offset=offset)
+                position = _padded(offset + member.size)
+        except DamagedShardError as error:
+            yield DamagedRange(position, str(error))
+            start = _next_header(data, position + BLOCK)
+            if start is not None:
+                nameless = start + BLOCK if _may_lack_name(data, position, start) else -1
+        else:
+            return
+
+
+def _may_lack_name(data: TarBytes, start: int, found: int) -> bool:
+    """Whether an extended header before the one that was found may be lost.
+
+    It is not if the headers from `start` on can still be followed to the one that was found, and
+    the last of them is a member's. An extended header begins a chain: writers give a name in one.
+    """
+    if data[found : found + BLOCK][_FLAG] in _EXTENDED:
+        return False
+    is_chained = False
+    while start < found:
+        header = data[start : start + BLOCK]
+        flag, digits = header[_FLAG], header[_SIZE].strip(b" \0")
+        is_known = header.startswith(_MAGIC, _MAGIC_AT) and flag in _WITH_DATA + _WITHOUT_DATA
+        if not is_known or digits.strip(b"01234567"):
+            return True
+        is_chained = flag in _EXTENDED
+        size = int(digits or b"0", 8) if flag in _WITH_DATA else 0
+        start = _padded(start + BLOCK + size)
+    return is_chained or start != found
+
+
+def _padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def _next_header(data: TarBytes, start: int) -> int | None:
+    """The offset of the next sound header; tars from before POSIX have no magic to search for."""
+    for begin in range(start, len(data), _SEARCHED):
+        part = data[begin : begin + _SEARCHED]
+        for block in range(0, len(part), BLOCK):
+            if part.startswith(_MAGIC, block + _MAGIC_AT) and _is_sound(
+                part[block : block + BLOCK]
+            ):
+                return begin + block
+    return None
+
+
+def _is_sound(header: bytes) -> bool:
+    """Whether the header's checksum is right."""
+    try:
+        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def _from(data: TarBytes, start: int) -> Buffer:
+    """The bytes from `start` on, for a walk; only the parts that it reads are copied."""
+    return _Rest(data, start) if start else data
+
+
+class _Rest:
+    """The bytes of a tar from an offset on, read on demand."""
+
+    def __init__(self, data: TarBytes, start: int) -> None:
+        self._data, self._start = data, start
+
+    def __len__(self) -> int:
+        return len(self._data) - self._start
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        return self._data[self._start + start : self._start + stop]
