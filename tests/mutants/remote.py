@@ -22,6 +22,8 @@ PROXIES = "shards/remote/test_proxies.py"
 UNDATED = "shards/remote/test_undated.py"
 
 MUTANTS = [
+    Mutant("shards.storage.remote:_unpickled", "take_over_run_number(number)", "...", UNDATED),
+    Mutant("shards.remote.other:_close", "client.close()", "...", OTHER),
     Mutant("shards.storage.remote:version_number", "if is_undated(version):", "if False:", UNDATED),
     Mutant(
         "shards.tables:TableStore.kept_table",

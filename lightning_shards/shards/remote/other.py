@@ -5,8 +5,9 @@ Few of its file systems know time limits, so each call is made in a thread that 
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -117,6 +118,9 @@ class OtherBackend(RequestBackend):
         if files is None:
             self._require_taken(kind)
             files = kind(**{**self._options, **said}, skip_instance_cache=True)
+            client = getattr(files, "client", None)  # of paramiko, whose connection would stay open
+            if hasattr(client, "close"):
+                weakref.finalize(files, _close, client).atexit = False
             if kind.cachable:
                 self._mine.files[host] = files
         return files, path
@@ -172,6 +176,11 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.files: dict[str, Any] = {}
+
+
+def _close(client: Any) -> None:
+    with suppress(Exception):
+        client.close()
 
 
 def _said_by_url(kind: Any, url: str) -> dict[str, Any]:

@@ -22,7 +22,11 @@ from lightning_shards.shards.remote.fetching.stamped_transport import (
     StampedTransport,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.providers.undated import run_number, warn_of_undated
+from lightning_shards.shards.remote.providers.undated import (
+    run_number,
+    take_over_run_number,
+    warn_of_undated,
+)
 from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
@@ -209,8 +213,8 @@ class RemoteStorage(Storage):
         self._transport.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made from alone."""
-        return RemoteStorage, self._given
+        """Pickle what it was made from alone, and the number of the run."""
+        return _unpickled, (*self._given, run_number())
 
     def __repr__(self) -> str:
         """The transport, which shows no options."""
@@ -267,6 +271,12 @@ class RemoteStorage(Storage):
         finally:
             for future in begun:
                 future.cancel()
+
+
+def _unpickled(*given: Any) -> RemoteStorage:
+    *settings, number = given
+    take_over_run_number(number)
+    return RemoteStorage(*settings)
 
 
 def version_number(version: str) -> int:

@@ -2,6 +2,8 @@
 
 import gc
 from ftplib import error_temp
+from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 from weakref import ref
 
@@ -78,11 +80,13 @@ class Dropping(MemoryFileSystem):
     protocol = "dropping"
     breaks: ClassVar[list[Exception | None]] = []
     made: ClassVar[list[ref]] = []
+    closed: ClassVar[list[str]] = []
 
     def __init__(self, **settings):
         super().__init__(**settings)
         self.is_broken = False
         self.made.append(ref(self))
+        self.client = SimpleNamespace(close=partial(self.closed.append, "closed"))
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -110,7 +114,7 @@ def dropping():
     fsspec.register_implementation("dropping", Dropping, clobber=True)
     Dropping.breaks = []
     Dropping().pipe_file("/host/data/a.tar", OLD)
-    Dropping.made = []
+    Dropping.made, Dropping.closed = [], []
     yield Dropping
     Dropping().rm_file("/host/data/a.tar")
     Dropping.clear_instance_cache()
@@ -184,6 +188,9 @@ def test_a_connection_that_breaks_is_made_anew(error, num_good, dropping, transp
     assert transport.read(DROPPING_URL, 0, 4_000).data == OLD[:4_000]
     assert transport.counts.repeated == 1
     assert len(dropping.made) == 2
+    error.__traceback__ = None  # which holds it
+    gc.collect()
+    assert dropping.closed == ["closed"]
 
 
 def test_an_error_that_nobody_knows_is_final_where_no_call_has_worked(dropping, transport):
@@ -204,6 +211,6 @@ def test_connections_end_with_the_transport(dropping, transport):
 
     def has_gone():
         gc.collect()
-        return dropping.made[0]() is None
+        return dropping.made[0]() is None and dropping.closed == ["closed"]
 
     assert wait_for(has_gone, 20)

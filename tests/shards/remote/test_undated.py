@@ -132,6 +132,7 @@ def test_the_number_of_a_run_goes_to_its_workers_and_ranks_which_warn_no_more(
     undated, server, tmp_path, caplog
 ):
     pickled, number = pickle.dumps(make_storages(server)["http"]), run_number()
+    pickled_storage = pickle.dumps(make_storages(server)["http"]())
     cache = CacheFolder(tmp_path)
     keep_index(ShardIndex((undated,), None), cache, "all")
 
@@ -142,7 +143,10 @@ def test_the_number_of_a_run_goes_to_its_workers_and_ranks_which_warn_no_more(
         assert kept_index((undated,), cache, "all") is not None
         return make_storages(server)["http"]
 
-    for start in (worker, rank):
+    def process_of_a_tool():
+        return lambda: pickle.loads(pickled_storage)
+
+    for start in (worker, rank, process_of_a_tool):
         forget_run_number()
         storage = start()()
         assert storage.stat(f"{server.url}/data/shard-000000.tar").version == number
