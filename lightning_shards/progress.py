@@ -153,6 +153,7 @@ class TrainProgress:
             self.require_known(loader, {})
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
+        _count_one_open_epoch(self._trainer.fit_loop)
         return self._cursor(loader, epoch, batches), limit
 
     def require_known(self, loader: Loader, saved: State) -> None:
@@ -263,6 +264,19 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
         "its class); resume from a checkpoint of an epoch's end, or begin anew with its weights "
         "alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
     )
+
+
+def _count_one_open_epoch(fit_loop: Any) -> None:
+    """Count the epoch that has begun once, so that it is known when it has ended.
+
+    Lightning counts one twice that an exception ended and the next fit of the trainer begins again,
+    and does not count one that follows a checkpoint of an epoch's last batch.
+    """
+    is_restarted = fit_loop.restarted_mid_epoch or fit_loop.restarted_on_epoch_end
+    for counts in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        if is_restarted or counts.started > counts.processed:
+            counts.ready = counts.started = counts.processed + 1
+            counts.completed = counts.processed
 
 
 class EvaluationProgress:

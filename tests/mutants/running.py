@@ -280,6 +280,18 @@ MUTANTS = [
         "resume/test_stopped.py",
     ),
     Mutant(
+        "progress:_count_one_open_epoch",
+        "or counts.started > counts.processed",
+        "",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
+        "progress:_count_one_open_epoch",
+        "is_restarted or counts",
+        "counts",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
         "callbacks.resume_counters:write_counters",
         "is_last = position.is_over or position.is_between_epochs",
         "is_last = position.is_over",
