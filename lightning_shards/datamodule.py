@@ -37,6 +37,7 @@ from lightning_shards.progress import (
     unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
+from lightning_shards.restored import require_no_finder
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
@@ -216,6 +217,7 @@ class ShardDataModule(ModuleSettings):
 
     def state_dict(self) -> dict[str, Any]:
         """The values that a resumed run must agree with: plain, and equal on all ranks."""
+        require_no_finder(self.trainer)
         loader = self._loaders.get("train")
         return self._saved if loader is None else loader.state_dict()
 

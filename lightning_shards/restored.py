@@ -2,8 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_shards.errors import StateError
 from lightning_shards.saved_state import State, reading_counters, require_state
 
 
@@ -74,6 +77,30 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_restarting=is_restarting,
         loader=_first(states),
     )
+
+
+def require_no_finder(trainer: Any) -> None:
+    """Refuse a finder of Lightning's that saves before a resumed fit has its counters back.
+
+    It restores what it has saved, and Lightning then takes the fit for restored.
+
+    Raises:
+        StateError: There is one.
+    """
+    if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+        return
+    finders = [
+        type(callback).__name__
+        for callback in trainer.callbacks
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder))
+    ]
+    if finders and trainer._checkpoint_connector._loaded_checkpoint:  # noqa: SLF001 empty once it is restored
+        raise StateError(
+            f"{finders[0]} cannot be among the callbacks of a fit that resumes "
+            f"{trainer.ckpt_path}: it would put the fit back to its beginning, with the resumed "
+            "weights; run it before, in a fit without ckpt_path, set what it has found, and leave "
+            "it out of the fit that resumes"
+        )
 
 
 def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:

@@ -286,6 +286,18 @@ MUTANTS = [
         "resume/test_stopped.py",
     ),
     Mutant(
+        "restored:require_no_finder",
+        "if finders and trainer",
+        "if not finders and trainer",
+        "resume/test_finders.py",
+    ),
+    Mutant(
+        "callbacks.resume:ExactResume.on_train_start",
+        "_require_written(trainer, self._start)",
+        "pass",
+        "resume/test_finders.py",
+    ),
+    Mutant(
         "progress:_count_one_open_epoch",
         "is_restarted or counts",
         "counts",
