@@ -186,7 +186,7 @@ class ExactResume(pl.Callback):
             StateError: Lightning's counters are not those that were restored.
         """
         require_own_places(trainer, train_loaders(trainer))
-        if self._watched(trainer) is None:
+        if self._remember(trainer) is None:
             rank_zero_warn(
                 "ExactResume() has nothing to watch: the one train loader of this fit must come "
                 "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
@@ -198,6 +198,10 @@ class ExactResume(pl.Callback):
             self._overrides = self._overrides or TrainerOverrides(trainer)
             override_trainer(trainer, self._start, self._overrides, is_cut_short=self._is_cut_short)
             self._start = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remember the loader of this epoch; it may be another one than that of the last."""
+        self._remember(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember that this batch is validated, before the same hook saves checkpoints."""
@@ -220,6 +224,12 @@ class ExactResume(pl.Callback):
     def _end_overrides(self) -> None:
         if self._overrides is not None:
             self._overrides.end()
+
+    def _remember(self, trainer: pl.Trainer) -> ShardLoader | None:
+        """Keep the watched loader: Lightning forgets it when it validates, tests or predicts."""
+        watched = self._watched(trainer)
+        self._loader = watched[0] if watched else None
+        return self._loader
 
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
         """The train loader and its progress; None unless it is ours and the only one."""

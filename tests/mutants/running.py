@@ -298,6 +298,12 @@ MUTANTS = [
         "resume/test_finders.py",
     ),
     Mutant(
+        "callbacks.resume:ExactResume._remember",
+        "watched[0] if watched else None",
+        "None",
+        "callbacks/test_resume.py",
+    ),
+    Mutant(
         "progress:_count_one_open_epoch",
         "is_restarted or counts",
         "counts",
