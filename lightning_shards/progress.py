@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -154,6 +155,8 @@ class TrainProgress:
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
         _count_one_open_epoch(self._trainer.fit_loop)
+        if batches:  # else Lightning's scheduler has set it at the start of this epoch
+            self._trainer.accumulate_grad_batches = accumulation_of(self._trainer, epoch)
         return self._cursor(loader, epoch, batches), limit
 
     def require_known(self, loader: Loader, saved: State) -> None:
@@ -172,7 +175,7 @@ class TrainProgress:
         restored = restored_counters(self._trainer)
         limit = limit_of(self._trainer, len(loader))
         if self._trainer.ckpt_path is not None:  # no trial of the Tuner
-            warn_of_losses(restored, limit, self._trainer.accumulate_grad_batches)
+            warn_of_losses(restored, limit, accumulation_of(self._trainer, restored.epochs))
         if restored.is_restarting:
             is_cut = restored.batches < limit if restored.is_over else True
             if restored.batches and is_cut:
@@ -311,6 +314,14 @@ def _evaluation_loop(trainer: Any) -> Any:
 
 def _as_limit(batches: float) -> int | None:
     return None if batches == float("inf") else int(batches)
+
+
+def accumulation_of(trainer: Any, epoch: int) -> int:
+    """How many batches of an epoch the trainer accumulates for a step of its optimiser."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            return int(callback.get_accumulate_grad_batches(epoch))
+    return int(trainer.accumulate_grad_batches)
 
 
 def limit_of(trainer: Any, steps: int) -> int:

@@ -304,6 +304,12 @@ MUTANTS = [
         "callbacks/test_resume.py",
     ),
     Mutant(
+        "progress:TrainProgress.begin",
+        "if batches:",
+        "if False:",
+        "resume/test_same_ranks.py",
+    ),
+    Mutant(
         "progress:_count_one_open_epoch",
         "is_restarted or counts",
         "counts",
