@@ -12,16 +12,20 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_shards.errors import StateError
+from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, limited_steps
-from lightning_shards.restored import restored_counters, warn_of_losses
+from lightning_shards.restored import (
+    accumulation_of,
+    count_one_open_epoch,
+    restored_counters,
+    warn_of_losses,
+)
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -142,19 +146,25 @@ class TrainProgress:
         self.anchor: EpochAnchor | None = None
         self._is_known = False
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
+    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
         """The first sample that is not trained yet, and the steps that the trainer wants.
+
+        It is None if the trainer has stopped.
 
         Raises:
             StateError: The checkpoint is from within an epoch, and counts batches of unknown or
                 other size.
+            ConfigError: The trainer's epochs do not end with this loader's.
         """
+        if self._trainer.state.stopped:
+            return None
+        _require_own_end(self._trainer, loader)
         if not (self._is_known or self.anchor):
             # A trainer that was given a loader by hand never called the data module's check.
             self.require_known(loader, {})
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
-        _count_one_open_epoch(self._trainer.fit_loop)
+        count_one_open_epoch(self._trainer.fit_loop)
         if batches:  # else Lightning's scheduler has set it at the start of this epoch
             self._trainer.accumulate_grad_batches = accumulation_of(self._trainer, epoch)
         return self._cursor(loader, epoch, batches), limit
@@ -269,17 +279,18 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
     )
 
 
-def _count_one_open_epoch(fit_loop: Any) -> None:
-    """Count the epoch that has begun once, so that it is known when it has ended.
-
-    Lightning counts one twice that an exception ended and the next fit of the trainer begins again,
-    and does not count one that follows a checkpoint of an epoch's last batch.
-    """
-    is_restarted = fit_loop.restarted_mid_epoch or fit_loop.restarted_on_epoch_end
-    for counts in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
-        if is_restarted or counts.started > counts.processed:
-            counts.ready = counts.started = counts.processed + 1
-            counts.completed = counts.processed
+def _require_own_end(trainer: Any, loader: Loader) -> None:
+    """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
+    batches, steps = trainer.fit_loop.max_batches, len(loader)
+    if batches > steps and any(each is loader for each in train_loaders(trainer)):
+        told = "no known end" if batches == float("inf") else f"{batches} batches"
+        raise ConfigError(
+            f"a loader has {steps} steps, and the trainer's epoch, in which it is combined with "
+            f"others, has {told}: its samples would be repeated, and no checkpoint within an epoch "
+            "could be resumed; let epochs end with the shortest loader: have train_dataloader "
+            'return CombinedLoader({"shards": ..., ...}, "min_size") of '
+            "lightning.pytorch.utilities, and not the dict or list alone"
+        )
 
 
 class EvaluationProgress:
@@ -289,11 +300,17 @@ class EvaluationProgress:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
         self.waiting = partial(unless_told_to_end, trainer)
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
-        """The beginning of the epoch, and the steps that the trainer wants of this loader."""
+    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
+        """The beginning of the epoch, and the steps that the trainer wants of this loader.
+
+        It is None if the trainer has stopped.
+        """
+        if self._trainer.state.stopped:
+            return None
         loaders = evaluation_loaders(self._trainer)
         steps = _evaluation_loop(self._trainer).max_batches
-        limits = [limit for listed, limit in zip(loaders, steps, strict=True) if listed is loader]
+        # Lightning keeps the steps of loaders that it has forgotten
+        limits = [limit for listed, limit in zip(loaders, steps, strict=False) if listed is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
 
     def trained(self, loader: Loader) -> Cursor:
@@ -314,14 +331,6 @@ def _evaluation_loop(trainer: Any) -> Any:
 
 def _as_limit(batches: float) -> int | None:
     return None if batches == float("inf") else int(batches)
-
-
-def accumulation_of(trainer: Any, epoch: int) -> int:
-    """How many batches of an epoch the trainer accumulates for a step of its optimiser."""
-    for callback in trainer.callbacks:
-        if isinstance(callback, GradientAccumulationScheduler):
-            return int(callback.get_accumulate_grad_batches(epoch))
-    return int(trainer.accumulate_grad_batches)
 
 
 def limit_of(trainer: Any, steps: int) -> int:

@@ -1,8 +1,12 @@
-"""Lightning's progress counters in a checkpoint that is resumed."""
+"""Lightning's progress counters where a fit goes on: what they say, lose, and have to be told."""
 
 from typing import Any, NamedTuple
 
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -131,6 +135,27 @@ def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> N
             f"callbacks of {runs}, or resume from a checkpoint of "
             "ModelCheckpoint(every_n_train_steps=...)"
         )
+
+
+def count_one_open_epoch(fit_loop: Any) -> None:
+    """Count the epoch that has begun once, so that it is known when it has ended.
+
+    Lightning counts one twice that an exception ended and the next fit of the trainer begins again,
+    and does not count one that follows a checkpoint of an epoch's last batch.
+    """
+    is_restarted = fit_loop.restarted_mid_epoch or fit_loop.restarted_on_epoch_end
+    for counts in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        if is_restarted or counts.started > counts.processed:
+            counts.ready = counts.started = counts.processed + 1
+            counts.completed = counts.processed
+
+
+def accumulation_of(trainer: Any, epoch: int) -> int:
+    """How many batches of an epoch the trainer accumulates for a step of its optimiser."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            return int(callback.get_accumulate_grad_batches(epoch))
+    return int(trainer.accumulate_grad_batches)
 
 
 def _first(states: list[State] | None) -> State:

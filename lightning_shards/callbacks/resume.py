@@ -272,7 +272,7 @@ def _write(
     )
 
 
-def _require_written(trainer: pl.Trainer, start: FitPosition) -> None:
+def _require_written(trainer: Any, start: FitPosition) -> None:
     """Check that Lightning's counters are still those that were written for it to restore."""
     epoch, batches = batches_seen(trainer)
     if (epoch, batches) != (start.epoch, start.batches):

@@ -280,7 +280,7 @@ MUTANTS = [
         "resume/test_stopped.py",
     ),
     Mutant(
-        "progress:_count_one_open_epoch",
+        "restored:count_one_open_epoch",
         "or counts.started > counts.processed",
         "",
         "resume/test_stopped.py",
@@ -310,7 +310,25 @@ MUTANTS = [
         "resume/test_same_ranks.py",
     ),
     Mutant(
-        "progress:_count_one_open_epoch",
+        "progress:_require_own_end",
+        "if batches > steps and",
+        "if False and",
+        "resume/test_combined.py",
+    ),
+    Mutant(
+        "progress:TrainProgress.begin",
+        "self._trainer.state.stopped",
+        "False",
+        "resume/test_after_fits.py",
+    ),
+    Mutant(
+        "progress:EvaluationProgress.begin",
+        "self._trainer.state.stopped",
+        "False",
+        "resume/test_after_fits.py",
+    ),
+    Mutant(
+        "restored:count_one_open_epoch",
         "is_restarted or counts",
         "counts",
         "resume/test_stopped.py",
