@@ -318,6 +318,9 @@ class ShardDataModule(ModuleSettings):
     def _current_loader(self, split: SplitName, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, or a new one if a setting that it depends on has changed."""
         place, source = place_of(trainer), self.source(split)
+        progress = self._loaders[split].progress if split in self._loaders else None
+        if isinstance(progress, TrainProgress) and progress.has_begun:
+            self._saved = {}  # it was compared with the loader that the fit began with
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)

@@ -145,6 +145,7 @@ class TrainProgress:
         self.waiting = partial(unless_told_to_end, trainer)
         self.anchor: EpochAnchor | None = None
         self._is_known = False
+        self.has_begun = False
 
     def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
         """The first sample that is not trained yet, and the steps that the trainer wants.
@@ -167,6 +168,7 @@ class TrainProgress:
         count_one_open_epoch(self._trainer.fit_loop)
         if batches:  # else Lightning's scheduler has set it at the start of this epoch
             self._trainer.accumulate_grad_batches = accumulation_of(self._trainer, epoch)
+        self.has_begun = True
         return self._cursor(loader, epoch, batches), limit
 
     def require_known(self, loader: Loader, saved: State) -> None:

@@ -70,6 +70,7 @@ def restored_counters(trainer: Any) -> RestoredCounters:
     by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
     is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
     is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
+    is_whole = is_whole and not fit_loop.restarted_mid_epoch  # it goes on after a last batch
     return RestoredCounters(
         epochs=done,
         batches=batches,

@@ -328,6 +328,18 @@ MUTANTS = [
         "resume/test_after_fits.py",
     ),
     Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "self._saved = {}",
+        "pass",
+        "resume/test_changed_settings.py",
+    ),
+    Mutant(
+        "restored:left_by_earlier_fit",
+        "if is_open:",
+        "if False:",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
         "restored:count_one_open_epoch",
         "is_restarted or counts",
         "counts",
