@@ -48,8 +48,8 @@ WAYS_TO_A_PLACE = (
 class Progress(Protocol):
     """Tells a loader which cursor to begin at, as a trainer's progress does."""
 
-    def begin(self, loader: "ShardLoader") -> tuple[Cursor, int | None]:
-        """The cursor to begin at and the trainer's limit of steps, at the first `next()`."""
+    def begin(self, loader: "ShardLoader") -> tuple[Cursor, int | None] | None:
+        """The cursor to begin at and the limit of steps, at the first `next()`, or None."""
         ...
 
     def trained(self, loader: "ShardLoader") -> Cursor:
@@ -114,7 +114,7 @@ class ShardLoader:
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._open: _OpenStream | None = None
-        self._is_first = True
+        self._is_first, self._is_led = True, False
         self._iteration = 0
 
     @property
@@ -219,7 +219,7 @@ class ShardLoader:
             _count(served, loaded, after.samples)
             if loaded.bad:
                 self._check_budget(served)
-            if self.progress is None:
+            if not self._is_led:
                 self.epoch, self._trained = following.epoch, following
             self.times.handed_at = time.perf_counter()
             yield with_tensors(loaded.batch)
@@ -325,10 +325,12 @@ class ShardLoader:
             )
 
     def _begin(self) -> tuple[Cursor, int | None]:
-        if self.progress is not None:
-            cursor, limit = self.progress.begin(self)
-            return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         resumed, self._resumed = self._resumed, None
+        wanted = self.progress.begin(self) if self.progress else None
+        self._is_led = wanted is not None
+        if wanted is not None:
+            cursor, limit = wanted
+            return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         if resumed is not None:
             return self._with_a_step(resumed), None
         return Cursor(0 if self.epochs.pinned else self.epoch), None

@@ -15,12 +15,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_shards.errors import StateError
+from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, limited_steps
-from lightning_shards.restored import restored_counters, warn_of_losses
+from lightning_shards.restored import (
+    accumulation_of,
+    count_one_open_epoch,
+    restored_counters,
+    warn_of_losses,
+)
 from lightning_shards.saved_state import (
     TRANSLATE,
     State,
@@ -140,19 +145,30 @@ class TrainProgress:
         self.waiting = partial(unless_told_to_end, trainer)
         self.anchor: EpochAnchor | None = None
         self._is_known = False
+        self.has_begun = False
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
+    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
         """The first sample that is not trained yet, and the steps that the trainer wants.
+
+        It is None if the trainer has stopped.
 
         Raises:
             StateError: The checkpoint is from within an epoch, and counts batches of unknown or
                 other size.
+            ConfigError: The trainer's epochs do not end with this loader's.
         """
+        if self._trainer.state.stopped:
+            return None
+        _require_own_end(self._trainer, loader)
         if not (self._is_known or self.anchor):
             # A trainer that was given a loader by hand never called the data module's check.
             self.require_known(loader, {})
         limit = _as_limit(self._trainer.fit_loop.max_batches)
         epoch, batches = self._position(limit)
+        count_one_open_epoch(self._trainer.fit_loop)
+        if batches:  # else Lightning's scheduler has set it at the start of this epoch
+            self._trainer.accumulate_grad_batches = accumulation_of(self._trainer, epoch)
+        self.has_begun = True
         return self._cursor(loader, epoch, batches), limit
 
     def require_known(self, loader: Loader, saved: State) -> None:
@@ -171,7 +187,7 @@ class TrainProgress:
         restored = restored_counters(self._trainer)
         limit = limit_of(self._trainer, len(loader))
         if self._trainer.ckpt_path is not None:  # no trial of the Tuner
-            warn_of_losses(restored, limit, self._trainer.accumulate_grad_batches)
+            warn_of_losses(restored, limit, accumulation_of(self._trainer, restored.epochs))
         if restored.is_restarting:
             is_cut = restored.batches < limit if restored.is_over else True
             if restored.batches and is_cut:
@@ -265,6 +281,20 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
     )
 
 
+def _require_own_end(trainer: Any, loader: Loader) -> None:
+    """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
+    batches, steps = trainer.fit_loop.max_batches, len(loader)
+    if batches > steps and any(each is loader for each in train_loaders(trainer)):
+        told = "no known end" if batches == float("inf") else f"{batches} batches"
+        raise ConfigError(
+            f"a loader has {steps} steps, and the trainer's epoch, in which it is combined with "
+            f"others, has {told}: its samples would be repeated, and no checkpoint within an epoch "
+            "could be resumed; let epochs end with the shortest loader: have train_dataloader "
+            'return CombinedLoader({"shards": ..., ...}, "min_size") of '
+            "lightning.pytorch.utilities, and not the dict or list alone"
+        )
+
+
 class EvaluationProgress:
     """The position of a validation, test or prediction, which always starts at the beginning."""
 
@@ -272,11 +302,17 @@ class EvaluationProgress:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
         self.waiting = partial(unless_told_to_end, trainer)
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None]:
-        """The beginning of the epoch, and the steps that the trainer wants of this loader."""
+    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
+        """The beginning of the epoch, and the steps that the trainer wants of this loader.
+
+        It is None if the trainer has stopped.
+        """
+        if self._trainer.state.stopped:
+            return None
         loaders = evaluation_loaders(self._trainer)
         steps = _evaluation_loop(self._trainer).max_batches
-        limits = [limit for listed, limit in zip(loaders, steps, strict=True) if listed is loader]
+        # Lightning keeps the steps of loaders that it has forgotten
+        limits = [limit for listed, limit in zip(loaders, steps, strict=False) if listed is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
 
     def trained(self, loader: Loader) -> Cursor:

@@ -1,9 +1,16 @@
-"""Lightning's progress counters in a checkpoint that is resumed."""
+"""Lightning's progress counters where a fit goes on: what they say, lose, and have to be told."""
 
 from typing import Any, NamedTuple
 
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_shards.errors import StateError
 from lightning_shards.saved_state import State, reading_counters, require_state
 
 
@@ -63,6 +70,7 @@ def restored_counters(trainer: Any) -> RestoredCounters:
     by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
     is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
     is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
+    is_whole = is_whole and not fit_loop.restarted_mid_epoch  # it goes on after a last batch
     return RestoredCounters(
         epochs=done,
         batches=batches,
@@ -74,6 +82,30 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_restarting=is_restarting,
         loader=_first(states),
     )
+
+
+def require_no_finder(trainer: Any) -> None:
+    """Refuse a finder of Lightning's that saves before a resumed fit has its counters back.
+
+    It restores what it has saved, and Lightning then takes the fit for restored.
+
+    Raises:
+        StateError: There is one.
+    """
+    if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+        return
+    finders = [
+        type(callback).__name__
+        for callback in trainer.callbacks
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder))
+    ]
+    if finders and trainer._checkpoint_connector._loaded_checkpoint:  # noqa: SLF001 empty once it is restored
+        raise StateError(
+            f"{finders[0]} cannot be among the callbacks of a fit that resumes "
+            f"{trainer.ckpt_path}: it would put the fit back to its beginning, with the resumed "
+            "weights; run it before, in a fit without ckpt_path, set what it has found, and leave "
+            "it out of the fit that resumes"
+        )
 
 
 def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:
@@ -104,6 +136,57 @@ def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> N
             f"callbacks of {runs}, or resume from a checkpoint of "
             "ModelCheckpoint(every_n_train_steps=...)"
         )
+
+
+def count_one_open_epoch(fit_loop: Any) -> None:
+    """Count the epoch that has begun once, so that it is known when it has ended.
+
+    Lightning counts one twice that an exception ended and the next fit of the trainer begins again,
+    and does not count one that follows a checkpoint of an epoch's last batch.
+    """
+    is_restarted = fit_loop.restarted_mid_epoch or fit_loop.restarted_on_epoch_end
+    for counts in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        if is_restarted or counts.started > counts.processed:
+            counts.ready = counts.started = counts.processed + 1
+            counts.completed = counts.processed
+
+
+def left_by_earlier_fit(trainer: Any) -> str:
+    """What a fit without a checkpoint repeats or leaves out of the epoch that the last one left.
+
+    Asked before the fit begins; empty if it does neither, or if the trainer is done.
+    """
+    epochs = trainer.fit_loop.epoch_progress.current
+    batch = trainer.fit_loop.epoch_loop.batch_progress
+    done, is_open = batch.current.processed, epochs.started > epochs.processed
+    if not done:
+        return ""
+    if (
+        epochs.processed >= trainer.max_epochs != -1
+        or trainer.global_step >= trainer.max_steps != -1
+    ):
+        return ""
+    if is_open:
+        lost = "this fit begins it anew and trains on its samples again"
+    elif epochs.processed and not batch.is_last_batch:
+        lost = "Lightning counts it as done, and the rest of it will not be trained"
+    else:
+        return ""
+    return (
+        f"the earlier fit of this trainer was ended after batch {done} of epoch "
+        f"{epochs.processed - (not is_open)}, before its end: {lost}. To go on with the next "
+        "sample, have ExactResume() among the trainer's callbacks of both fits, call "
+        "trainer.save_checkpoint(path) after the first and give that path as ckpt_path to the "
+        "second"
+    )
+
+
+def accumulation_of(trainer: Any, epoch: int) -> int:
+    """How many batches of an epoch the trainer accumulates for a step of its optimiser."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler):
+            return int(callback.get_accumulate_grad_batches(epoch))
+    return int(trainer.accumulate_grad_batches)
 
 
 def _first(states: list[State] | None) -> State:

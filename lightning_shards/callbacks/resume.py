@@ -19,6 +19,7 @@ from lightning_shards.callbacks.resume_counters import (
     override_trainer,
     write_counters,
 )
+from lightning_shards.errors import StateError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.schedule import EpochSchedule
@@ -76,6 +77,7 @@ class ExactResume(pl.Callback):
     def _forget(self) -> None:
         self.translates_batches = True
         self._loader: ShardLoader | None = None
+        self._has_begun = False
         self._start: FitPosition | None = None
         self._overrides: TrainerOverrides | None = None
         self._is_cut_short = False
@@ -122,8 +124,8 @@ class ExactResume(pl.Callback):
         Raises:
             StateError: The checkpoint is of other shards, another seed or order, or is damaged.
         """
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
+        if trainer.state.fn != TrainerFn.FITTING or self._has_begun:
+            return  # once a fit has begun, only a finder restores, and what this fit itself saved
         saved: object = checkpoint["callbacks"].get(self.state_key)
         self.translates_batches = saved is not None
         if saved is None:
@@ -178,18 +180,28 @@ class ExactResume(pl.Callback):
             self._overrides.allow_end_of_epoch()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set up in Lightning what its counters cannot express."""
+        """Set up in Lightning what its counters cannot express.
+
+        Raises:
+            StateError: Lightning's counters are not those that were restored.
+        """
         require_own_places(trainer, train_loaders(trainer))
-        if self._watched(trainer) is None:
+        if self._remember(trainer) is None:
             rank_zero_warn(
                 "ExactResume() has nothing to watch: the one train loader of this fit must come "
                 "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
                 "Fit with datamodule=, or leave the callback out"
             )
+        self._has_begun = True
         if self._start is not None:
+            _require_written(trainer, self._start)
             self._overrides = self._overrides or TrainerOverrides(trainer)
             override_trainer(trainer, self._start, self._overrides, is_cut_short=self._is_cut_short)
             self._start = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remember the loader of this epoch; it may be another one than that of the last."""
+        self._remember(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember that this batch is validated, before the same hook saves checkpoints."""
@@ -212,6 +224,12 @@ class ExactResume(pl.Callback):
     def _end_overrides(self) -> None:
         if self._overrides is not None:
             self._overrides.end()
+
+    def _remember(self, trainer: pl.Trainer) -> ShardLoader | None:
+        """Keep the watched loader: Lightning forgets it when it validates, tests or predicts."""
+        watched = self._watched(trainer)
+        self._loader = watched[0] if watched else None
+        return self._loader
 
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
         """The train loader and its progress; None unless it is ours and the only one."""
@@ -252,6 +270,19 @@ def _write(
         stepped=checkpoint["global_step"] if is_counted else position.total,
         accumulate=trainer.accumulate_grad_batches,
     )
+
+
+def _require_written(trainer: Any, start: FitPosition) -> None:
+    """Check that Lightning's counters are still those that were written for it to restore."""
+    epoch, batches = batches_seen(trainer)
+    if (epoch, batches) != (start.epoch, start.batches):
+        raise StateError(
+            f"ExactResume restored a fit at batch {start.batches} of epoch {start.epoch}, and "
+            f"Lightning now stands at batch {batches} of epoch {epoch}: something has set its "
+            "loops back or restored another checkpoint before the fit began; leave out the "
+            f"callback or hook that does so (callbacks: "
+            f"{', '.join(type(callback).__name__ for callback in trainer.callbacks)})"
+        )
 
 
 def _progress_of(loader: object) -> TrainProgress | None:

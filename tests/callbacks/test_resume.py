@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
-from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
 
 from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import position_after
@@ -88,6 +88,24 @@ def test_an_open_accumulation_window_is_not_in_the_state(tmp_path: Path) -> None
         resumed, ToyData(), ckpt_path=tmp_path / "on_exception.ckpt"
     )
     assert positions_of(resumed.steps) == {epoch: list(range(24)) for epoch in range(3)}
+
+
+@pytest.mark.parametrize("stop", [("on_train_batch_end", 7), ("on_train_epoch_end", 2)])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_the_state_is_complete_after_an_evaluation_too(
+    resumes: bool, stop: tuple[str, int], saved: dict[str, Path], tmp_path: Path
+) -> None:
+    """Lightning forgets its train loader then."""
+    model, data = Ledger(), ToyData()
+    trainer = make_trainer(tmp_path, [ShouldStop(stop)], enable_checkpointing=False)
+    trainer.fit(model, data, ckpt_path=saved["step=3"] if resumes else None)
+    states = []
+    for name in ("fitted", "validated"):
+        trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
+        checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
+        states.append(checkpoint["callbacks"]["ExactResume"])
+        trainer.validate(model, data, verbose=False)
+    assert states[1] == states[0]
 
 
 # --- with and without it -------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from chains import Variant
-from toy import Ledger, Snapshots, ToyData, make_trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from toy import Ledger, Snapshots, ToyData, bare_trainer, make_trainer
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -124,6 +125,27 @@ def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path: Pat
             fit(tmp_path, Variant("part"), checkpoint, [snapshots])
         (checkpoint,) = snapshots.saved.values()
     assert fit(tmp_path, Variant("rest"), checkpoint) == whole
+
+
+@pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches != 1.` and over")
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(
+    make: Any, tmp_path: Path
+) -> None:
+    """Lightning's scheduler acts at the start of an epoch alone."""
+
+    def schedule() -> GradientAccumulationScheduler:
+        return GradientAccumulationScheduler({0: 2, 1: 3})
+
+    snapshots, whole = Snapshots(tmp_path), Ledger()
+    make(tmp_path, callbacks=[schedule(), snapshots]).fit(whole, ToyData(val_samples=0))
+    # without ExactResume an open window is lost, and a last batch, too, is one within its epoch
+    numbers = range(18) if make is make_trainer else (1, 3, 8)
+    for number in numbers:
+        resumed, path = Ledger(), snapshots.saved[f"on_train_batch_end-{number}"]
+        trainer = make(tmp_path, callbacks=[schedule()], enable_checkpointing=False)
+        trainer.fit(resumed, ToyData(val_samples=0), ckpt_path=path)
+        assert resumed.steps == whole.steps, number
 
 
 def test_plateau_schedules_follow_a_validation_that_the_resumed_fit_has_run(tmp_path: Path) -> None:

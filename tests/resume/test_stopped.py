@@ -15,7 +15,7 @@ import pytest
 from chains import Ranks, Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ShouldStop, StopHereError, ToyData, bare_trainer, make_trainer, positions_of
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -121,6 +121,98 @@ def test_a_window_that_a_stop_left_open_is_trained_again(tmp_path: Path) -> None
     model = Ledger()
     make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=saved["by_hand"])
     assert positions_of(model.steps) == WHOLE
+
+
+class RaisesAt(ShouldStop):
+    """Raises an error as (name of the hook, which of its calls) says."""
+
+    def act(self, trainer: pl.Trainer) -> None:
+        raise StopHereError
+
+
+@pytest.mark.filterwarnings("ignore:the earlier fit of this trainer")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+@pytest.mark.parametrize(
+    "stop", [("on_train_batch_start", 4), ("on_train_epoch_start", 1), ("on_train_batch_start", 9)]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(
+    times: int, stop: tuple[str, int], make: Any, tmp_path: Path
+) -> None:
+    """The same trainer goes on; all its checkpoints of ends of epochs are resumed."""
+    saver = ModelCheckpoint(
+        tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
+    )
+    stops = [RaisesAt(stop) for _ in range(times)]
+    trainer = make(tmp_path, callbacks=[saver, *stops], max_epochs=3)
+    for _ in range(times):
+        with pytest.raises(StopHereError):
+            trainer.fit(Ledger(), ToyData())
+    trainer.fit(Ledger(), ToyData())
+    trained = {}
+    for done in (1, 2, 3):
+        model, path = Ledger(), tmp_path / f"epoch={done - 1}.ckpt"
+        make(tmp_path, max_epochs=4).fit(model, ToyData(), ckpt_path=path)
+        found = positions_of(model.steps)
+        trained[done] = {epoch: found.get(epoch) for epoch in range(done, 4)}
+    assert trained == {done: dict.fromkeys(range(done, 4), WHOLE[0]) for done in trained}
+
+
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+@pytest.mark.parametrize(
+    ("kind", "stop", "told"),
+    [
+        (RaisesAt, ("on_train_batch_start", 8), "2 of epoch 1, before its end: this fit begins it"),
+        (ShouldStop, ("on_train_batch_end", 7), "2 of epoch 1, .* Lightning counts it as done"),
+        (ShouldStop, ("on_train_batch_end", 3), "4 of epoch 0, .* Lightning counts it as done"),
+    ],
+)
+def test_a_fit_that_goes_on_in_memory_says_what_it_loses(
+    kind: Any, stop: tuple[str, int], told: str, make: Any, tmp_path: Path
+) -> None:
+    trainer = make(tmp_path, callbacks=[kind(stop)], enable_checkpointing=False)
+    with contextlib.suppress(StopHereError):
+        trainer.fit(Ledger(), ToyData())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    with pytest.warns(UserWarning, match=rf"earlier fit .* ended after batch {told}.*ckpt_path"):
+        trainer.fit(Ledger(), ToyData())
+    assert trainer.current_epoch == 3
+    if make is make_trainer:
+        model = Ledger()
+        trainer.fit(model, ToyData(), ckpt_path=tmp_path / "stopped.ckpt")  # as the warning says
+        assert positions_of(model.steps) == WHOLE
+
+
+def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    model, data = Ledger(), ToyData()
+    for epochs in (1, 2, 2, 3):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(model, data)
+    assert positions_of(model.steps) == WHOLE
+
+
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(
+    make: Any, tmp_path: Path
+) -> None:
+    """Lightning goes on from one without a state of ours and does not count that epoch."""
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=6)
+    bare_trainer(tmp_path, callbacks=[saver], max_epochs=1).fit(Ledger(), ToyData())
+    savers = [
+        Saver(tmp_path / "steps", "{step}", every_n_train_steps=2, save_top_k=-1),
+        Saver(tmp_path / "epochs", "{epoch}", save_on_train_epoch_end=True, save_top_k=-1),
+    ]
+    second = make(tmp_path, callbacks=savers, max_epochs=3)
+    second.fit(Ledger(), ToyData(), ckpt_path=tmp_path / "step=6.ckpt")
+    saved = sorted(tmp_path.glob("*/*.ckpt"))
+    trained = {}
+    for path in saved:
+        model = Ledger()
+        make(tmp_path, max_epochs=3).fit(model, ToyData(), ckpt_path=path)
+        trained[path] = positions_of(model.steps)
+    assert trained == dict.fromkeys(saved, WHOLE)
 
 
 @pytest.mark.parametrize("saved_by", ["epochs", "by_hand"])

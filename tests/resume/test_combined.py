@@ -1,0 +1,73 @@
+"""Our loader beside a foreign one in a combined loader: epochs end with ours, or are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
+
+from lightning_shards.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
+    pytest.mark.filterwarnings("ignore:ExactResume.* has nothing to watch"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+]
+
+
+class Endless:
+    """Batches without a known end."""
+
+    def __iter__(self) -> Any:
+        return iter(range(1000))
+
+
+class CombinedData(ToyData):
+    """Gives batches of our loader with those of another one."""
+
+    def __init__(self, other: Any, mode: Any) -> None:
+        super().__init__()
+        self.other, self.mode = other, mode
+
+    def train_dataloader(self) -> Any:
+        loaders = {"shards": super().train_dataloader(), "other": self.other}
+        return CombinedLoader(loaders, self.mode) if self.mode else loaders
+
+
+class Pairs(Ledger):
+    """Trains on our part of the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["shards"], batch_idx)
+
+
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+@pytest.mark.parametrize("mode", [None, "max_size_cycle", "max_size"])
+@pytest.mark.parametrize(
+    ("other", "told"), [(range(10), "has 10 batches"), (Endless(), "has no known end")]
+)
+def test_an_epoch_that_does_not_end_with_our_loader_is_refused(
+    other: Any, told: str, mode: Any, make: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"6 steps, .* {told}: .*min_size"):
+        make(tmp_path).fit(Pairs(), CombinedData(other, mode))
+
+
+@pytest.mark.parametrize(
+    ("other", "mode"), [(range(10), "min_size"), (range(6), None), (range(4), None)]
+)
+def test_an_epoch_that_ends_with_our_loader_is_resumed_within(
+    other: Any, mode: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
+    trainer = bare_trainer(tmp_path, callbacks=[saver], max_steps=4)
+    trainer.fit(Pairs(), CombinedData(other, mode))
+    model = Pairs()
+    path = tmp_path / "step=4.ckpt"
+    bare_trainer(tmp_path).fit(model, CombinedData(other, mode), ckpt_path=path)
+    assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}

@@ -1,0 +1,113 @@
+"""Lightning's finders among the callbacks: refused in a fit that resumes, left alone in others."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from toy import SeenSamples, ToyData, bare_trainer, make_trainer
+
+from lightning_shards.errors import StateError
+
+pytestmark = [
+    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning"),
+]
+
+WHOLE = [(epoch, position) for epoch in range(3) for position in range(24)]
+
+
+class Rated(SeenSamples):
+    """Has a learning rate to be found."""
+
+    learning_rate = 0.1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen += batch["pairs"]
+        return self.layer(batch["x"]).mean()
+
+
+class AtEpochStarts(LearningRateFinder):
+    """Finds the rate anew at the start of some epochs, as Lightning's documentation shows."""
+
+    def on_fit_start(self, *_: Any) -> None:
+        pass
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch in {0, 2}:
+            self.lr_find(trainer, pl_module)
+
+
+class SetsBack(pl.Callback):
+    """Sets the loops of a fit back before it begins."""
+
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        trainer.fit_loop.epoch_progress.reset()
+
+
+def rate_finder() -> LearningRateFinder:
+    return LearningRateFinder(num_training_steps=3, early_stop_threshold=None)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the checkpoints of a fit by step."""
+    folder = tmp_path_factory.mktemp("saved")
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(folder, [saver]).fit(Rated(), ToyData(val_samples=0))
+    return folder
+
+
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+@pytest.mark.parametrize("finder", [rate_finder, BatchSizeFinder])
+@pytest.mark.parametrize("step", [2, 6, 9])
+def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(
+    step: int, finder: Any, make: Any, saved: Path, tmp_path: Path
+) -> None:
+    callback, model = finder(), Rated()
+    name = type(callback).__name__
+    with pytest.raises(StateError, match=f"{name} cannot be .*step={step}.*; run it before"):
+        make(tmp_path, callbacks=[callback]).fit(
+            model, ToyData(val_samples=0), ckpt_path=saved / f"step={step}.ckpt"
+        )
+    assert model.seen == WHOLE[: 4 * step]
+    assert not list(tmp_path.glob(".*.ckpt"))
+
+
+def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path: Path) -> None:
+    finders = [BatchSizeFinder("power", 2, 4, max_trials=2), rate_finder()]
+    model, data = Rated(), ToyData(val_samples=0)
+    make_trainer(tmp_path, finders).fit(model, data)
+    assert data.batch_size == 8
+    assert model.seen == WHOLE
+
+
+@pytest.mark.parametrize("step", [6, 9, 12, 15, 18])
+def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(
+    step: int, tmp_path: Path
+) -> None:
+    def finder() -> AtEpochStarts:
+        return AtEpochStarts(num_training_steps=3, early_stop_threshold=None)
+
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(tmp_path, [finder(), saver]).fit(Rated(), ToyData(val_samples=0))
+    model = Rated()
+    make_trainer(tmp_path, [finder()]).fit(
+        model, ToyData(val_samples=0), ckpt_path=tmp_path / f"step={step}.ckpt"
+    )
+    assert model.seen == WHOLE
+
+
+def test_counters_that_are_set_back_before_a_resumed_fit_begins_are_refused(
+    saved: Path, tmp_path: Path
+) -> None:
+    message = r"at batch 3 of epoch 1, .* stands at batch 3 of epoch 0: .*: SetsBack, ExactResume"
+    trainer: Any = make_trainer(tmp_path)
+    trainer.callbacks.insert(0, SetsBack())
+    with pytest.raises(StateError, match=message):
+        trainer.fit(Rated(), ToyData(val_samples=0), ckpt_path=saved / "step=9.ckpt")
