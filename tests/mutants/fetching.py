@@ -341,8 +341,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
-        "not self.locks.is_free(lock_of(int(match[1])))",
-        "True",
+        "is_free or (is_free is None and is_left_behind(status))",
+        "False",
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
@@ -350,6 +350,48 @@ MUTANTS = [
         "None if folder == own else",
         "",
         "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.file_locks:FileLocks.take_first",
+        "if lock is not None and lock.is_sure:",
+        "if lock is not None:",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "True",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "lock.is_sure",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.needs",
+        "self._renew()",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.touch",
+        "os.utime(path)",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.upkeep:clear_pieces",
+        "alone is None or not alone.is_sure",
+        "alone is None",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_seal",
+        "ns=(time.time_ns(), seal)",
+        "ns=(seal, seal)",
+        "shards/remote/cache/test_no_locks.py",
     ),
     Mutant(
         "tools.cache:_clear",

@@ -11,6 +11,9 @@ A process that is killed leaves files behind whose lock is free, and the next on
 removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, with
 the tables, indexes and signed locations beside it, or, if that was killed, by the next one that
 enters. What has another name is not of the cache: it is neither counted nor removed.
+
+Where the file system has no locks, or does not answer, nobody knows who is there: then only what
+has not changed for an hour is removed of others.
 """
 
 import hashlib
@@ -22,6 +25,7 @@ import shutil
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -29,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_locks import FileLocks, kept_if
+from lightning_shards.shards.remote.cache.file_locks import FileLocks, TakenLock, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
 from lightning_shards.shards.remote.cache.piece_names import share_of
@@ -52,6 +56,9 @@ _BESIDE: Final = {
 _TRIES: Final = 100
 _MOST_MACHINES: Final = 1000  # of which the counters are read where a run is set up
 _WAIT_S: Final = 60.0  # while another process removes what was left
+_LEFT_S: Final = 3600.0
+"""Without locks a file is taken for what a killed process left when it is older. Bytes are written
+within seconds, and a run that is at work touches its file every few minutes."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,13 +138,17 @@ class PieceFolder:
             OSError: It cannot be made or read.
         """
         for _ in range(_TRIES):
-            for folder in (self.path, self.parts, self.runs):
-                self._root.make_folder(folder)
+            self.make()
             with suppress(FileNotFoundError):  # it is removed right now by who left it last
-                file = self._present()
-                if file is not None:
-                    return file
+                lock = self._present()
+                if lock is not None:
+                    return lock.file
         raise OSError(f"{self.path} is removed again and again; name another cache_dir")
+
+    def make(self) -> None:
+        """Make what is missing of the folders; errors as of `enter`."""
+        for folder in (self.path, self.parts, self.runs):
+            self._root.make_folder(folder)
 
     def require_private(self) -> None:
         """Refuse a folder that others could have written to.
@@ -160,7 +171,7 @@ class PieceFolder:
         """
         if is_in_memory(self.path) and self.locks.path.exists():
             with suppress(OSError), self.locks.held(PRESENCE_LOCK) as alone:
-                if alone is not None and self._is_current(alone):
+                if alone is not None and alone.is_sure and self._is_current(alone.file):
                     if with_tables:
                         _remove_beside(self._root.root)
                     self._remove_all()
@@ -193,10 +204,12 @@ class PieceFolder:
                 with suppress(FileNotFoundError):  # it is a whole piece by now
                     if match is None:
                         continue
-                    if not self.locks.is_free(lock_of(int(match[1]))):
-                        total += part.stat().st_size
-                    else:
+                    is_free = self.locks.is_free(lock_of(int(match[1])))
+                    status = part.stat()
+                    if is_free or (is_free is None and is_left_behind(status)):
                         os.unlink(part.path)  # noqa: PTH108 a path of scandir
+                    else:
+                        total += status.st_size
         return total
 
     def read_used(self, file: int) -> int:
@@ -221,15 +234,12 @@ class PieceFolder:
         """
         os.pwrite(file, _COUNTER.pack(_MAGIC, max(0, used_bytes)), 0)
 
-    def _present(self) -> int | None:
-        """The file of a process that is in the folder; None if the folder was removed meanwhile."""
-        file = self.locks.take(PRESENCE_LOCK)
-        is_alone = file is not None
-        if file is None:
-            file = self.locks.take(PRESENCE_LOCK, shared=True, wait_s=_WAIT_S)
-        if file is None:
+    def _present(self) -> TakenLock | None:
+        """The lock of a process that is in the folder; None if this was removed meanwhile."""
+        lock, is_alone = self.locks.take_first(PRESENCE_LOCK, wait_s=_WAIT_S)
+        if lock is None:
             raise OSError(f"a process that removes files of {self.path} does not end; kill it")
-        return kept_if(file, lambda: self._entered(file, is_alone=is_alone))
+        return kept_if(lock, lambda: self._entered(lock.file, is_alone=is_alone))
 
     def _entered(self, file: int, *, is_alone: bool) -> bool:
         """Whether the folder is still there, which is then clean, and shared with others."""
@@ -279,6 +289,11 @@ class PieceFolder:
             with suppress(OSError):  # the next process is here already, or something else is
                 self.path.rmdir()
                 self._root.root.rmdir()
+
+
+def is_left_behind(status: os.stat_result) -> bool:
+    """Whether a file is so old that no process can be at work on it."""
+    return time.time() - status.st_mtime > _LEFT_S  # noqa: TID251 a time of a file
 
 
 def lock_of(number: int) -> int:

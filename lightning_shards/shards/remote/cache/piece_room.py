@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from lightning_shards.shards.remote.cache.limits import (
+    GIB,
     CacheNeed,
     evicted_ahead,
     kept_fraction,
@@ -83,6 +84,7 @@ class PieceRoom:
     def __init__(self, folder: PieceFolder, runs: OpenRuns, counts: CacheCounts) -> None:
         self._folder, self._runs, self._counts = folder, runs, counts
         self.most_bytes: int | None = None
+        self._warned = False
         # Threads of one process queue here: a lock of a file is asked for again and again
         self._lock = Lock()
 
@@ -101,6 +103,7 @@ class PieceRoom:
                 used, needs = self._evict(size)
                 self._folder.write_used(file, used)
                 if self._lacking(used, size, needs) > 0:
+                    self._warn(needs)
                     return None
             self._folder.write_used(file, used + size)  # first, as too much is no harm
             return self._made(piece, size)
@@ -146,10 +149,22 @@ class PieceRoom:
             yield None
             return
         try:
-            with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
-                yield file
+            with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as lock:
+                yield None if lock is None else lock.file
         finally:
             self._lock.release()
+
+    def _warn(self, needs: list[CacheNeed]) -> None:
+        """Say once per process that there is no room, under the lock of the counter."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "some pieces are not kept in %s for lack of room: beside member tables its limit "
+                "leaves %.3g GiB for the pieces of %d open runs, and %.3g GiB stay free on the "
+                "disk; raise cache_gib, make room on the disk, or name another cache_dir",
+                *(self._folder.path, limit_of_pieces(needs) / GIB, len(needs)),
+                max((need.left_free_bytes for need in needs), default=0) / GIB,
+            )
 
     def _remove(self, room: NewPiece) -> None:
         os.close(room.file)

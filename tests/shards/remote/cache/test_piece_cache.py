@@ -12,6 +12,8 @@ from lightning_shards.shards.remote.cache import piece_cache, piece_room
 
 PIECE = piece_number(3)
 
+pytestmark = pytest.mark.usefixtures("with_or_without_locks")
+
 
 def no_fetch():
     raise AssertionError("it was to be in the cache")
@@ -138,6 +140,7 @@ def test_the_oldest_of_the_others_go_first(folder):
     assert there == list(range(25 - len(there), 25))
 
 
+@pytest.mark.usefixtures("needs_locks")
 def test_runs_share_the_limit_and_a_run_that_ends_gives_it_back(folder):
     train, val = (make_cache(folder, make_need(n), run) for n, run in ((10, "train"), (4, "val")))
     load(val, piece_number(0))
@@ -200,6 +203,7 @@ def test_an_error_of_fetching_is_passed_on_and_leaves_nothing(cache, folder):
     assert load(cache, PIECE) == bytes_of(PIECE)
 
 
+@pytest.mark.usefixtures("needs_locks")
 def test_one_thread_fetches_and_the_others_are_told(cache):
     entered, go_on = threading.Event(), threading.Event()
 
@@ -218,6 +222,7 @@ def test_one_thread_fetches_and_the_others_are_told(cache):
     thread.join()
 
 
+@pytest.mark.usefixtures("needs_locks")
 def test_threads_that_start_together_enter_once(folder):
     cache, start = make_cache(folder, make_need(50)), threading.Barrier(8)
 
@@ -258,13 +263,14 @@ def test_a_lost_counter_is_counted_anew(cache, folder):
         assert disk_bytes(folder) <= 10 * FILE
 
 
+@pytest.mark.usefixtures("needs_locks")
 def test_a_process_that_is_stopped_with_the_counter_holds_nobody_up(cache, folder, monkeypatch):
     monkeypatch.setattr(piece_room, "_WAIT_S", 0.01)
     load(cache, PIECE)
     held = cache._here()._folder.locks.take(piece_room.COUNTER_LOCK)
     assert load(cache, piece_number(4)) == bytes_of(piece_number(4))
     assert cache.counts.bypassed == 1
-    os.close(held)
+    held.close()
 
 
 def test_a_piece_of_no_bytes(cache):
