@@ -329,6 +329,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_room:PieceRoom._evict",
+        """used = self._folder.bytes_in_parts()  # first: a part becomes a piece without this lock
+        pieces = list(self._folder.pieces())""",
+        """pieces = list(self._folder.pieces())
+        used = self._folder.bytes_in_parts()""",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
         "self._runs.remove_ended()",
         "pass",
         "shards/remote/cache/test_piece_folder.py",

@@ -200,8 +200,9 @@ class PieceRoom:
     def _evict(self, size: int, *, is_full: bool = False) -> tuple[int, list[CacheNeed]]:
         """Drop what is not needed for so many bytes; what is then used, and what is needed."""
         self._runs.remove_ended()
+        used = self._folder.bytes_in_parts()  # first: a part becomes a piece without this lock
         pieces = list(self._folder.pieces())
-        used = self._folder.bytes_in_parts() + sum(piece.size for piece in pieces)
+        used += sum(piece.size for piece in pieces)
         if is_full:
             works_on = sum(need.working_set_bytes for need in self._runs.needs())
             self.most_bytes = max(used, works_on)

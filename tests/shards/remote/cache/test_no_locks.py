@@ -9,7 +9,8 @@ from cached_bytes import FILE, bytes_of, disk_bytes, load, make_cache, make_need
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import open_runs
-from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, lock_of
+from lightning_shards.shards.remote.cache.piece_names import number_of
 from lightning_shards.shards.remote.cache.upkeep import clear_pieces, list_pieces
 
 
@@ -129,3 +130,32 @@ def test_a_lack_of_room_is_told_once(folder, caplog):
     assert "not kept in" in record.getMessage()
     assert "leaves 0 GiB for the pieces of 1 open runs" in record.getMessage()
     assert "raise cache_gib" in record.getMessage()
+
+
+def test_a_part_that_becomes_a_piece_in_a_recount_is_in_it(cache, folder, monkeypatch):
+    """Its writer renames it without the lock of the counter."""
+    load_all(cache, range(9))
+    here = cache._here()
+    piece = piece_number(50)
+    lock = here._folder.locks.take(lock_of(number_of(piece.folder, piece.name)))
+    room = here._room.take(piece)
+    listed = PieceFolder.pieces
+
+    def pieces(folder):
+        yield from listed(folder)
+        if room.path.exists():
+            here._publish(piece, room)
+
+    def bytes_in_parts(folder):
+        total = counted(folder)
+        if room.path.exists():
+            here._publish(piece, room)
+        return total
+
+    counted = PieceFolder.bytes_in_parts
+    monkeypatch.setattr(PieceFolder, "pieces", pieces)
+    monkeypatch.setattr(PieceFolder, "bytes_in_parts", bytes_in_parts)
+    load_all(cache, [60])
+    assert disk_bytes(folder) <= 10 * FILE
+    os.close(room.file)
+    lock.close()
