@@ -402,6 +402,18 @@ MUTANTS = [
         "shards/remote/cache/test_no_locks.py",
     ),
     Mutant(
+        "shards.tables:UnwrittenTables.put",
+        "self._bytes > _MOST_UNWRITTEN",
+        "False",
+        "shards/tables/test_tables.py",
+    ),
+    Mutant(
+        "shards.tables:UnwrittenTables.get",
+        "self._tables.move_to_end(sidecar)",
+        "pass",
+        "shards/tables/test_tables.py",
+    ),
+    Mutant(
         "tools.cache:_clear",
         "if refused is not None and not options.all_hosts:",
         "if refused is not None:",
