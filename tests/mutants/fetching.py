@@ -414,6 +414,24 @@ MUTANTS = [
         "shards/tables/test_tables.py",
     ),
     Mutant(
+        "build.sources:_storages",
+        "job=job_name(ranks)",
+        "job=''",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
+        "system.job_name:job_name",
+        "has_others and ",
+        "",
+        "system/test_job_name.py",
+    ),
+    Mutant(
+        "readers.ahead.source_cache:_data_of",
+        "map(without_credentials, index.urls)",
+        "url.rpartition('/')[2] for url in index.urls",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
         "tools.cache:_clear",
         "if refused is not None and not options.all_hosts:",
         "if refused is not None:",

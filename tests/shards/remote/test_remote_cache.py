@@ -247,6 +247,19 @@ def tables_asked_for(server):
     return sorted(path.rpartition("/")[2] for path in paths if path.endswith(".members"))
 
 
+def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_others(
+    published_shards, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    names = []
+    for port in ("1", "2", "1"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        source = module(published_shards, tmp_path, loader=ROOMY).source("train")
+        (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
+        names.append(cache.__reduce__()[1][2])
+    assert names[0] == names[2] != names[1]
+
+
 def test_tables_that_cannot_be_written_are_fetched_once_for_all_who_read_by_them(
     published_shards, server, tmp_path
 ):

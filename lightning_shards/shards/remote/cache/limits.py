@@ -29,7 +29,7 @@ class CacheNeed(NamedTuple):
     """What one run needs of the cache folder, and what it allows.
 
     Attributes:
-        data: By what data is recognised that several runs read; a fingerprint of the shards.
+        data: By what data is recognised that several runs read; a hash of the shards' URLs.
         limit_bytes: What pieces may take in the folder.
         reads_bytes: What the node reads in an epoch.
         working_set_bytes: The block that is read and the one that follows.

@@ -28,7 +28,7 @@ class RunSize(NamedTuple):
     """How much data the processes of a run on one node read, and how much of it at a time.
 
     Attributes:
-        data: By what the data is recognised that several runs read: `ShardIndex.fingerprint`.
+        data: By what the data is recognised that several runs read: a hash of the URLs.
         size_bytes: Bytes of all shards.
         samples: Samples in them.
         tables_bytes: Bytes of their member tables.
