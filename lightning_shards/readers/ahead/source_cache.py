@@ -13,6 +13,7 @@ from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_names import groups_of
 from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
@@ -108,7 +109,8 @@ def size_of_run(
         size, tables = of_shard * index.samples // count, of_table * index.num_shards
     components = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
     block = sum(map(_read_of_block, components))
-    return RunSize(_data_of(index), size, index.samples, tables, block, prepared)
+    groups = groups_of(url for url in index.urls if not is_local(url))
+    return RunSize(_data_of(index), size, index.samples, tables, block, prepared, groups)
 
 
 def _data_of(index: ShardIndex) -> str:

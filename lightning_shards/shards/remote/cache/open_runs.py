@@ -12,12 +12,14 @@ import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.beside import is_number
-from lightning_shards.shards.remote.cache.limits import CacheNeed
+from lightning_shards.shards.remote.cache.limits import CacheNeed, lack_beside
 from lightning_shards.shards.remote.cache.piece_folder import (
+    COUNTER_LOCK,
     PieceFolder,
     is_left_behind,
     lock_of,
@@ -26,6 +28,7 @@ from lightning_shards.shards.remote.cache.piece_folder import (
 
 _NAME: Final = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 _WAIT_S: Final = 10.0  # others hold it alone for as long as it takes to look
+_COUNTER_WAIT_S: Final = 2.0  # nobody holds it for long, except a process that is stopped
 _TOUCHED_EVERY_S: Final = 300.0
 
 
@@ -46,7 +49,7 @@ class OpenRuns:
 
         Raises:
             ConfigError: The run's name cannot be that of a file.
-            OSError: It cannot be written.
+            OSError: It cannot be written, or there is no room beside the open runs.
         """
         if not _NAME.fullmatch(run):
             raise ConfigError(f"{run!r} cannot name a run; take up to 64 letters and digits")
@@ -55,9 +58,13 @@ class OpenRuns:
         if lock is None:
             raise OSError(f"the lock of run {run} in {self._folder.path} does not become free")
         try:
-            known = None if is_first else self._read(run)
-            if known is None:
-                self._write(run, need)
+            with locks.held(
+                COUNTER_LOCK, _COUNTER_WAIT_S
+            ):  # so that one of two newcomers is the first
+                known = None if is_first else self._read(run)
+                if known is None:
+                    self._require_room(run, need)
+                    self._write(run, need)
             self._own, self._touched_s = {run: known or need}, time.monotonic()
             locks.share(lock.file, number)
         except BaseException:
@@ -108,6 +115,31 @@ class OpenRuns:
                 self._renew()
         return list((self._known | self._own).values())
 
+    @property
+    def own(self) -> CacheNeed | None:
+        """The need of the run of this process; None where it has none."""
+        return next(iter(self._own.values()), None)
+
+    @property
+    def own_count(self) -> Path | None:
+        """The file that counts what the run of this process holds, where that is bounded."""
+        return next((self._folder.runs / f"{run}.used" for run in self._own), None)
+
+    def others(self, run: str) -> list[CacheNeed]:
+        """What runs but this one need that are surely open.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        names = [name for name in os.listdir(self._folder.runs) if _NAME.fullmatch(name)]  # noqa: PTH208
+        locks = self._folder.locks
+        found = (
+            self._read(name)
+            for name in names
+            if name != run and locks.is_free(_lock_of(name)) is False
+        )
+        return [need for need in found if need is not None]
+
     def remove_ended(self) -> None:
         """Take back the needs of runs whose processes have all ended.
 
@@ -126,6 +158,12 @@ class OpenRuns:
                 ):
                     if lock is not None and (lock.is_sure or is_left_behind(path.stat())):
                         path.unlink()
+                        path.with_name(f"{name}.used").unlink(missing_ok=True)
+
+    def _require_room(self, run: str, need: CacheNeed) -> None:
+        lack = lack_beside(need, self.others(run))
+        if lack:
+            raise OSError(f"{lack} (raise cache_gib)")
 
     def _renew(self) -> None:
         """Write the need of this process's run again if it is gone."""
@@ -141,9 +179,12 @@ class OpenRuns:
     def _read(self, name: str) -> CacheNeed | None:
         try:
             need = CacheNeed(**json.loads((self._folder.runs / name).read_bytes()))
+            groups: list[object] = list(need.groups)
         except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):
             return None  # it was taken back meanwhile, or a power cut has torn it
-        return need if all(map(is_number, need[1:])) else None
+        is_need = all(map(is_number, (*need[1:6], need.begun_ns)))
+        names = tuple(group for group in groups if isinstance(group, str))
+        return need._replace(groups=names) if is_need else None
 
 
 def _lock_of(run: str) -> int:

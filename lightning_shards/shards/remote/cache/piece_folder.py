@@ -36,7 +36,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks, TakenLock, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
-from lightning_shards.shards.remote.cache.piece_names import share_of
+from lightning_shards.shards.remote.cache.piece_names import group_of, share_of
 
 COUNTER_LOCK: Final = 0
 PRESENCE_LOCK: Final = 1
@@ -234,6 +234,16 @@ class PieceFolder:
         """
         os.pwrite(file, _COUNTER.pack(_MAGIC, max(0, used_bytes)), 0)
 
+    def read_count(self, path: Path) -> int | None:
+        """A number of bytes that `write_count` has kept; None if there is none."""
+        with suppress(FileNotFoundError):
+            return _counted(path.read_bytes())
+        return None
+
+    def write_count(self, path: Path, used_bytes: int) -> None:
+        """Keep a number of bytes, with the lock of the counter; errors as of `write_used`."""
+        path.write_bytes(_COUNTER.pack(_MAGIC, used_bytes))
+
     def _present(self) -> TakenLock | None:
         """The lock of a process that is in the folder; None if this was removed meanwhile."""
         lock, is_alone = self.locks.take_first(PRESENCE_LOCK, wait_s=_WAIT_S)
@@ -328,4 +338,5 @@ def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:
                 status = file.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
                     share = share_of(folder, file.name)
-                    yield CachedPiece(file.path, status.st_size, status.st_ctime_ns, share)
+                    made_ns = status.st_ctime_ns
+                    yield CachedPiece(file.path, status.st_size, made_ns, share, group_of(folder))

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.limits import (
@@ -14,7 +16,9 @@ from lightning_shards.shards.remote.cache.limits import (
     CacheNeed,
     default_limit,
     has_room,
+    lack_beside,
 )
+from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 
@@ -34,6 +38,7 @@ class RunSize(NamedTuple):
         tables_bytes: Bytes of their member tables.
         block: Samples that are shuffled together; if there are no blocks, `plan.pieces.WINDOW`.
         prepared: Samples of a batch times the processes that prepare batches.
+        groups: The groups of the pieces of its shards; see `piece_names.groups_of`.
     """
 
     data: str
@@ -42,6 +47,7 @@ class RunSize(NamedTuple):
     tables_bytes: int
     block: int
     prepared: int
+    groups: tuple[str, ...] = ()
 
     @property
     def working_set_bytes(self) -> int:
@@ -74,7 +80,7 @@ def cache_of_run(
         None if the default limit is too low, with a warning: batches are then read exactly.
 
     Raises:
-        ConfigError: The limit that was given is too low.
+        ConfigError: The limit that was given is too low, also beside the runs that are open.
         FileAccessError: The folder belongs to another user, or others may write to it.
         OSError: It cannot be made or read.
     """
@@ -84,9 +90,19 @@ def cache_of_run(
     folder.make_folder(path)
     limit, left_free = _limit(pieces, cache_gib)
     working_set, tables = size.working_set_bytes, size.tables_bytes
-    need = CacheNeed(size.data, limit, size.size_bytes, working_set, tables, left_free)
+    need = CacheNeed(
+        *(size.data, limit, size.size_bytes, working_set, tables, left_free),
+        *(size.groups, time.time_ns()),
+    )
     if has_room(need, is_set=cache_gib is not None):
-        return PieceCache(folder, path, run, need)
+        lack = _lack_beside_others(pieces, run, need)
+        if not lack:
+            return PieceCache(folder, path, run, need)
+        remedy = "raise cache_gib, name another cache_dir, or wait until they end"
+        if cache_gib is not None:
+            raise ConfigError(f"cache_gib={cache_gib:g} is too little in {path}: {lack}; {remedy}")
+        _warn_once(f"nothing is kept of remote shards in {path}: {lack}; {remedy}")
+        return None
     _warn_once(
         f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
         f"the block that is read and the one that follows have {working_set / GIB:.3g} GiB, the "
@@ -94,6 +110,14 @@ def cache_of_run(
         "cache_gib or a smaller shuffle_block"
     )
     return None
+
+
+def _lack_beside_others(pieces: PieceFolder, run: str, need: CacheNeed) -> str:
+    """Why the folder has no room beside the runs that have it open; empty: it has."""
+    try:
+        return lack_beside(need, OpenRuns(pieces).others(run))
+    except OSError:  # no run has been there yet
+        return ""
 
 
 @cache
