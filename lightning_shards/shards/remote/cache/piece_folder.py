@@ -4,8 +4,9 @@ It belongs to no process::
 
     pieces/lock              locks, one byte each; its content is the number of used bytes
     pieces/runs/RUN          what an open run needs; its processes hold the lock of its number
+    pieces/runs/RUN.used     bytes that it holds, where another run has a larger limit
     pieces/parts/NUMBER-X    what is being written; its writer holds the lock of the number
-    pieces/SHA256/0-6553600  a piece
+    pieces/HASH/0-6553600    a piece; see `piece_names` for the hash
 
 A process that is killed leaves files behind whose lock is free, and the next one that enters
 removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, with
