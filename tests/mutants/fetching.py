@@ -487,8 +487,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.run_cache:cache_of_run",
-        "if not lack:",
-        "if True:",
+        "PieceCache(folder, path, run, need) if fits else None",
+        "PieceCache(folder, path, run, need)",
         "shards/remote/cache/test_run_cache.py",
     ),
     Mutant(

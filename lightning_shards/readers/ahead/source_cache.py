@@ -37,8 +37,7 @@ def cache_of_source(
 ) -> PieceCache | None:
     """The cache that all processes of a node read these remote shards through.
 
-    Runs of one job and split with equal shards, seed and block count as one run: the ranks of a
-    node.
+    Runs of one job and split with equal settings count as one run: the ranks of a node.
 
     Args:
         split: The split, which has a need of its own.
@@ -46,7 +45,7 @@ def cache_of_source(
         order: The order of the samples.
         folder: The cache folder of the user.
         cache_gib: The limit in GiB that the user set; None: the default.
-        job: A name that only the ranks of one job have; see `job_name`.
+        job: What only the ranks of one job have in common; see `job_name`.
 
     Returns:
         None without a size and, with a warning, where the default limit is too low or the user has
@@ -58,9 +57,7 @@ def cache_of_source(
     """
     if size is None:
         return None
-    seed = order.identity()["seed"]
-    named = f"{job} {split} {size} {seed} {cache_gib}"
-    run = hashlib.sha256(named.encode()).hexdigest()[:32]
+    run = _hash(f"{job} {split} {size} {order.identity()['seed']} {cache_gib}")[:32]
     try:
         return cache_of_run(folder, run, size, cache_gib)
     except OSError as error:
@@ -115,8 +112,11 @@ def size_of_run(
 
 def _data_of(index: ShardIndex) -> str:
     """A name of the data that is read: equal file names in another folder are other data."""
-    urls = "\n".join(map(without_credentials, index.urls))
-    return hashlib.sha256(urls.encode(errors="surrogateescape")).hexdigest()[:16]
+    return _hash("\n".join(map(without_credentials, index.urls)))[:16]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def _read_of_block(order: Order) -> int:

@@ -67,8 +67,7 @@ def cache_of_run(
 ) -> PieceCache | None:
     """The cache that all processes of a run on this node read through; it is given to them.
 
-    It is made where a run is set up. What a killed run left in memory is removed first, if no
-    process uses it.
+    It is made where a run is set up. What a killed run left in memory is removed first.
 
     Args:
         folder: The cache folder of the user.
@@ -90,19 +89,11 @@ def cache_of_run(
     folder.make_folder(path)
     limit, left_free = _limit(pieces, cache_gib)
     working_set, tables = size.working_set_bytes, size.tables_bytes
-    need = CacheNeed(
-        *(size.data, limit, size.size_bytes, working_set, tables, left_free),
-        *(size.groups, time.time_ns()),
-    )
+    sizes = (limit, size.size_bytes, working_set, tables, left_free)
+    need = CacheNeed(size.data, *sizes, size.groups, time.time_ns())
     if has_room(need, is_set=cache_gib is not None):
-        lack = _lack_beside_others(pieces, run, need)
-        if not lack:
-            return PieceCache(folder, path, run, need)
-        remedy = "raise cache_gib, name another cache_dir, or wait until they end"
-        if cache_gib is not None:
-            raise ConfigError(f"cache_gib={cache_gib:g} is too little in {path}: {lack}; {remedy}")
-        _warn_once(f"nothing is kept of remote shards in {path}: {lack}; {remedy}")
-        return None
+        fits = _fits_beside_others(pieces, run, need, is_set=cache_gib is not None)
+        return PieceCache(folder, path, run, need) if fits else None
     _warn_once(
         f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
         f"the block that is read and the one that follows have {working_set / GIB:.3g} GiB, the "
@@ -112,12 +103,19 @@ def cache_of_run(
     return None
 
 
-def _lack_beside_others(pieces: PieceFolder, run: str, need: CacheNeed) -> str:
-    """Why the folder has no room beside the runs that have it open; empty: it has."""
-    try:
-        return lack_beside(need, OpenRuns(pieces).others(run))
-    except OSError:  # no run has been there yet
-        return ""
+def _fits_beside_others(pieces: PieceFolder, run: str, need: CacheNeed, *, is_set: bool) -> bool:
+    """Whether there is room beside the runs that have the folder open; if not, it is said."""
+    lack = ""
+    with suppress(OSError):  # no run has been there yet
+        lack = lack_beside(need, OpenRuns(pieces).others(run))
+    if not lack:
+        return True
+    remedy = "raise cache_gib, name another cache_dir, or wait until they end"
+    if is_set:
+        gib = need.limit_bytes / GIB
+        raise ConfigError(f"cache_gib={gib:.3g} is too little in {pieces.path}: {lack}; {remedy}")
+    _warn_once(f"nothing is kept of remote shards in {pieces.path}: {lack}; {remedy}")
+    return False
 
 
 @cache
