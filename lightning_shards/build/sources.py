@@ -42,6 +42,7 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import MakeStorage, remote_storages
 from lightning_shards.shards.urls import expand_urls, is_local
+from lightning_shards.system.job_name import job_name
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource
@@ -146,7 +147,7 @@ def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: in
     if reader == "stream":
         return _streamed(data, split, config, index, epochs, data.seed)
     order = _order(config, index, data.seed)
-    storages = _storages(data, split, index, order, ranks * epochs.batch_size)
+    storages = _storages(data, split, index, order, ranks)
     return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
 
 
@@ -180,7 +181,7 @@ def _make_mixture(
             alone[name] = _indexed(data, split, part, of_part, epochs, order, seed=seed)
     require_same_classes({name: source.fields for name, source in alone.items()})
     order = make_order(alone, slots)
-    storages = _storages(data, split, index, order, ranks * epochs.batch_size)
+    storages = _storages(data, split, index, order, ranks)
     components = (replace(component, storages=storages) for component in alone.values())
     return MixtureSource(tuple(components), order, index)
 
@@ -277,18 +278,21 @@ def _storages(
     split: SplitName,
     index: ShardIndex,
     order: Order,
-    at_once: int,
+    ranks: int,
 ) -> dict[str, MakeStorage] | None:
     """What reads the shards of a split if some are remote, with the cache of the run.
 
-    `at_once` are the samples of one batch of each rank of a node.
+    `ranks` are those of a node.
     """
     if all(map(is_local, index.urls)):
         return None
     loader, settings = data.loader, _transport_settings(data)
-    prepared = at_once * max(1, data.num_workers * loader.threads_per_worker)
-    size = size_of_run(index, order, CacheFolder(loader.cache_dir), settings, prepared=prepared)
-    cache = cache_of_source(split, size, order, CacheFolder(loader.cache_dir), loader.cache_gib)
+    folder = CacheFolder(loader.cache_dir)
+    batch_size = data.split(split).batch_size
+    assert batch_size is not None  # the settings are complete
+    prepared = ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker)
+    size = size_of_run(index, order, folder, settings, prepared=prepared)
+    cache = cache_of_source(split, size, order, folder, loader.cache_gib, job=job_name(ranks))
     return remote_storages(settings, cache)
 
 

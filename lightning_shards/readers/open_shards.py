@@ -25,7 +25,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore, mapped_bytes
+from lightning_shards.shards.tables import TableStore, UnwrittenTables, mapped_bytes
 from lightning_shards.shards.urls import scheme_of
 
 MAX_OPEN_SHARDS = 400
@@ -110,12 +110,15 @@ class OpenShards:
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
         joined: Sequence[JoinedShards] = (),
+        unwritten: UnwrittenTables | None = None,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
         self._storages, self._may_fetch = Storages(storages), storages is not None
-        self._store = TableStore(cache, storages=self._storages, takes_dali=True)
+        self._store = TableStore(
+            cache, storages=self._storages, takes_dali=True, unwritten=unwritten
+        )
         self.joined = JoinedMembers(joined, cache, self._store)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()

@@ -107,6 +107,11 @@ class MemberTable:
         return len(self.sample_starts) - 1
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(each.nbytes for each in self.__reduce__()[1] if isinstance(each, np.ndarray))
+
+    @property
     def stamp(self) -> tuple[int, int]:
         """Size and time of change of the tar, as `stamp_of` gives them."""
         return self.file_size, self.mtime_ns

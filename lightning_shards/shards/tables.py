@@ -13,10 +13,13 @@ import errno
 import logging
 import mmap
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,7 +42,39 @@ from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import UnusableTableError, packed, unpacked
 from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of
 
+_MOST_UNWRITTEN: Final = 2**28  # bytes: a block of 256 shards with 14,000 samples each
+
 _log = logging.getLogger(__name__)
+
+
+class UnwrittenTables:
+    """Tables that were not written, of which the least recently used go; for any thread."""
+
+    def __init__(self, tables: Iterable[tuple[Path, MemberTable]] = ()) -> None:
+        self._tables, self._lock = OrderedDict(tables), Lock()
+        self._bytes = sum(table.nbytes for table in self._tables.values())
+
+    def get(self, sidecar: Path) -> MemberTable | None:
+        """The table that belongs into this file; None if it is not kept."""
+        with self._lock:
+            if sidecar in self._tables:
+                self._tables.move_to_end(sidecar)
+            return self._tables.get(sidecar)
+
+    def put(self, sidecar: Path, table: MemberTable | None) -> bool:
+        """Keep a table, or None, which is no longer kept; whether one alone is kept."""
+        with self._lock:
+            old = self._tables.pop(sidecar, None)
+            self._bytes -= 0 if old is None else old.nbytes
+            if table is not None:
+                self._tables[sidecar] = table
+                self._bytes += table.nbytes
+            while self._bytes > _MOST_UNWRITTEN and len(self._tables) > 1:
+                self._bytes -= self._tables.popitem(last=False)[1].nbytes
+            return len(self._tables) == 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnwrittenTables, (list(self._tables.items()),)
 
 
 class TableStore:
@@ -57,6 +92,7 @@ class TableStore:
         takes_dali: Whether DALI's index of a local shard saves the scan. Only readers set it,
             because a scan finds damage that an index does not show. Tables that come from such an
             index have sidecars of their own.
+        unwritten: Where tables are kept that cannot be written; None: in this store alone.
     """
 
     def __init__(
@@ -66,10 +102,11 @@ class TableStore:
         with_crc32: bool = False,
         storages: Storages | None = None,
         takes_dali: bool = False,
+        unwritten: UnwrittenTables | None = None,
     ) -> None:
         self._cache, self._takes_dali = cache, takes_dali
         self._with_crc32, self._storages = with_crc32, storages or Storages()
-        self._unwritten: dict[Path, MemberTable] = {}
+        self._unwritten = unwritten or UnwrittenTables()
 
     def table_of(
         self, path: str | os.PathLike[str], *, expected_samples: int | None = None
@@ -183,7 +220,7 @@ class TableStore:
                 table = self.kept_table(url) if self._storages.of(url).is_remote else None
                 if table is not None and table.crc32 is not None:
                     self._cache.sidecar_of(url).unlink(missing_ok=True)
-                    self._unwritten.pop(self._cache.sidecar_of(url), None)
+                    self._unwritten.put(self._cache.sidecar_of(url), None)
             old = self.kept_table(replaced)
             if old is not None:
                 (new,) = fetched_tables([replaced], self._storages.of(replaced))
@@ -201,7 +238,7 @@ class TableStore:
 
     def _is_kept(self, url: str) -> bool:
         sidecar = self._cache.sidecar_of(url)
-        if sidecar in self._unwritten:
+        if self._unwritten.get(sidecar) is not None:
             return True
         try:
             return not is_of_another_run(sidecar.stat().st_mtime_ns)
@@ -263,18 +300,16 @@ class TableStore:
             is_scanned = self.is_scanned(url)
             write_table(sidecar, table, self._cache, outlives_power=is_scanned)
             if not is_scanned and table.mtime_ns == run_number():
-                os.utime(
-                    sidecar, ns=(run_number(), run_number())
-                )  # a look shows of which run it is
-            self._unwritten.pop(sidecar, None)
+                times = (run_number(), run_number())
+                os.utime(sidecar, ns=times)  # a look shows of which run it is
+            self._unwritten.put(sidecar, None)
         except OSError as error:
-            if not self._unwritten:
+            if self._unwritten.put(sidecar, table):
                 _log.warning(
                     "member tables stay in memory and are made again by the next run: %s; name "
                     "another cache_dir",
                     error,
                 )
-            self._unwritten[sidecar] = table
 
 
 def _url_of(path: str | os.PathLike[str]) -> str:

@@ -293,14 +293,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.limits:pieces_to_drop",
-        "piece.share < fraction, piece.changed_ns",
-        "piece.changed_ns",
+        "(2 if stays else int(is_read)), piece.changed_ns",
+        "int(is_read), piece.changed_ns",
         "shards/remote/cache/test_limits.py shards/remote/cache/test_piece_cache.py",
     ),
     Mutant(
         "shards.remote.cache.limits:limit_of_pieces",
-        "min((need",
         "max((need",
+        "min((need",
         "shards/remote/cache/test_limits.py",
     ),
     Mutant(
@@ -329,6 +329,14 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_room:PieceRoom._evict",
+        """used = self._folder.bytes_in_parts()  # first: a part becomes a piece without this lock
+        pieces = list(self._folder.pieces())""",
+        """pieces = list(self._folder.pieces())
+        used = self._folder.bytes_in_parts()""",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
         "self._runs.remove_ended()",
         "pass",
         "shards/remote/cache/test_piece_folder.py",
@@ -341,8 +349,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
-        "not self.locks.is_free(lock_of(int(match[1])))",
-        "True",
+        "is_free or (is_free is None and is_left_behind(status))",
+        "False",
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
@@ -350,6 +358,144 @@ MUTANTS = [
         "None if folder == own else",
         "",
         "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.file_locks:FileLocks.take_first",
+        "if lock is not None and lock.is_sure:",
+        "if lock is not None:",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "True",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "lock.is_sure",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.needs",
+        "self._renew()",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.touch",
+        "os.utime(path)",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.upkeep:clear_pieces",
+        "alone is None or not alone.is_sure",
+        "alone is None",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_seal",
+        "ns=(time.time_ns(), seal)",
+        "ns=(seal, seal)",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.tables:UnwrittenTables.put",
+        "self._bytes > _MOST_UNWRITTEN",
+        "False",
+        "shards/tables/test_tables.py",
+    ),
+    Mutant(
+        "shards.tables:UnwrittenTables.get",
+        "self._tables.move_to_end(sidecar)",
+        "pass",
+        "shards/tables/test_tables.py",
+    ),
+    Mutant(
+        "build.sources:_storages",
+        "job=job_name(ranks)",
+        "job=''",
+        "shards/remote/test_remote_cache.py",
+    ),
+    Mutant(
+        "system.job_name:job_name",
+        "has_others and ",
+        "",
+        "system/test_job_name.py",
+    ),
+    Mutant(
+        "readers.ahead.source_cache:_data_of",
+        "map(without_credentials, index.urls)",
+        "url.rpartition('/')[2] for url in index.urls",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        "is_read and piece.share",
+        "piece.share",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        " or piece.changed_ns >= since_ns",
+        "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_kept_fractions",
+        "if alone[data] >= common:",
+        "if True:",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_tables_bytes",
+        "max(need.tables_bytes, tables.get(need.data, 0))",
+        "need.tables_bytes + tables.get(need.data, 0)",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:own_share",
+        " - of_others",
+        "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._lacking_share",
+        "size if held is None else held + size - share.limit_bytes",
+        "0",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._count_share",
+        "+ size",
+        "",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.register",
+        "self._require_room(run, need)",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.others",
+        "name != run and ",
+        "",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.run_cache:cache_of_run",
+        "PieceCache(folder, path, run, need) if fits else None",
+        "PieceCache(folder, path, run, need)",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_names:_stem_of",
+        "name.translate(_NO_DIGITS)",
+        "name",
+        "shards/remote/cache/test_piece_names.py",
     ),
     Mutant(
         "tools.cache:_clear",

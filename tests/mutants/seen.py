@@ -37,7 +37,10 @@ MUTANTS = [
     ),
     Mutant("progress:fit_loaders", "list(combined.flattened)", "[]", MONITOR),
     Mutant(
-        "shards.remote.cache.upkeep:clear_pieces", "alone is None and not force", "False", UPKEEP
+        "shards.remote.cache.upkeep:clear_pieces",
+        "not force and (alone is None or not alone.is_sure)",
+        "False",
+        UPKEEP,
     ),
     Mutant(
         "shards.remote.cache.upkeep:check_pieces",
@@ -47,8 +50,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.open_runs:OpenRuns.register",
-        "is_first or self._read(run) is None",
-        "True",
+        "None if is_first else self._read(run)",
+        "None",
         UPKEEP,
     ),
     Mutant("readers.ahead.filling:_loaded", "room < 0", "False", TOOL),

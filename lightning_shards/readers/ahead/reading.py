@@ -77,7 +77,12 @@ def reading_shards(
         *(tables.tables_of, tables.require_same),
     )
     with (
-        OpenShards(index, cache, storages=shared, joined=joined) as shards,
+        OpenShards(
+            *(index, cache),
+            storages=shared,
+            joined=joined,
+            unwritten=tables.unwritten,
+        ) as shards,
         fetched_ahead(shards, plan, tables) as ahead,
     ):
         meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)

@@ -18,7 +18,7 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, UnwrittenTables
 from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20
@@ -94,6 +94,9 @@ class ShardTables:
             are.
         is_patient: Whether stores that do not answer are asked again until `close`, as by who
             fetches ahead. Otherwise their error is raised: someone waits for the tables.
+
+    Attributes:
+        unwritten: Tables that could not be written, for all who read by them in this process.
     """
 
     def __init__(
@@ -106,7 +109,8 @@ class ShardTables:
         is_patient: bool = True,
     ) -> None:
         self._index, self._storages, self._share = index, Storages(storages), share
-        self._tables = TableStore(cache, storages=self._storages)
+        self.unwritten = UnwrittenTables()
+        self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
         self._closed, self._total, self._is_patient = Event(), FetchTotals(), is_patient
         self._just_fetched, self._are_others_there = set[str](), True
         self._held: dict[int, MemberTable] = {}

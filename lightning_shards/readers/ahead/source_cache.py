@@ -13,11 +13,12 @@ from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache.piece_names import groups_of
 from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.urls import is_local, without_credentials
 
 _TABLE_BYTES: Final = 80
 """Bytes a sample of a kept table, where none has been looked at: samples of two members have 73."""
@@ -31,11 +32,12 @@ def cache_of_source(
     order: Order,
     folder: CacheFolder,
     cache_gib: float | None = None,
+    *,
+    job: str = "",
 ) -> PieceCache | None:
     """The cache that all processes of a node read these remote shards through.
 
-    Runs of one split with equal shards, seed and block count as one run, which they are as a rule:
-    the ranks of a node.
+    Runs of one job and split with equal settings count as one run: the ranks of a node.
 
     Args:
         split: The split, which has a need of its own.
@@ -43,6 +45,7 @@ def cache_of_source(
         order: The order of the samples.
         folder: The cache folder of the user.
         cache_gib: The limit in GiB that the user set; None: the default.
+        job: What only the ranks of one job have in common; see `job_name`.
 
     Returns:
         None without a size and, with a warning, where the default limit is too low or the user has
@@ -54,8 +57,7 @@ def cache_of_source(
     """
     if size is None:
         return None
-    seed = order.identity()["seed"]
-    run = hashlib.sha256(f"{split} {size} {seed} {cache_gib}".encode()).hexdigest()[:32]
+    run = _hash(f"{job} {split} {size} {order.identity()['seed']} {cache_gib}")[:32]
     try:
         return cache_of_run(folder, run, size, cache_gib)
     except OSError as error:
@@ -104,7 +106,17 @@ def size_of_run(
         size, tables = of_shard * index.samples // count, of_table * index.num_shards
     components = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
     block = sum(map(_read_of_block, components))
-    return RunSize(index.fingerprint(), size, index.samples, tables, block, prepared)
+    groups = groups_of(url for url in index.urls if not is_local(url))
+    return RunSize(_data_of(index), size, index.samples, tables, block, prepared, groups)
+
+
+def _data_of(index: ShardIndex) -> str:
+    """A name of the data that is read: equal file names in another folder are other data."""
+    return _hash("\n".join(map(without_credentials, index.urls)))[:16]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def _read_of_block(order: Order) -> int:

@@ -239,8 +239,8 @@ class KeptJoins:
         except OSError as error:
             raise not_written(path.parent, error) from error
         locks, number = FileLocks(path.parent / LOCKS), int(path.stem[:12], 16)
-        with locks.held(number, wait_s=inf):
-            if not locks.is_free(number):  # otherwise another one may be at work
+        with locks.held(number, wait_s=inf) as lock:
+            if lock is not None and lock.is_sure:  # otherwise another one may be at work
                 for left in path.parent.glob(f"{path.stem}.*/"):
                     shutil.rmtree(left, ignore_errors=True)
             yield

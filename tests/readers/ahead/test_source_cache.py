@@ -56,3 +56,17 @@ def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
         starts = range(0, order.samples, 64)
         read = np.mean([len(order.footing(0, at, min(at + 64, order.samples))) for at in starts])
         assert read <= block_of(order)
+
+
+def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
+    def data(*urls):
+        counts = np.array([100] * len(urls))
+        index = ShardIndex(urls, counts, size_bytes=100_000)
+        order = kept_order([ALL] * len(urls))
+        settings = TransportSettings()
+        return size_of_run(index, order, CacheFolder(tmp_path), settings, prepared=1).data
+
+    small, large = "s3://b/img256/0.tar", "s3://b/img512/0.tar"
+    assert len({data(small), data(large), data(small, large), data(large, small)}) == 4
+    signed = [f"https://{user}host/0.tar?X-Amz-Signature={user}" for user in ("", "me:secret@")]
+    assert data(*signed[:1]) == data(*signed[1:]) != data(small)

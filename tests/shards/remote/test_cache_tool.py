@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(
     )
     waiting.start()
     assert wait_for(lambda: caplog.text.count("it is waited for") > 1, WITHIN_S)
-    os.close(lock)
+    lock.close()
     waiting.join(WITHIN_S)
     assert told == [whole | {"fetched_bytes": size}]
     assert piece.exists()
@@ -249,7 +248,7 @@ def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
     assert "freed " in told
     assert "pieces-at-work is open" in told
     assert used() > 0
-    os.close(at_work)
+    at_work.close()
     assert run("clear", "--cache-dir", folder, "--all-hosts")[0] == 0
     assert used() == 0
 

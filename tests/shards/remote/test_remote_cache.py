@@ -19,6 +19,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import remote_batches
 from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import run_cache
 from tests.shards.remote.published import COUNTS, batches, module
@@ -244,6 +245,36 @@ def tables_by_two(published_shards, tmp_path):
 def tables_asked_for(server):
     paths = [each.path.partition("?")[0] for each in server.asked]
     return sorted(path.rpartition("/")[2] for path in paths if path.endswith(".members"))
+
+
+def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_others(
+    published_shards, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    names = []
+    for port in ("1", "2", "1"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        source = module(published_shards, tmp_path, loader=ROOMY).source("train")
+        (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
+        names.append(cache.__reduce__()[1][2])
+    assert names[0] == names[2] != names[1]
+
+
+def test_tables_that_cannot_be_written_are_fetched_once_for_all_who_read_by_them(
+    published_shards, server, tmp_path
+):
+    source = module(published_shards, tmp_path, cache="asked").source("train")
+    (tmp_path / "tables").mkdir(mode=0o700)
+    (tmp_path / "tables" / "members").touch()
+    cache, index = CacheFolder(tmp_path / "tables"), source.index
+    tables = ShardTables(index, cache, source.storages)
+    tables.tables_of(SHARDS)
+    server.asked.clear()
+    shards = OpenShards(index, cache, storages=source.storages, unwritten=tables.unwritten)
+    with shards:
+        assert [shards.reader(shard).table.num_samples for shard in SHARDS] == COUNTS
+    tables.close()
+    assert tables_asked_for(server) == []
 
 
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from lightning_shards.errors import DamagedShardError, IndexMismatchError, Shard
 from lightning_shards.shards import tables
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tables import TableStore, build_tables
+from lightning_shards.shards.tables import TableStore, UnwrittenTables, build_tables
 from tests.shards.tables.conftest import ARCHIVE
 
 
@@ -92,6 +92,34 @@ def test_a_cache_that_cannot_be_written_is_one_warning(
     assert len(records) == 1
     forbid_scans()
     assert pickle.loads(pickle.dumps(store)).table_of(first).num_samples == 3
+
+
+def test_tables_in_memory_are_bounded_and_those_used_last_stay(
+    write_shards, tmp_path, monkeypatch, forbid_scans
+):
+    (tmp_path / "file").touch()
+    store = TableStore(CacheFolder(tmp_path / "file" / "x"))
+    first, second, third = write_shards([3, 3, 3])
+    size = store.table_of(first).nbytes
+    monkeypatch.setattr(tables, "_MOST_UNWRITTEN", 2 * size)
+    for shard in (second, first, third):
+        store.table_of(shard)
+    assert store.has_current(first)
+    assert store.has_current(third)
+    assert not store.has_current(second)
+    store = pickle.loads(pickle.dumps(store))
+    store.table_of(second)
+    assert not store.has_current(first)
+    forbid_scans()
+    store.table_of(third)
+
+
+def test_stores_share_the_tables_that_could_not_be_written(path, tmp_path, forbid_scans):
+    (tmp_path / "file").touch()
+    unwritten, cache = UnwrittenTables(), CacheFolder(tmp_path / "file" / "x")
+    table = TableStore(cache, unwritten=unwritten).table_of(path)
+    forbid_scans()
+    assert TableStore(cache, unwritten=unwritten).table_of(path) is table
 
 
 def test_what_stays_in_memory_is_held_against_the_shard_too(path, tmp_path, write_tar):

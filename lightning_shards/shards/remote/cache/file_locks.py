@@ -1,8 +1,9 @@
 """Locks on single bytes of one file, which end with the process that holds them.
 
 They are locks of an open file description, so that threads of one process exclude each other, too.
-Whoever rests on them saves work and nothing else: a file system may have none, and then each lock
-is given to all who ask.
+Whoever rests on them saves work and nothing else: a file system may have none, or fail to answer,
+and then each lock is given to all who ask. Such a lock says that it is not sure, and nothing that
+could be another process's may be removed under it.
 """
 
 import fcntl
@@ -13,13 +14,30 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Final
+from typing import Final, NamedTuple
 
 _HAS_BYTES: Final = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 _NUM_FILES: Final = 64  # where only whole files can be locked
 _NUM_NAMED: Final = 2  # numbers that share their file with no other
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.02
+_TRIES: Final = 3  # until others may share a lock: they would wait for it in vain
+
+
+class TakenLock(NamedTuple):
+    """A lock that was given.
+
+    Attributes:
+        file: The open file that holds it; the lock ends when this and its copies are closed.
+        is_sure: Whether all others are kept out. If not, the system did not say who has the lock.
+    """
+
+    file: int
+    is_sure: bool
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self.file)
 
 
 class FileLocks:
@@ -32,8 +50,8 @@ class FileLocks:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def take(self, number: int, *, shared: bool = False, wait_s: float = 0.0) -> int | None:
-        """The open file with the lock, which ends when that is closed; None if it is not free.
+    def take(self, number: int, *, shared: bool = False, wait_s: float = 0.0) -> TakenLock | None:
+        """The lock, which the caller closes; None if it is not free.
 
         Args:
             number: Which lock, below 2**62.
@@ -46,26 +64,46 @@ class FileLocks:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(self._file_of(number), flags, 0o600)
-        return kept_if(file, lambda: _locked(file, number, shared=shared, wait_s=wait_s))
+        with ExitStack() as stack:
+            stack.callback(os.close, file)
+            is_sure = _locked(file, number, shared=shared, wait_s=wait_s)
+            if is_sure is False:
+                return None
+            stack.pop_all()
+        return TakenLock(file, is_sure=is_sure is not None)
+
+    def take_first(self, number: int, wait_s: float) -> tuple[TakenLock | None, bool]:
+        """The lock alone if it is surely free, otherwise shared; and whether it is held alone.
+
+        Errors as of `take`; `wait_s` is for the shared one.
+        """
+        lock = self.take(number)
+        if lock is not None and lock.is_sure:
+            return lock, True
+        if lock is not None:
+            lock.close()
+        return self.take(number, shared=True, wait_s=wait_s), False
 
     @contextmanager
-    def held(self, number: int, wait_s: float = 0.0) -> Generator[int | None, None, None]:
+    def held(self, number: int, wait_s: float = 0.0) -> Generator[TakenLock | None, None, None]:
         """The lock for as long as the block runs; None if it is not free. Errors as of `take`."""
-        file = self.take(number, wait_s=wait_s)
+        lock = self.take(number, wait_s=wait_s)
         try:
-            yield file
+            yield lock
         finally:
-            if file is not None:
-                os.close(file)
+            if lock is not None:
+                lock.close()
 
     def share(self, file: int, number: int) -> None:
         """Let others share a lock that was taken for one alone."""
-        _try_lock(file, number, shared=True)
+        for _ in range(_TRIES):
+            if _try_lock(file, number, shared=True):
+                break
 
-    def is_free(self, number: int) -> bool:
-        """Whether nobody holds this lock."""
-        with self.held(number) as file:
-            return file is not None
+    def is_free(self, number: int) -> bool | None:
+        """Whether nobody holds this lock; None if the system does not say."""
+        with self.held(number) as lock:
+            return False if lock is None else lock.is_sure or None
 
     def _file_of(self, number: int) -> str:
         if _HAS_BYTES or not number:
@@ -74,27 +112,28 @@ class FileLocks:
         return f"{self.path}-{in_file}"
 
 
-def kept_if(file: int, holds: Callable[[], bool]) -> int | None:
-    """The open file if a condition holds; otherwise, and after any error, it is closed."""
+def kept_if(lock: TakenLock, holds: Callable[[], bool]) -> TakenLock | None:
+    """The lock if a condition holds; otherwise, and after any error, it is closed."""
     with ExitStack() as stack:
-        stack.callback(os.close, file)
+        stack.callback(lock.close)
         if not holds():
             return None
         stack.pop_all()
-    return file
+    return lock
 
 
-def _locked(file: int, number: int, *, shared: bool, wait_s: float) -> bool:
+def _locked(file: int, number: int, *, shared: bool, wait_s: float) -> bool | None:
     end, pause = perf_counter() + wait_s, _FIRST_PAUSE_S
-    while not _try_lock(file, number, shared=shared):
+    while (is_locked := _try_lock(file, number, shared=shared)) is False:
         if perf_counter() >= end:
             return False
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
-    return True
+    return is_locked
 
 
-def _try_lock(file: int, number: int, *, shared: bool) -> bool:
+def _try_lock(file: int, number: int, *, shared: bool) -> bool | None:
+    """Whether the lock is held now; None if the system does not say."""
     try:
         if _HAS_BYTES:
             kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
@@ -105,6 +144,6 @@ def _try_lock(file: int, number: int, *, shared: bool) -> bool:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
         return False
-    except OSError:
-        return True  # no locks on this file system
+    except OSError:  # the file system has no locks, or who keeps them does not answer
+        return None
     return True

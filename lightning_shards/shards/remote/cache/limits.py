@@ -4,6 +4,11 @@ Where a node reads more than the cache holds, a fixed fraction of the pieces is 
 epoch, by a number that each piece has for ever, and the others are dropped, oldest first. Keeping
 what was used last would be worse: in random orders a cache for half of the data then gives 16 % of
 it, and a cache for a quarter 4 %; the fixed half gives 49 %, the fixed quarter 25 %.
+
+Several runs may have a folder open. Together they may take the largest of their limits, and each of
+them as much as its own: one with a small limit empties nothing that others hold. A run is let in if
+what it works on fits in beside what the open ones work on. Pieces of data that no open run reads go
+first.
 """
 
 import math
@@ -29,12 +34,14 @@ class CacheNeed(NamedTuple):
     """What one run needs of the cache folder, and what it allows.
 
     Attributes:
-        data: By what data is recognised that several runs read; a fingerprint of the shards.
+        data: By what data is recognised that several runs read; a hash of the shards' URLs.
         limit_bytes: What pieces may take in the folder.
         reads_bytes: What the node reads in an epoch.
         working_set_bytes: The block that is read and the one that follows.
         tables_bytes: The member tables, which are kept beside the pieces.
         left_free_bytes: What is always left free on the disk.
+        groups: The groups of the pieces that it reads; see `piece_names.groups_of`.
+        begun_ns: When it was set up, as files have their times.
     """
 
     data: str
@@ -43,6 +50,8 @@ class CacheNeed(NamedTuple):
     working_set_bytes: int
     tables_bytes: int = 0
     left_free_bytes: int = 0
+    groups: tuple[str, ...] = ()
+    begun_ns: int = 0
 
 
 class CachedPiece(NamedTuple):
@@ -53,12 +62,26 @@ class CachedPiece(NamedTuple):
         size: Its bytes.
         changed_ns: When it came.
         share: The number of its piece, from 0 to 1.
+        group: Its group; see `piece_names.group_of`.
     """
 
     path: str
     size: int
     changed_ns: int
     share: float
+    group: str = ""
+
+
+class OwnShare(NamedTuple):
+    """What a run may hold in a folder of which another run has a larger limit.
+
+    Attributes:
+        groups: The groups of pieces that only runs with no larger limit read.
+        limit_bytes: What their pieces may take.
+    """
+
+    groups: frozenset[str]
+    limit_bytes: int
 
 
 def default_limit(free_bytes: int, used_bytes: int) -> int:
@@ -76,9 +99,19 @@ def default_limit(free_bytes: int, used_bytes: int) -> int:
 
 
 def limit_of_pieces(needs: Collection[CacheNeed]) -> int:
-    """What pieces may take: the least limit of all open runs, less the tables."""
-    limit = min((need.limit_bytes for need in needs), default=0)
-    return max(0, limit - sum(need.tables_bytes for need in needs))
+    """What pieces may take: the largest limit of all open runs, less the tables."""
+    limit = max((need.limit_bytes for need in needs), default=0)
+    return max(0, limit - _tables_bytes(needs))
+
+
+def own_share(needs: Iterable[CacheNeed], own: CacheNeed) -> OwnShare | None:
+    """What a run may hold; None where its limit is that of the folder."""
+    larger = [need for need in needs if need.limit_bytes > own.limit_bytes]
+    if not larger:
+        return None
+    of_others = {group for need in larger for group in need.groups}
+    limit = max(0, own.limit_bytes - own.tables_bytes)
+    return OwnShare(frozenset(own.groups) - of_others, limit)
 
 
 def kept_fraction(needs: Collection[CacheNeed]) -> float:
@@ -89,15 +122,53 @@ def kept_fraction(needs: Collection[CacheNeed]) -> float:
     >>> kept_fraction([CacheNeed("a", 160, reads_bytes=100, working_set_bytes=50)])
     1.0
     """
-    limit = limit_of_pieces(needs)
-    reads: dict[str, int] = {}
-    for need in needs:  # two runs that read the same data share its pieces
-        reads[need.data] = max(need.reads_bytes, reads.get(need.data, 0))
+    reads, fractions = _reads(needs), _kept_fractions(needs)
     total = sum(reads.values())
-    if total <= limit:
+    return sum(size * fractions[data] for data, size in reads.items()) / total if total else 1.0
+
+
+def _kept_fractions(needs: Collection[CacheNeed]) -> dict[str, float]:
+    """The fraction that stays of each data: the same, unless a smaller limit allows less."""
+    reads, works = _reads(needs), dict.fromkeys(_reads(needs), 0)
+    alone: dict[str, float] = {}
+    for data in reads:
+        of_data = [need for need in needs if need.data == data]
+        works[data] = sum(need.working_set_bytes for need in of_data)
+        alone[data] = _fraction(limit_of_pieces(of_data), reads[data], works[data])
+    limit, fractions = limit_of_pieces(needs), dict[str, float]()
+    left = sorted(reads, key=lambda data: (alone[data], data))
+    while left:
+        common = _fraction(limit, *(sum(of[data] for data in left) for of in (reads, works)))
+        data = left[0]
+        if alone[data] >= common:
+            return fractions | dict.fromkeys(left, common)
+        fractions[data] = alone[data]
+        limit -= round(alone[data] * reads[data]) + works[data]
+        left.pop(0)
+    return fractions
+
+
+def _fraction(limit: int, reads: int, works: int) -> float:
+    """Of what is read, as much as the limit holds beside what runs work on."""
+    if reads <= limit:
         return 1.0
-    room = limit - sum(need.working_set_bytes for need in needs) - limit // _SLACK
-    return min(max(room / total, 0.0), 1.0)
+    return min(max((limit - works - limit // _SLACK) / reads, 0.0), 1.0)
+
+
+def _reads(needs: Iterable[CacheNeed]) -> dict[str, int]:
+    """What is read of each data: two runs that read the same data share its pieces."""
+    reads: dict[str, int] = {}
+    for need in needs:
+        reads[need.data] = max(need.reads_bytes, reads.get(need.data, 0))
+    return reads
+
+
+def _tables_bytes(needs: Iterable[CacheNeed]) -> int:
+    """What member tables take: those of the same data are shared."""
+    tables: dict[str, int] = {}
+    for need in needs:
+        tables[need.data] = max(need.tables_bytes, tables.get(need.data, 0))
+    return sum(tables.values())
 
 
 def limit_for(fraction: float, need: CacheNeed) -> int:
@@ -116,18 +187,28 @@ def limit_for(fraction: float, need: CacheNeed) -> int:
 
 
 def pieces_to_drop(
-    pieces: Iterable[CachedPiece], fraction: float, lacking_bytes: int
+    pieces: Iterable[CachedPiece], needs: Collection[CacheNeed], lacking_bytes: int
 ) -> list[CachedPiece]:
-    """Which pieces make so many bytes free: those that do not stay come first, the oldest first.
+    """Which pieces make so many bytes free, the first to go first.
 
-    Of pieces that stay the oldest are dropped only if the others are not enough: these may be
-    pieces of data that nobody reads any more.
+    First those go that no open run reads, if they are older than all of these runs; then those that
+    do not stay; of pieces that stay some are dropped only if the others are not enough. The oldest
+    go first. Younger ones that no open run reads may be those of an evaluation between two epochs.
     """
-    ordered = sorted(
-        pieces, key=lambda piece: (piece.share < fraction, piece.changed_ns, piece.path)
-    )
+    since_ns = min((need.begun_ns for need in needs), default=0)
+    fractions, of_others = _kept_fractions(needs), kept_fraction(needs)
+    of_groups: dict[str, float] = {}
+    for need in needs:
+        for group in need.groups:
+            of_groups[group] = max(fractions[need.data], of_groups.get(group, 0.0))
+
+    def place(piece: CachedPiece) -> tuple[int, int, str]:
+        is_read = piece.group in of_groups or piece.changed_ns >= since_ns
+        stays = is_read and piece.share < of_groups.get(piece.group, of_others)
+        return (2 if stays else int(is_read)), piece.changed_ns, piece.path
+
     dropped: list[CachedPiece] = []
-    for piece in ordered:
+    for piece in sorted(pieces, key=place):
         if lacking_bytes <= 0:
             break
         dropped.append(piece)
@@ -150,7 +231,7 @@ def lowered(needs: Collection[CacheNeed], most_bytes: int) -> list[CacheNeed]:
     >>> limit_of_pieces([need]), limit_of_pieces(lowered([need], 400))
     (870, 400)
     """
-    limit = most_bytes + sum(need.tables_bytes for need in needs)
+    limit = most_bytes + _tables_bytes(needs)
     return [need._replace(limit_bytes=min(need.limit_bytes, limit)) for need in needs]
 
 
@@ -175,6 +256,26 @@ def has_room(need: CacheNeed, *, is_set: bool) -> bool:
         f"{need.tables_bytes / GIB:.3g} GiB; set cache_gib to {_rounded_up(wanted)} or more, or a "
         "smaller shuffle_block, or leave cache_gib out: batches are then read without a cache "
         "where the disk has no room for one"
+    )
+
+
+def lack_beside(need: CacheNeed, others: Collection[CacheNeed]) -> str:
+    """Why there is no room for a run beside the open ones, with the numbers; empty: there is.
+
+    >>> train = CacheNeed("train", 4 * GIB, reads_bytes=9 * GIB, working_set_bytes=3 * GIB)
+    >>> lack_beside(train._replace(data="val"), [train])
+    'the open runs work on 3 GiB and this one on 3 GiB, which the largest of their limits, 4 GiB, \
+does not hold beside the member tables'
+    """
+    limit = max(each.limit_bytes for each in (need, *others))
+    works = sum(each.working_set_bytes for each in others)
+    lack = works + need.working_set_bytes + _tables_bytes([need, *others]) - limit
+    if not others or lack <= 0:
+        return ""
+    return (
+        f"the open runs work on {works / GIB:.3g} GiB and this one on "
+        f"{need.working_set_bytes / GIB:.3g} GiB, which the largest of their limits, "
+        f"{limit / GIB:.3g} GiB, does not hold beside the member tables"
     )
 
 

@@ -182,7 +182,7 @@ class _Entered:
             return opened or self._fetched(piece, fetch, can_keep=lock is not None)
         finally:
             if lock is not None:
-                os.close(lock)
+                lock.close()
 
     def leave(self) -> None:
         """Leave the folder."""
@@ -194,6 +194,7 @@ class _Entered:
     def _opened(self, piece: Piece) -> OpenPiece | None:
         if self._held is None:
             return None
+        self._runs.touch()
         try:
             return open_piece(self._path_of(piece), piece.begin, piece.end)
         except OSError as error:

@@ -6,7 +6,8 @@ out: length and crc32 are checked before a byte is used.
 
 One check is enough for a node until it starts anew. A file that was checked, or written, since the
 machine started gets a time of change that is made from the identity of this start (a seal): a write
-by anybody would set another one, and so would another start expect.
+by anybody would set another one, and so would another start expect. It lies decades back, so that
+a program that removes files by this time alone removes pieces, which are then fetched again.
 """
 
 import errno
@@ -14,6 +15,7 @@ import hashlib
 import os
 import stat
 import struct
+import time
 import weakref
 from functools import lru_cache
 from pathlib import Path
@@ -212,7 +214,7 @@ def _seal(file: int) -> None:
     if seal is None:
         return
     try:
-        os.utime(file, ns=(seal, seal))
+        os.utime(file, ns=(time.time_ns(), seal))  # programs that clean up may look at the first
     except OSError:
         return  # it is checked again when it is opened again
 

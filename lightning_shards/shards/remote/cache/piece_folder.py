@@ -4,13 +4,17 @@ It belongs to no process::
 
     pieces/lock              locks, one byte each; its content is the number of used bytes
     pieces/runs/RUN          what an open run needs; its processes hold the lock of its number
+    pieces/runs/RUN.used     bytes that it holds, where another run has a larger limit
     pieces/parts/NUMBER-X    what is being written; its writer holds the lock of the number
-    pieces/SHA256/0-6553600  a piece
+    pieces/HASH/0-6553600    a piece; see `piece_names` for the hash
 
 A process that is killed leaves files behind whose lock is free, and the next one that enters
 removes them. In `/dev/shm` the whole folder is removed by the last process that leaves it, with
 the tables, indexes and signed locations beside it, or, if that was killed, by the next one that
 enters. What has another name is not of the cache: it is neither counted nor removed.
+
+Where the file system has no locks, or does not answer, nobody knows who is there: then only what
+has not changed for an hour is removed of others.
 """
 
 import hashlib
@@ -22,6 +26,7 @@ import shutil
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -29,10 +34,10 @@ from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_locks import FileLocks, kept_if
+from lightning_shards.shards.remote.cache.file_locks import FileLocks, TakenLock, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
-from lightning_shards.shards.remote.cache.piece_names import share_of
+from lightning_shards.shards.remote.cache.piece_names import group_of, share_of
 
 COUNTER_LOCK: Final = 0
 PRESENCE_LOCK: Final = 1
@@ -52,6 +57,9 @@ _BESIDE: Final = {
 _TRIES: Final = 100
 _MOST_MACHINES: Final = 1000  # of which the counters are read where a run is set up
 _WAIT_S: Final = 60.0  # while another process removes what was left
+_LEFT_S: Final = 3600.0
+"""Without locks a file is taken for what a killed process left when it is older. Bytes are written
+within seconds, and a run that is at work touches its file every few minutes."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,13 +139,17 @@ class PieceFolder:
             OSError: It cannot be made or read.
         """
         for _ in range(_TRIES):
-            for folder in (self.path, self.parts, self.runs):
-                self._root.make_folder(folder)
+            self.make()
             with suppress(FileNotFoundError):  # it is removed right now by who left it last
-                file = self._present()
-                if file is not None:
-                    return file
+                lock = self._present()
+                if lock is not None:
+                    return lock.file
         raise OSError(f"{self.path} is removed again and again; name another cache_dir")
+
+    def make(self) -> None:
+        """Make what is missing of the folders; errors as of `enter`."""
+        for folder in (self.path, self.parts, self.runs):
+            self._root.make_folder(folder)
 
     def require_private(self) -> None:
         """Refuse a folder that others could have written to.
@@ -160,7 +172,7 @@ class PieceFolder:
         """
         if is_in_memory(self.path) and self.locks.path.exists():
             with suppress(OSError), self.locks.held(PRESENCE_LOCK) as alone:
-                if alone is not None and self._is_current(alone):
+                if alone is not None and alone.is_sure and self._is_current(alone.file):
                     if with_tables:
                         _remove_beside(self._root.root)
                     self._remove_all()
@@ -193,10 +205,12 @@ class PieceFolder:
                 with suppress(FileNotFoundError):  # it is a whole piece by now
                     if match is None:
                         continue
-                    if not self.locks.is_free(lock_of(int(match[1]))):
-                        total += part.stat().st_size
-                    else:
+                    is_free = self.locks.is_free(lock_of(int(match[1])))
+                    status = part.stat()
+                    if is_free or (is_free is None and is_left_behind(status)):
                         os.unlink(part.path)  # noqa: PTH108 a path of scandir
+                    else:
+                        total += status.st_size
         return total
 
     def read_used(self, file: int) -> int:
@@ -221,15 +235,22 @@ class PieceFolder:
         """
         os.pwrite(file, _COUNTER.pack(_MAGIC, max(0, used_bytes)), 0)
 
-    def _present(self) -> int | None:
-        """The file of a process that is in the folder; None if the folder was removed meanwhile."""
-        file = self.locks.take(PRESENCE_LOCK)
-        is_alone = file is not None
-        if file is None:
-            file = self.locks.take(PRESENCE_LOCK, shared=True, wait_s=_WAIT_S)
-        if file is None:
+    def read_count(self, path: Path) -> int | None:
+        """A number of bytes that `write_count` has kept; None if there is none."""
+        with suppress(FileNotFoundError):
+            return _counted(path.read_bytes())
+        return None
+
+    def write_count(self, path: Path, used_bytes: int) -> None:
+        """Keep a number of bytes, with the lock of the counter; errors as of `write_used`."""
+        path.write_bytes(_COUNTER.pack(_MAGIC, used_bytes))
+
+    def _present(self) -> TakenLock | None:
+        """The lock of a process that is in the folder; None if this was removed meanwhile."""
+        lock, is_alone = self.locks.take_first(PRESENCE_LOCK, wait_s=_WAIT_S)
+        if lock is None:
             raise OSError(f"a process that removes files of {self.path} does not end; kill it")
-        return kept_if(file, lambda: self._entered(file, is_alone=is_alone))
+        return kept_if(lock, lambda: self._entered(lock.file, is_alone=is_alone))
 
     def _entered(self, file: int, *, is_alone: bool) -> bool:
         """Whether the folder is still there, which is then clean, and shared with others."""
@@ -281,6 +302,11 @@ class PieceFolder:
                 self._root.root.rmdir()
 
 
+def is_left_behind(status: os.stat_result) -> bool:
+    """Whether a file is so old that no process can be at work on it."""
+    return time.time() - status.st_mtime > _LEFT_S  # noqa: TID251 a time of a file
+
+
 def lock_of(number: int) -> int:
     """The lock of a piece with this number."""
     return _FIRST_FREE_LOCK + number
@@ -313,4 +339,5 @@ def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:
                 status = file.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
                     share = share_of(folder, file.name)
-                    yield CachedPiece(file.path, status.st_size, status.st_ctime_ns, share)
+                    made_ns = status.st_ctime_ns
+                    yield CachedPiece(file.path, status.st_size, made_ns, share, group_of(folder))

@@ -14,11 +14,14 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from lightning_shards.shards.remote.cache.limits import (
+    GIB,
+    CachedPiece,
     CacheNeed,
+    OwnShare,
     evicted_ahead,
-    kept_fraction,
     limit_of_pieces,
     lowered,
+    own_share,
     pieces_to_drop,
 )
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
@@ -83,6 +86,7 @@ class PieceRoom:
     def __init__(self, folder: PieceFolder, runs: OpenRuns, counts: CacheCounts) -> None:
         self._folder, self._runs, self._counts = folder, runs, counts
         self.most_bytes: int | None = None
+        self._warned = False
         # Threads of one process queue here: a lock of a file is asked for again and again
         self._lock = Lock()
 
@@ -97,12 +101,14 @@ class PieceRoom:
             if file is None:
                 return None
             used, needs = self._folder.read_used(file), self._needs()
-            if self._lacking(used, size, needs) > 0:
+            if max(self._lacking(used, size, needs), self._lacking_share(size, needs)) > 0:
                 used, needs = self._evict(size)
                 self._folder.write_used(file, used)
-                if self._lacking(used, size, needs) > 0:
+                if max(self._lacking(used, size, needs), self._lacking_share(size, needs)) > 0:
+                    self._warn(needs)
                     return None
             self._folder.write_used(file, used + size)  # first, as too much is no harm
+            self._count_share(size, needs)
             return self._made(piece, size)
 
     def give_back(self, room: NewPiece) -> None:
@@ -146,10 +152,22 @@ class PieceRoom:
             yield None
             return
         try:
-            with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
-                yield file
+            with self._folder.locks.held(COUNTER_LOCK, _WAIT_S) as lock:
+                yield None if lock is None else lock.file
         finally:
             self._lock.release()
+
+    def _warn(self, needs: list[CacheNeed]) -> None:
+        """Say once per process that there is no room, under the lock of the counter."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "some pieces are not kept in %s for lack of room: beside member tables its limit "
+                "leaves %.3g GiB for the pieces of %d open runs, and %.3g GiB stay free on the "
+                "disk; raise cache_gib, make room on the disk, or name another cache_dir",
+                *(self._folder.path, limit_of_pieces(needs) / GIB, len(needs)),
+                max((need.left_free_bytes for need in needs), default=0) / GIB,
+            )
 
     def _remove(self, room: NewPiece) -> None:
         os.close(room.file)
@@ -182,26 +200,74 @@ class PieceRoom:
             lacking = max(lacking, left_free + size - disk.f_bavail * disk.f_frsize)
         return lacking
 
+    def _share(self, needs: list[CacheNeed]) -> tuple[Path, OwnShare] | None:
+        """What this run may hold, and the file that counts it; None if it may take all."""
+        own, count = self._runs.own, self._runs.own_count
+        share = None if own is None else own_share(needs, own)
+        return None if share is None or count is None else (count, share)
+
+    def _lacking_share(self, size: int, needs: list[CacheNeed]) -> int:
+        """Bytes that this run must make free of its own for so many new ones, or must count."""
+        count, share = self._share(needs) or (None, None)
+        if count is None or share is None:
+            if self._runs.own_count is not None:
+                self._runs.own_count.unlink(missing_ok=True)  # others count no more than their own
+            return 0
+        held = self._folder.read_count(count)
+        return size if held is None else held + size - share.limit_bytes
+
+    def _count_share(self, size: int, needs: list[CacheNeed]) -> None:
+        count, _ = self._share(needs) or (None, None)
+        if count is not None:
+            self._folder.write_count(count, (self._folder.read_count(count) or 0) + size)
+
+    def _evict_share(
+        self, pieces: list[CachedPiece], size: int, needs: list[CacheNeed]
+    ) -> set[CachedPiece]:
+        """Drop what is too much of this run's own, and count that; what is gone."""
+        count, share = self._share(needs) or (None, None)
+        if count is None or share is None:
+            return set()
+        own = [piece for piece in pieces if piece.group in share.groups]
+        held = sum(piece.size for piece in own)
+        lacking = held + size - share.limit_bytes
+        if lacking > 0:
+            lacking += evicted_ahead(share.limit_bytes, held)
+        gone = self._drop(own, needs, lacking)
+        self._folder.write_count(count, held - sum(piece.size for piece in gone))
+        return gone
+
     def _evict(self, size: int, *, is_full: bool = False) -> tuple[int, list[CacheNeed]]:
         """Drop what is not needed for so many bytes; what is then used, and what is needed."""
         self._runs.remove_ended()
+        used = self._folder.bytes_in_parts()  # first: a part becomes a piece without this lock
         pieces = list(self._folder.pieces())
-        used = self._folder.bytes_in_parts() + sum(piece.size for piece in pieces)
+        used += sum(piece.size for piece in pieces)
         if is_full:
             works_on = sum(need.working_set_bytes for need in self._runs.needs())
             self.most_bytes = max(used, works_on)
         needs = self._needs()
+        gone = self._evict_share(pieces, size, needs)
+        used -= sum(piece.size for piece in gone)
         lacking = max(self._lacking(used, size, needs), size if is_full else 0)
         if lacking > 0:
             lacking += evicted_ahead(limit_of_pieces(needs), used)
-        for piece in pieces_to_drop(pieces, kept_fraction(needs), lacking):
+        gone = self._drop([piece for piece in pieces if piece not in gone], needs, lacking)
+        return used - sum(piece.size for piece in gone), needs
+
+    def _drop(
+        self, pieces: list[CachedPiece], needs: list[CacheNeed], lacking: int
+    ) -> set[CachedPiece]:
+        """Drop pieces until so many bytes are free; those that are gone."""
+        gone = set[CachedPiece]()
+        for piece in pieces_to_drop(pieces, needs, lacking):
             try:
                 os.unlink(piece.path)  # noqa: PTH108 a path of scandir
+                self._counts.evicted += 1  # under the lock of the counter
             except FileNotFoundError:
-                used -= piece.size
+                pass
             except OSError as error:
                 _log.debug("%s is not dropped: %s", piece.path, error)
-            else:
-                used -= piece.size
-                self._counts.evicted += 1  # under the lock of the counter
-        return used, needs
+                continue
+            gone.add(piece)
+        return gone

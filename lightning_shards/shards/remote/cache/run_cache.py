@@ -2,10 +2,12 @@
 
 import logging
 import os
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.limits import (
@@ -14,7 +16,9 @@ from lightning_shards.shards.remote.cache.limits import (
     CacheNeed,
     default_limit,
     has_room,
+    lack_beside,
 )
+from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 
@@ -28,12 +32,13 @@ class RunSize(NamedTuple):
     """How much data the processes of a run on one node read, and how much of it at a time.
 
     Attributes:
-        data: By what the data is recognised that several runs read: `ShardIndex.fingerprint`.
+        data: By what the data is recognised that several runs read: a hash of the URLs.
         size_bytes: Bytes of all shards.
         samples: Samples in them.
         tables_bytes: Bytes of their member tables.
         block: Samples that are shuffled together; if there are no blocks, `plan.pieces.WINDOW`.
         prepared: Samples of a batch times the processes that prepare batches.
+        groups: The groups of the pieces of its shards; see `piece_names.groups_of`.
     """
 
     data: str
@@ -42,6 +47,7 @@ class RunSize(NamedTuple):
     tables_bytes: int
     block: int
     prepared: int
+    groups: tuple[str, ...] = ()
 
     @property
     def working_set_bytes(self) -> int:
@@ -61,8 +67,7 @@ def cache_of_run(
 ) -> PieceCache | None:
     """The cache that all processes of a run on this node read through; it is given to them.
 
-    It is made where a run is set up. What a killed run left in memory is removed first, if no
-    process uses it.
+    It is made where a run is set up. What a killed run left in memory is removed first.
 
     Args:
         folder: The cache folder of the user.
@@ -74,7 +79,7 @@ def cache_of_run(
         None if the default limit is too low, with a warning: batches are then read exactly.
 
     Raises:
-        ConfigError: The limit that was given is too low.
+        ConfigError: The limit that was given is too low, also beside the runs that are open.
         FileAccessError: The folder belongs to another user, or others may write to it.
         OSError: It cannot be made or read.
     """
@@ -84,9 +89,11 @@ def cache_of_run(
     folder.make_folder(path)
     limit, left_free = _limit(pieces, cache_gib)
     working_set, tables = size.working_set_bytes, size.tables_bytes
-    need = CacheNeed(size.data, limit, size.size_bytes, working_set, tables, left_free)
+    sizes = (limit, size.size_bytes, working_set, tables, left_free)
+    need = CacheNeed(size.data, *sizes, size.groups, time.time_ns())
     if has_room(need, is_set=cache_gib is not None):
-        return PieceCache(folder, path, run, need)
+        fits = _fits_beside_others(pieces, run, need, is_set=cache_gib is not None)
+        return PieceCache(folder, path, run, need) if fits else None
     _warn_once(
         f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
         f"the block that is read and the one that follows have {working_set / GIB:.3g} GiB, the "
@@ -94,6 +101,21 @@ def cache_of_run(
         "cache_gib or a smaller shuffle_block"
     )
     return None
+
+
+def _fits_beside_others(pieces: PieceFolder, run: str, need: CacheNeed, *, is_set: bool) -> bool:
+    """Whether there is room beside the runs that have the folder open; if not, it is said."""
+    lack = ""
+    with suppress(OSError):  # no run has been there yet
+        lack = lack_beside(need, OpenRuns(pieces).others(run))
+    if not lack:
+        return True
+    remedy = "raise cache_gib, name another cache_dir, or wait until they end"
+    if is_set:
+        gib = need.limit_bytes / GIB
+        raise ConfigError(f"cache_gib={gib:.3g} is too little in {pieces.path}: {lack}; {remedy}")
+    _warn_once(f"nothing is kept of remote shards in {pieces.path}: {lack}; {remedy}")
+    return False
 
 
 @cache

@@ -167,10 +167,13 @@ def clear_pieces(folder: PieceFolder, *, force: bool = False) -> Freed:
         OSError: A piece cannot be removed.
     """
     with folder.locks.held(PRESENCE_LOCK) as alone:
-        if alone is None and not force:
+        if not force and (alone is None or not alone.is_sure):
+            what = "is open: some run, or another tool, reads from it"
+            if alone is not None:
+                what = "may be open: its file system has no locks to tell"
             raise ConfigError(
-                f"{folder.path} is open: some run, or another tool, reads from it; wait for its "
-                "end, or give --force: it then fetches again what it needs"
+                f"{folder.path} {what}; wait for the end of its runs, or give --force: they then "
+                "fetch again what they need"
             )
         number = size_bytes = 0
         for piece in list(folder.pieces()):
@@ -207,7 +210,7 @@ def _is_wrong(piece: CachedPiece) -> bool | OSError | None:
 
 def _recount(folder: PieceFolder) -> None:
     """Set the counter of used bytes."""
-    with folder.locks.held(COUNTER_LOCK, _WAIT_S) as file:
-        if file is not None:
+    with folder.locks.held(COUNTER_LOCK, _WAIT_S) as lock:
+        if lock is not None:
             writing = folder.bytes_in_parts() if folder.parts.is_dir() else 0
-            folder.write_used(file, writing + sum(piece.size for piece in folder.pieces()))
+            folder.write_used(lock.file, writing + sum(piece.size for piece in folder.pieces()))

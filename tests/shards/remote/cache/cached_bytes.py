@@ -6,16 +6,18 @@ from pathlib import Path
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_names import Piece, groups_of
 
 SIZE = 1000  # of each piece
 FILE = SIZE + 64
 
 
-def piece_number(number: int, version: str = '"v"', size: int = SIZE) -> Piece:
+def piece_number(
+    number: int, version: str = '"v"', size: int = SIZE, bucket: str = "bucket"
+) -> Piece:
     """A piece; 16 of them are in one object."""
     shard, part = divmod(number, 16)
-    return Piece(f"s3://bucket/{shard}.tar", version, part * SIZE, part * SIZE + size)
+    return Piece(f"s3://{bucket}/{shard}.tar", version, part * SIZE, part * SIZE + size)
 
 
 def bytes_of(piece: Piece) -> bytes:
@@ -28,6 +30,12 @@ def make_need(pieces: int, **others: int) -> CacheNeed:
     """A need with a limit of so many pieces."""
     given = {"limit_bytes": pieces * FILE, "reads_bytes": 10 * pieces * FILE}
     return CacheNeed(**{"data": "data", "working_set_bytes": 2 * FILE} | given | others)
+
+
+def reading(need: CacheNeed, bucket: str, begun_ns: int = 0) -> CacheNeed:
+    """The same need of a run that reads the objects of this bucket, and began then."""
+    groups = groups_of([piece_number(0, bucket=bucket).url])
+    return need._replace(data=bucket, groups=groups, begun_ns=begun_ns)
 
 
 def make_cache(folder: Path, need: CacheNeed, run: str = "run") -> PieceCache:

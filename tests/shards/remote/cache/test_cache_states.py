@@ -1,14 +1,18 @@
 """Whatever processes do, and whatever happens to files, every byte that is read is right."""
 
+import errno
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from cached_bytes import FILE, bytes_of, disk_bytes, make_cache, make_need, piece_number
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lightning_shards.shards.remote.cache import file_locks
 
 NUMBERS = st.integers(0, 24)
 CACHES = st.integers(0, 2)
@@ -18,8 +22,11 @@ PIECES = st.builds(piece_number, NUMBERS, st.sampled_from(['"v"', '"w"']))
 class Caches(RuleBasedStateMachine):
     """Three processes of a node, each a cache of its own, and the files that they share."""
 
-    @initialize(in_memory=st.booleans())
-    def begin(self, in_memory):
+    @initialize(in_memory=st.booleans(), has_locks=st.booleans())
+    def begin(self, in_memory, has_locks):
+        self.locks = patch.object(file_locks.fcntl, "fcntl", side_effect=OSError(errno.ENOLCK, ""))
+        if not has_locks:
+            self.locks.start()
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if in_memory else None))
         self.caches, self.limits = {}, {}
         self.open_pieces = []
@@ -95,6 +102,7 @@ class Caches(RuleBasedStateMachine):
     def teardown(self):
         for number in list(getattr(self, "caches", {})):
             self.leave(number)
+        patch.stopall()
         if hasattr(self, "folder"):
             for _, loaded in self.open_pieces:
                 loaded.close()

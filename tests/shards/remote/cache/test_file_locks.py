@@ -1,7 +1,5 @@
 """Locks exclude each other, in one process, too, and end with what holds them."""
 
-import os
-
 import pytest
 
 from lightning_shards.shards.remote.cache import file_locks
@@ -30,20 +28,20 @@ def test_locks_of_other_numbers_are_others(locks):
 def test_shared_locks_keep_out_who_wants_it_alone(locks):
     first, second = locks.take(1, shared=True), locks.take(1, shared=True)
     assert not locks.is_free(1)
-    os.close(first)
+    first.close()
     assert not locks.is_free(1)
-    os.close(second)
+    second.close()
     assert locks.is_free(1)
 
 
 def test_a_lock_can_be_shared_afterwards(locks):
-    file = locks.take(1)
+    lock = locks.take(1)
     assert locks.take(1, shared=True) is None
-    locks.share(file, 1)
+    locks.share(lock.file, 1)
     other = locks.take(1, shared=True)
     assert other is not None
-    os.close(file)
-    os.close(other)
+    lock.close()
+    other.close()
 
 
 def test_waiting_ends(locks):
@@ -58,11 +56,34 @@ def test_no_file_stays_open(locks, open_files):
     assert open_files() == []
 
 
-def test_where_there_are_no_locks_all_get_them(locks, monkeypatch):
-    def refuse(*_):
-        raise OSError(37, "No locks available")
+def test_the_first_one_has_a_lock_alone_and_the_others_share_it(locks):
+    first, is_alone = locks.take_first(3, wait_s=0)
+    assert is_alone
+    locks.share(first.file, 3)
+    second, is_alone = locks.take_first(3, wait_s=0)
+    assert not is_alone
+    first.close()
+    assert not locks.is_free(3)
+    second.close()
 
-    monkeypatch.setattr(file_locks.fcntl, "fcntl", refuse)
-    monkeypatch.setattr(file_locks.fcntl, "flock", refuse)
+
+def test_where_there_are_no_locks_all_get_them_and_are_told(locks, no_locks, open_files):
     with locks.held(3) as first, locks.held(3) as second:
-        assert None not in (first, second)
+        assert not first.is_sure
+        assert not second.is_sure
+    assert locks.is_free(3) is None
+    lock, is_alone = locks.take_first(3, wait_s=0)
+    assert not is_alone
+    lock.close()
+    assert open_files() == []
+
+
+def test_a_call_that_fails_once_keeps_nobody_from_sharing(locks, failing_lock_calls):
+    first, is_alone = locks.take_first(3, wait_s=0)
+    failing_lock_calls(1)
+    locks.share(first.file, 3)
+    second = locks.take(3, shared=True)
+    assert is_alone
+    assert second.is_sure
+    first.close()
+    second.close()

@@ -13,8 +13,10 @@ from lightning_shards.shards.remote.cache.limits import (
     default_limit,
     has_room,
     kept_fraction,
+    lack_beside,
     limit_for,
     limit_of_pieces,
+    own_share,
     pieces_to_drop,
 )
 
@@ -49,14 +51,65 @@ def test_two_jobs_of_one_data_set_share_what_stays():
     assert kept_fraction([job, job]) == 1.0
 
 
-def test_the_least_limit_holds_for_all():
+def test_the_largest_limit_holds_for_all_and_tables_of_the_same_data_are_shared():
     needs = [CacheNeed("a", limit, 10, 1, tables_bytes=5) for limit in (500, 300)]
-    assert limit_of_pieces(needs) == 290
+    assert limit_of_pieces(needs) == 495
+    assert limit_of_pieces([*needs, CacheNeed("b", 100, 10, 1, tables_bytes=7)]) == 488
 
 
-@given(PIECES, st.floats(0, 1), st.integers(0, 60))
-def test_what_is_dropped_is_enough_and_no_more(pieces, fraction, lacking):
-    dropped = pieces_to_drop(pieces, fraction, lacking)
+def test_a_run_with_a_smaller_limit_has_a_share_of_its_own():
+    large = CacheNeed("a", 500, 1000, 50, groups=("a", "both"))
+    small = CacheNeed("b", 20, 1000, 5, tables_bytes=3, groups=("b", "both"))
+    assert own_share([large, small], large) is None
+    assert own_share([large, small], small) == (frozenset("b"), 17)
+    assert own_share([small, small._replace(data="c")], small) is None
+
+
+def test_of_data_with_a_small_limit_less_stays_and_of_the_others_no_less_for_it():
+    large = CacheNeed("a", 512, 1024, 32, groups=("a",))
+    small = CacheNeed("b", 32, 1024, 2, groups=("b",))
+    pieces = [CachedPiece("a", 1, 0, 0.3, "a"), CachedPiece("b", 1, 1, 0.1, "b")]
+    assert kept_fraction([large, small]) < 0.3
+    assert pieces_to_drop(pieces, [large, small], 1) == pieces[1:]
+
+
+def test_equal_limits_keep_the_same_fraction_of_all():
+    needs = [CacheNeed(data, 600, reads, 20) for data, reads in (("a", 1000), ("b", 200))]
+    assert kept_fraction(needs) == pytest.approx((600 - 40 - 600 // 16) / 1200)
+
+
+def test_a_newcomer_has_room_beside_the_open_runs_or_is_told_why():
+    train = CacheNeed("train", 4 * GIB, 9 * GIB, 3 * GIB)
+    val = train._replace(data="val", working_set_bytes=GIB)
+    assert not lack_beside(val, [train])
+    assert not lack_beside(train, [])
+    assert "work on 3 GiB and this one on 1 GiB" in lack_beside(
+        val._replace(tables_bytes=1), [train]
+    )
+    assert not lack_beside(train._replace(limit_bytes=6 * GIB), [train])
+    bench = val._replace(data="small", limit_bytes=2 * GIB)
+    assert not lack_beside(bench, [train._replace(limit_bytes=500 * GIB)])
+
+
+def test_pieces_that_no_run_reads_go_first_unless_they_are_young():
+    need = CacheNeed("a", 500, 1000, 50, groups=("a",), begun_ns=10)
+    young, stays, goes, foreign = (
+        CachedPiece(name, 1, time, share, group)
+        for name, time, share, group in (
+            ("young", 11, 0.0, "b"),
+            ("stays", 2, 0.0, "a"),
+            ("goes", 5, 1.0, "a"),
+            ("foreign", 9, 0.0, "b"),
+        )
+    )
+    dropped = pieces_to_drop([young, stays, goes, foreign], [need], 4)
+    assert dropped == [foreign, goes, stays, young]
+
+
+@given(PIECES, SIZES, st.integers(0, 60))
+def test_what_is_dropped_is_enough_and_no_more(pieces, limit, lacking):
+    need = CacheNeed("a", limit, 10**6, 0)
+    fraction, dropped = kept_fraction([need]), pieces_to_drop(pieces, [need], lacking)
     sizes = [piece.size for piece in dropped]
     assert sum(sizes) >= min(lacking, sum(piece.size for piece in pieces))
     assert not dropped or sum(sizes[:-1]) < lacking
@@ -70,7 +123,7 @@ def test_a_fixed_half_is_hit_by_half():
     generator = np.random.default_rng(0)
     shares = generator.random(1000)
     need = CacheNeed("a", 540, reads_bytes=1000, working_set_bytes=40)
-    fraction, there, hits, clock = kept_fraction([need]), {}, [], 0
+    there, hits, clock = {}, [], 0
     for _ in range(4):
         hits.append(0)
         for piece in generator.permutation(1000).tolist():
@@ -78,7 +131,7 @@ def test_a_fixed_half_is_hit_by_half():
             if piece not in there:
                 if len(there) == need.limit_bytes:
                     cached = [CachedPiece(str(p), 1, t, shares[p]) for p, t in there.items()]
-                    for dropped in pieces_to_drop(cached, fraction, 17):
+                    for dropped in pieces_to_drop(cached, [need], 17):
                         del there[int(dropped.path)]
                 clock += 1
                 there[piece] = clock

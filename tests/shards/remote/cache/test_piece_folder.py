@@ -177,8 +177,8 @@ def test_what_other_machines_left_on_a_network_file_system_is_told(tmp_path, mon
     assert "other machines" not in caplog.text
     for name in (f"pieces-{socket.gethostname()}", "pieces-gone"):
         folder = PieceFolder(CacheFolder(tmp_path), tmp_path / name)
-        with folder.locks.held(piece_folder.COUNTER_LOCK) as file:
-            folder.write_used(file, 3 * 2**30)
+        with folder.locks.held(piece_folder.COUNTER_LOCK) as lock:
+            folder.write_used(lock.file, 3 * 2**30)
     (tmp_path / "pieces-strange").write_text("no folder")
     folder_of_pieces(CacheFolder(tmp_path))
     assert "folders of other machines in" in caplog.text

@@ -5,6 +5,8 @@ import pytest
 from lightning_shards.shards.private_files import sidecar_name
 from lightning_shards.shards.remote.cache.piece_names import (
     Piece,
+    group_of,
+    groups_of,
     number_of,
     share_of,
 )
@@ -70,3 +72,15 @@ def test_shares_are_uniform():
     assert 0 <= min(shares) < max(shares) < 1
     assert 900 < sum(share < 0.5 for share in shares) < 1100
     assert len({number_of("folder", f"{number}-9") for number in range(2000)}) == 2000
+
+
+def test_pieces_of_numbered_shards_of_one_folder_are_one_group():
+    train = [f"s3://b/img256/train-{number:04d}.tar" for number in (0, 1, 1234)]
+    (group,) = groups_of(train)
+    pieces = [Piece(url, version, 0, 9) for url in train for version in ("v", "w")]
+    assert {group_of(piece.folder) for piece in pieces} == {group}
+    assert len({piece.folder for piece in pieces}) == 6
+    others = ["s3://b/img512/train-0000.tar", "s3://b/img256/val-0000.tar"]
+    assert len(groups_of([*train, *others])) == 3
+    signed = "https://me:secret@host/0.tar?X-Amz-Signature=secret"
+    assert groups_of([signed]) == groups_of(["https://host/1.tar"])

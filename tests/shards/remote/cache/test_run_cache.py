@@ -48,6 +48,32 @@ def test_a_limit_that_is_too_low_is_refused_if_it_was_given(tmp_path, monkeypatc
     assert "tables 1 GiB" in caplog.text
 
 
+def test_a_limit_that_is_too_low_beside_open_runs_is_refused_if_it_was_given(
+    tmp_path, monkeypatch, caplog
+):
+    works = {"working_set_bytes": 3 * GIB, "limit_bytes": 5 * GIB}
+    other = make_cache(tmp_path, make_need(1, **works), "other")
+    other.open(piece_number(0))
+    with pytest.raises(
+        ConfigError, match=r"cache_gib=5 is too little .* work on 3 GiB and this .* 2"
+    ):
+        made(tmp_path, cache_gib=5)
+    assert made(tmp_path, cache_gib=6) is not None
+    monkeypatch.setattr(run_cache.os, "statvfs", disk_with(54))
+    assert made(tmp_path) is None
+    assert "nothing is kept of remote shards in" in caplog.text
+    other.close()
+    assert made(tmp_path, cache_gib=5) is not None
+    assert made(tmp_path) is not None
+
+
+def test_a_run_is_not_held_against_itself(tmp_path):
+    first = made(tmp_path, cache_gib=3)
+    first.open(piece_number(0))
+    assert made(tmp_path, cache_gib=3) is not None
+    first.close()
+
+
 def test_a_folder_that_others_may_write_is_refused(tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)

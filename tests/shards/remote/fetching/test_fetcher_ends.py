@@ -27,7 +27,7 @@ def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, trans
     fetcher.announce(PIECES)
     assert wait_for(lambda: fetcher.counts.ahead_requests == 7, WITHIN_S)
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    os.close(lock)  # the process was killed
+    lock.close()  # the process was killed
     assert is_fetched(fetcher, 8)
     other.close()
 
