@@ -96,12 +96,7 @@ def list_folder(
         for suffix, path in files.items():
             builder.add_file(suffix, path)
         if classes:
-            if CLASS_SUFFIX in files:
-                raise SampleError(
-                    f"{files[CLASS_SUFFIX]} and the class of its folder are both `{CLASS_SUFFIX}`"
-                )
-            number = classes[stem.partition("/")[0]]
-            builder.add_inline(CLASS_SUFFIX, str(number).encode())
+            builder.add_inline(CLASS_SUFFIX, _class_number(stem, files, classes))
     return Listing(builder.build(), ignored, classes)
 
 
@@ -187,6 +182,15 @@ def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
             "whose names differ in the suffix alone are one sample"
         )
     files[suffix] = path
+
+
+def _class_number(stem: str, files: Mapping[str, str], classes: Mapping[str, int]) -> bytes:
+    """The content of the field `cls` of a sample, by its folder."""
+    if CLASS_SUFFIX in files:
+        raise SampleError(
+            f"{files[CLASS_SUFFIX]} and the class of its folder are both `{CLASS_SUFFIX}`"
+        )
+    return str(classes[stem.partition("/")[0]]).encode()
 
 
 def _class_folders(stems: Iterable[str], folder: str) -> set[str]:
