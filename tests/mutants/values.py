@@ -106,6 +106,12 @@ MUTANTS = [
         "samples/test_pad_collate.py",
     ),
     Mutant(
+        "samples.collation.pad_collate:_list_as_array",
+        "np.any((plain > 0) & (array < 0))",
+        "False",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
         "samples.collation.pad_collate:PadCollate.__call__",
         "pixels=layouts.get(name)",
         "pixels=None",
