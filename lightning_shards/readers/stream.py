@@ -42,11 +42,11 @@ from lightning_shards.readers.shard_samples import ReadSlices, lacking_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
 from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.batch_limits import counted
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import (
     Field,
-    counted,
     optional_names,
     own_decoders,
     with_arrays,

@@ -1,6 +1,6 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -14,14 +14,12 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.decoding import images
 from lightning_shards.samples.decoding.arrays import SCALAR_DECODERS
-from lightning_shards.samples.decoding.compressed import gunzip
+from lightning_shards.samples.decoding.compressed import MOST_BYTES, MOST_OBJECT_BYTES, gunzip
 from lightning_shards.samples.decoding.decoders import (
     CLASS,
     DECODERS,
-    IMAGE_DECODERS,
+    OBJECT_DECODERS,
     PIXEL_DECODERS,
     RAW,
     TORCH_DECODERS,
@@ -133,7 +131,8 @@ class Field:
         """The function from bytes to a value that does this."""
         if decoding.is_gzipped:
             decode = self.function(Decoding(decoding.decoder))
-            return lambda data: decode(gunzip(data))
+            most = MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_BYTES
+            return lambda data: decode(gunzip(data, most))
         decoder = decoding.decoder
         if isinstance(decoder, OwnDecoder):
             return decoder.function
@@ -373,27 +372,3 @@ def decoding_loads_torch(
 def optional_names(fields: Iterable[Field]) -> frozenset[str]:
     """The names of the fields that samples may lack."""
     return frozenset(field.name for field in fields if field.is_optional)
-
-
-def counted(
-    samples: Iterable[Sample],
-    fields: Iterable[Field],
-    transforms: Mapping[str, Transform],
-    sample_transforms: Sequence[SampleTransform] = (),
-) -> Iterator[Sample]:
-    """The samples of one batch, with the pixels of images counted that no transform crops.
-
-    Raises:
-        SampleError: The images have too many pixels together.
-    """
-    counts = {
-        field.name: images.PixelCount(field.name)
-        for field in fields
-        if field.decoders & IMAGE_DECODERS
-        and field.name not in transforms
-        and first_taking(sample_transforms, field.name) is None
-    }
-    for sample in samples:
-        for name, count in counts.items():
-            count.add(sample.get(name))
-        yield sample

@@ -11,9 +11,27 @@ MUTANTS = [
     ),
     Mutant(
         "samples.decoding.compressed:gunzip",
-        "if len(unpacked) > _MOST_BYTES:",
+        "if len(unpacked) > most:",
         "if len(unpacked) > 2**40:",
         "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.fields:Field.function",
+        "MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_BYTES",
+        "MOST_BYTES",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.batch_limits:_counts_of",
+        'decoders |= field.decoders & {"npz"}',
+        "pass",
+        "samples/test_batch_limits.py",
+    ),
+    Mutant(
+        "samples.batch_limits:UnpackedCount.add",
+        "self._bytes += memory_of(value)",
+        "self._bytes = memory_of(value)",
+        "samples/test_batch_limits.py",
     ),
     Mutant(
         "samples.decoding.compressed:decode_npz",

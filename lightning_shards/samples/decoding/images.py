@@ -15,7 +15,6 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from math import prod
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -27,10 +26,6 @@ from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_h
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
-
-MAX_BATCH_PIXELS = 24 * MAX_PIXELS
-"""Most pixels of one field in a batch if no transform makes its images smaller: 6.4 GB in RGB.
-Many small files that each claim a little less than the limit above would also fill the memory."""
 
 Backend: TypeAlias = Literal["pillow", "turbo"]
 
@@ -99,32 +94,6 @@ def require_backend(backend: str) -> None:
             raise ConfigError(
                 f"decoding images by {backend!r} needs {package}, which is not installed: "
                 "pip install 'lightning-shards[image]', or decode the field as 'raw'"
-            )
-
-
-class PixelCount:
-    """Counts the pixels of one field in a batch, as its images are decoded.
-
-    Args:
-        field: Name of the field.
-    """
-
-    def __init__(self, field: str) -> None:
-        self._field, self._pixels = field, 0
-
-    def add(self, image: Any) -> None:
-        """Count one more image; a value that has no shape, such as None, counts as one pixel.
-
-        Raises:
-            SampleError: The pixels are too many.
-        """
-        sides = image.size if hasattr(image, "getbands") else getattr(image, "shape", ())[-2:]
-        self._pixels += prod(sides)
-        if self._pixels > MAX_BATCH_PIXELS:
-            raise SampleError(
-                f"the images of field {self._field!r} in one batch have more than "
-                f"{MAX_BATCH_PIXELS} pixels; give the field a transform that crops them, or lower "
-                "batch_size"
             )
 
 
