@@ -58,6 +58,18 @@ MUTANTS = [
         "samples/decoding/test_jpeg.py",
     ),
     Mutant(
+        "samples.decoding.images:_resize_by_opencv",
+        "if max(height, width) >= 2 * size:",
+        "if min(height, width) >= 2 * size:",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_resize_by_opencv",
+        "part = cv2.resize(part, sides, interpolation=cv2.INTER_AREA)",
+        "pass",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage._upper_rows",
         "pixels if _ROWS_LEFT_OUT in str(error) else None",
         "pixels",

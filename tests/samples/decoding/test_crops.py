@@ -142,6 +142,18 @@ def test_both_backends_show_the_same_part(photo, size, backend):
     assert difference(shown, shifted) > 1.3 * difference(shown, expected)
 
 
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(1600, 160), (160, 1600), (1600, 40), (40, 1600), (320, 190), (190, 320), (1000, 90)],
+)
+def test_turbo_is_near_to_pillow_whatever_the_ratio_of_the_sides(width, height):
+    """A side is reduced by more than half, and the other one less, or it is enlarged."""
+    data = encode(Image.fromarray(load_sample_image("china.jpg")).resize((width, height)))
+    one, other = (DecodeResize(size=100, backend=backend)(data) for backend in BACKENDS)
+    assert difference(one, other) < 2.2
+    assert np.abs(as_floats(one) - as_floats(other)).max() < 50
+
+
 def test_a_crop_is_a_function_of_bytes_and_generator(photo, backend):
     data, crop = encode(photo), DecodeRandomResizedCrop(size=32, backend=backend)
     assert crop(data, generator(3)).equal(crop(data, generator(3)))
