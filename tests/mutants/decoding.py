@@ -70,6 +70,24 @@ MUTANTS = [
         "samples/decoding/test_crops.py",
     ),
     Mutant(
+        "samples.decoding.orientation:orientation_of",
+        'image.format == "TIFF"',
+        "False",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.orientation:upright_sides",
+        "if orientation >= _FIRST_OF_SWAPPED_SIDES else sides",
+        "if orientation > _FIRST_OF_SWAPPED_SIDES else sides",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:Reencode._smaller",
+        "turned_upright(image, orientation_of(image))",
+        "image",
+        "tools/packing/test_pack_folders.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage._upper_rows",
         "pixels if _ROWS_LEFT_OUT in str(error) else None",
         "pixels",

@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples.decoding.images:_PillowImage.__init__",
-        "_bits_to_drop(image)",
+        "_bits_to_drop(self._image)",
         "0",
         "samples/decoding/test_images.py",
     ),

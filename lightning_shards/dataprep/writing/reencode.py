@@ -1,6 +1,6 @@
 """Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
-Besides `samples.decoding.images` only this module knows Pillow: it encodes images.
+Besides `samples.decoding` only this module knows Pillow: it encodes images.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.decoding.images import decode_pil, require_backend
+from lightning_shards.samples.decoding.orientation import orientation_of, turned_upright
 
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _MAX_QUALITY = 100
@@ -61,7 +62,7 @@ class Reencode:
 
     def _smaller(self, data: bytes, kind: str, name: str) -> bytes:
         """The bytes of the file that is stored for one image."""
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         try:
             image = decode_pil(data)
@@ -70,7 +71,7 @@ class Reencode:
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
         if factor == 1 and (self.quality is None or kind == "PNG"):
             return data
-        image = ImageOps.exif_transpose(image)
+        image = turned_upright(image, orientation_of(image))
         if (kind == "JPEG" and image.mode not in ("RGB", "L")) or image.mode in ("P", "1"):
             has_alpha = kind != "JPEG" and "transparency" in image.info
             image = image.convert("RGBA" if has_alpha else "RGB")  # palettes cannot be averaged

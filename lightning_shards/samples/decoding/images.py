@@ -1,4 +1,4 @@
-"""Image decoding by Pillow or by libjpeg-turbo; no other module knows image libraries.
+"""Image decoding by Pillow or by libjpeg-turbo; only `orientation` knows Pillow, too.
 
 The libraries come with the extra `image`. The backend is a setting and never depends on what is
 installed, because it changes pixels: `pillow` decodes all formats and resizes with antialiasing;
@@ -23,6 +23,12 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.decoding.file_kinds import about_no_image
 from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_height
+from lightning_shards.samples.decoding.orientation import (
+    UPRIGHT,
+    orientation_of,
+    turned_upright,
+    upright_sides,
+)
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
@@ -42,7 +48,6 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 """What libjpeg complains of after the last row, if the header tells of fewer rows than follow."""
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
-_ORIENTATION = 0x0112  # the EXIF tag
 _TIFF_BITS = 258  # the tag BitsPerSample
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 
@@ -143,7 +148,7 @@ def open_image(
         OSError: It cannot be read.
     """
     mode = "L" if is_gray else "RGB"
-    if backend == "turbo" and not (is_oriented and _is_turned(data)):
+    if backend == "turbo" and not (is_oriented and orientation_of(_open(data)) != UPRIGHT):
         try:
             return _TurboImage(data, mode, is_fast)
         except NotForTurboError:
@@ -235,10 +240,6 @@ def _eight_bits(image: Any, bits_to_drop: int) -> Any:
     return Image.fromarray((np.asarray(image) >> bits_to_drop).astype(np.uint8))
 
 
-def _is_turned(data: bytes) -> bool:
-    return _open(data).getexif().get(_ORIENTATION, 1) != 1
-
-
 def _factor(box: Box, size: int) -> int:
     """The largest power of two, at most 8, by which the box can shrink without getting too small.
 
@@ -252,22 +253,20 @@ def _factor(box: Box, size: int) -> int:
 
 class _PillowImage:
     def __init__(self, data: bytes, mode: str, is_oriented: bool) -> None:
-        from PIL import ImageOps
-
-        image = _open(data)
-        self._bits_to_drop = _bits_to_drop(image)  # a turned image has no format
-        self._image = ImageOps.exif_transpose(image) if is_oriented else image
-        self._mode = mode
-        self.width, self.height = self._image.size
+        self._image, self._mode = _open(data), mode
+        self._bits_to_drop = _bits_to_drop(self._image)
+        self._orientation = orientation_of(self._image) if is_oriented else UPRIGHT
+        self.width, self.height = upright_sides(self._image.size, self._orientation)
 
     def cut(self, box: Box, out: Pixels) -> None:
         from PIL import Image
 
         size = len(out)
         image, factor = self._image, _factor(box, size)
-        image.draft(self._mode, (self.width // factor, self.height // factor))
-        # includes the draft's rounding
-        across, down = image.width / self.width, image.height / self.height
+        sides = (self.width // factor, self.height // factor)
+        image.draft(self._mode, upright_sides(sides, self._orientation))
+        width, height = upright_sides(image.size, self._orientation)
+        across, down = width / self.width, height / self.height  # includes the draft's rounding
         edges = (
             box.left * across,
             box.top * down,
@@ -275,6 +274,7 @@ class _PillowImage:
             (box.top + box.height) * down,
         )
         whole = _eight_bits(image, self._bits_to_drop).convert(self._mode)
+        whole = turned_upright(whole, self._orientation)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 
