@@ -88,6 +88,18 @@ MUTANTS = [
         "tools/packing/test_pack_folders.py",
     ),
     Mutant(
+        "samples.decoding.clips:_length_s",
+        "if told.duration_seconds is None:",
+        "if False:",
+        "samples/decoding/test_clips.py",
+    ),
+    Mutant(
+        "samples.decoding.clips:_length_s",
+        " - (told.begin_stream_seconds_from_header or 0.0)",
+        "",
+        "samples/decoding/test_clips.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage._upper_rows",
         "pixels if _ROWS_LEFT_OUT in str(error) else None",
         "pixels",
