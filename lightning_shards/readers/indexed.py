@@ -23,7 +23,11 @@ from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import drawing_names, named_callables
+from lightning_shards.readers.user_stages import (
+    drawing_names,
+    named_callables,
+    with_watched_decoders,
+)
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
@@ -42,8 +46,8 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    repeated,
-    repeated_of_samples,
+    watched,
+    watched_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
@@ -169,8 +173,9 @@ class IndexedSource:
             self,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            transforms=repeated(self.transforms),
-            sample_transforms=repeated_of_samples(self.sample_transforms),
+            fields=with_watched_decoders(self.fields),
+            transforms=watched(self.transforms),
+            sample_transforms=watched_of_samples(self.sample_transforms),
             collation=self.collation.watched(),
             storages=without_cache(self.storages),
         )

@@ -40,7 +40,13 @@ from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
 from lightning_shards.readers.shard_samples import ReadSlices, lacking_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
+from lightning_shards.readers.user_stages import (
+    NamedStage,
+    Stage,
+    drawing_names,
+    named_callables,
+    with_watched_decoders,
+)
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.batch_limits import counted
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
@@ -59,8 +65,8 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    repeated,
-    repeated_of_samples,
+    watched,
+    watched_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
@@ -198,8 +204,9 @@ class StreamSource:
             shuffle_buffer=0,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            transforms=repeated(self.transforms),
-            sample_transforms=repeated_of_samples(self.sample_transforms),
+            fields=with_watched_decoders(self.fields),
+            transforms=watched(self.transforms),
+            sample_transforms=watched_of_samples(self.sample_transforms),
             collation=self.collation.watched(),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere

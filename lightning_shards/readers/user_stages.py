@@ -1,17 +1,19 @@
 """The user's own stages and transforms: plain callables, by the names that errors call them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.decoding.decoders import DecoderChoice, OwnDecoder
 from lightning_shards.samples.fields import Field, own_decoders
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.transforms import (
     Transform,
     draw_from_globals,
     may_draw_from_globals,
+    watched_callable,
 )
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
@@ -89,3 +91,22 @@ def drawing_names(
             if getattr(stage, "deterministic", False) is not True
         ),
     ]
+
+
+def with_watched_decoders(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """The fields, whose decoders of the user's own may not draw if nothing is seeded for them."""
+
+    def watched(field: Field, decoder: DecoderChoice | None) -> Any:
+        if not isinstance(decoder, OwnDecoder) or may_draw_from_globals(decoder.function):
+            return decoder
+        called = f"the decoder of {field.name!r}"
+        return replace(decoder, function=watched_callable(called, decoder.function))
+
+    return tuple(
+        replace(
+            field,
+            decoder=watched(field, field.decoder),
+            by_suffix=tuple((end, watched(field, own)) for end, own in field.by_suffix),
+        )
+        for field in fields
+    )

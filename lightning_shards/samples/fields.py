@@ -165,6 +165,8 @@ class Field:
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             value = self.function(decoding)(data)
+        except ConfigError:  # of no sample
+            raise
         except SampleError as error:  # it names the remedy itself
             raise SampleError(f"{where}: {what} of field {self.name!r}: {error}") from error
         except Exception as error:

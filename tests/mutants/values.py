@@ -106,6 +106,18 @@ MUTANTS = [
         "samples/test_pad_collate.py",
     ),
     Mutant(
+        "samples.own_generators:WatchedTransform.__call__",
+        "if globals_state() != before:",
+        "if False:",
+        "samples/test_watched_transforms.py",
+    ),
+    Mutant(
+        "readers.user_stages:with_watched_decoders",
+        "decoder=watched(field, field.decoder),",
+        "",
+        "samples/test_watched_transforms.py",
+    ),
+    Mutant(
         "samples.collation.pad_collate:_list_as_array",
         "np.any((plain > 0) & (array < 0))",
         "False",
