@@ -26,18 +26,13 @@ from lightning_shards.readers.source import ServedSample, SourceDescription, sha
 from lightning_shards.readers.user_stages import (
     drawing_names,
     named_callables,
-    with_watched_decoders,
+    own_decoders,
+    watched_settings,
 )
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import (
-    Field,
-    decoding_loads_torch,
-    optional_names,
-    own_decoders,
-    with_arrays,
-)
+from lightning_shards.samples.fields import Field, decoding_loads_torch, optional_names, with_arrays
 from lightning_shards.samples.optional_fields import LackingField, require_found
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.seeds import SampleSeeds
@@ -46,8 +41,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    watched,
-    watched_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
@@ -173,9 +166,7 @@ class IndexedSource:
             self,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            fields=with_watched_decoders(self.fields),
-            transforms=watched(self.transforms),
-            sample_transforms=watched_of_samples(self.sample_transforms),
+            **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),
             storages=without_cache(self.storages),
         )

@@ -45,18 +45,13 @@ from lightning_shards.readers.user_stages import (
     Stage,
     drawing_names,
     named_callables,
-    with_watched_decoders,
+    own_decoders,
+    watched_settings,
 )
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.batch_limits import counted
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import (
-    Field,
-    optional_names,
-    own_decoders,
-    with_arrays,
-)
+from lightning_shards.samples.fields import Field, counted, optional_names, with_arrays
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
@@ -65,8 +60,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    watched,
-    watched_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
@@ -204,9 +197,7 @@ class StreamSource:
             shuffle_buffer=0,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            fields=with_watched_decoders(self.fields),
-            transforms=watched(self.transforms),
-            sample_transforms=watched_of_samples(self.sample_transforms),
+            **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere

@@ -6,20 +6,16 @@ memory together.
 
 import marshal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any, cast
 
 import numpy as np
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS, OBJECT_DECODERS
+from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS, OBJECT_DECODERS, Decoding
 from lightning_shards.samples.decoding.images import MAX_PIXELS
-from lightning_shards.samples.fields import Field
 from lightning_shards.samples.loaded_torch import is_tensor
-from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
-from lightning_shards.samples.transforms import Transform
 
 MAX_BATCH_PIXELS = 24 * MAX_PIXELS
 """Most pixels of one field in a batch if no transform makes its images smaller: 6.4 GB in RGB."""
@@ -32,31 +28,6 @@ _MOST_PER_BYTE = 40
 
 _COLLECTIONS = (dict, list, tuple, set, frozenset)
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})  # looked at most often, and fast
-
-
-def counted(
-    samples: Iterable[Sample],
-    fields: Iterable[Field],
-    transforms: Mapping[str, Transform],
-    sample_transforms: Sequence[SampleTransform] = (),
-) -> Iterator[Sample]:
-    """The samples of one batch, counted in the fields that no transform makes smaller.
-
-    Of images the pixels are counted, and of other fields what was unpacked.
-
-    Raises:
-        SampleError: The values of a field take too much together.
-    """
-    counts = [
-        (field.name, count)
-        for field in fields
-        if field.name not in transforms and first_taking(sample_transforms, field.name) is None
-        for count in _counts_of(field)
-    ]
-    for sample in samples:
-        for name, count in counts:
-            count.add(sample.get(name))
-        yield sample
 
 
 class PixelCount:
@@ -114,13 +85,14 @@ class UnpackedCount:
             )
 
 
-def _counts_of(field: Field) -> Iterator[PixelCount | UnpackedCount]:
-    if field.decoders & IMAGE_DECODERS:
-        yield PixelCount(field.name)
-    decoders = {each.decoder for each in field.decodings if each.is_gzipped} - IMAGE_DECODERS
-    decoders |= field.decoders & {"npz"}
+def counts_of(field: str, decodings: Collection[Decoding]) -> Iterator[PixelCount | UnpackedCount]:
+    """What counts the values of a field that is decoded in these ways, for one batch."""
+    if any(decoding.decoder in IMAGE_DECODERS for decoding in decodings):
+        yield PixelCount(field)
+    decoders = {each.decoder for each in decodings if each.is_gzipped} - IMAGE_DECODERS
+    decoders |= {"npz"} & {each.decoder for each in decodings}
     if decoders:
-        yield UnpackedCount(field.name, are_objects=decoders <= OBJECT_DECODERS)
+        yield UnpackedCount(field, are_objects=decoders <= OBJECT_DECODERS)
 
 
 def _are_small(value: Any) -> bool:

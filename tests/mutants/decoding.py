@@ -17,13 +17,13 @@ MUTANTS = [
     ),
     Mutant(
         "samples.fields:Field.function",
-        "MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_BYTES",
-        "MOST_BYTES",
+        "MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_UNPACKED_BYTES",
+        "MOST_UNPACKED_BYTES",
         "samples/decoding/test_hostile_members.py",
     ),
     Mutant(
-        "samples.batch_limits:_counts_of",
-        'decoders |= field.decoders & {"npz"}',
+        "samples.batch_limits:counts_of",
+        'decoders |= {"npz"} & {each.decoder for each in decodings}',
         "pass",
         "samples/test_batch_limits.py",
     ),

@@ -112,8 +112,8 @@ MUTANTS = [
         "samples/test_watched_transforms.py",
     ),
     Mutant(
-        "readers.user_stages:with_watched_decoders",
-        "decoder=watched(field, field.decoder),",
+        "readers.user_stages:_with_watched_decoders",
+        "decoder=watched_decoder(field, field.decoder),",
         "",
         "samples/test_watched_transforms.py",
     ),

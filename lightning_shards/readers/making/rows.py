@@ -10,10 +10,9 @@ from lightning_shards.readers.bad_samples import BAD, StandIn, bad_sample, refus
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.batch_limits import counted
 from lightning_shards.samples.collate import BadSample, BatchFormat, Layouts, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import Collation
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, counted
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.stage_clock import StageClock
@@ -110,7 +109,7 @@ class EpochRows:
         return samples, batch_fields_of(samples, configured, batch_format, of_samples)
 
     def counted(self, samples: Iterable[Sample]) -> list[Sample]:
-        """The samples of one batch; raises what `batch_limits.counted` does."""
+        """The samples of one batch; raises what `fields.counted` does."""
         return list(counted(samples, self.settings.fields, *self.settings.steps))
 
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:

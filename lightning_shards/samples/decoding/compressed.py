@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.samples.decoding.arrays import decode_npy
 
-MOST_BYTES = 2**30
+MOST_UNPACKED_BYTES = 2**30
 """A member that unpacks to more is taken for a bomb: a file made to fill the memory."""
 
 MOST_OBJECT_BYTES = 2**25
@@ -50,8 +50,8 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
         with ZipFile(BytesIO(data)) as archive:
             entries = archive.infolist()
             size = sum(entry.file_size for entry in entries)
-            if size > MOST_BYTES:
-                raise ValueError(f"its arrays are {size} bytes, more than {MOST_BYTES}")
+            if size > MOST_UNPACKED_BYTES:
+                raise ValueError(f"its arrays are {size} bytes, more than {MOST_UNPACKED_BYTES}")
             methods = {entry.compress_type for entry in entries} - {ZIP_STORED, ZIP_DEFLATED}
             if methods:  # zipfile unpacks others without a bound
                 raise ValueError(f"it is compressed by method {min(methods)}, unknown to numpy")

@@ -160,8 +160,8 @@ def field_of(suffix):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
-    monkeypatch.setattr(compressed, "MOST_BYTES", 2**22)
-    monkeypatch.setattr(fields, "MOST_BYTES", 2**22)
+    monkeypatch.setattr(compressed, "MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr(fields, "MOST_UNPACKED_BYTES", 2**22)
     monkeypatch.setattr(fields, "MOST_OBJECT_BYTES", 2**21)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     with pytest.raises(SampleError, match=message):
