@@ -76,9 +76,9 @@ MUTANTS = [
         "samples/decoding/test_crops.py",
     ),
     Mutant(
-        "samples.decoding.orientation:upright_sides",
-        "if orientation >= _FIRST_OF_SWAPPED_SIDES else sides",
-        "if orientation > _FIRST_OF_SWAPPED_SIDES else sides",
+        "samples.decoding.images:_PillowImage._upright_sides",
+        "if self._orientation in SWAPPING_SIDES else sides",
+        "if False else sides",
         "samples/decoding/test_crops.py",
     ),
     Mutant(

@@ -24,10 +24,10 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.decoding.file_kinds import about_no_image
 from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_height
 from lightning_shards.samples.decoding.orientation import (
+    SWAPPING_SIDES,
     UPRIGHT,
     orientation_of,
     turned_upright,
-    upright_sides,
 )
 
 MAX_PIXELS = 89_478_485
@@ -256,7 +256,11 @@ class _PillowImage:
         self._image, self._mode = _open(data), mode
         self._bits_to_drop = _bits_to_drop(self._image)
         self._orientation = orientation_of(self._image) if is_oriented else UPRIGHT
-        self.width, self.height = upright_sides(self._image.size, self._orientation)
+        self.width, self.height = self._upright_sides(self._image.size)
+
+    def _upright_sides(self, sides: tuple[int, int]) -> tuple[int, int]:
+        """Width and height after the image is turned upright; or from these those before."""
+        return (sides[1], sides[0]) if self._orientation in SWAPPING_SIDES else sides
 
     def cut(self, box: Box, out: Pixels) -> None:
         from PIL import Image
@@ -264,8 +268,8 @@ class _PillowImage:
         size = len(out)
         image, factor = self._image, _factor(box, size)
         sides = (self.width // factor, self.height // factor)
-        image.draft(self._mode, upright_sides(sides, self._orientation))
-        width, height = upright_sides(image.size, self._orientation)
+        image.draft(self._mode, self._upright_sides(sides))
+        width, height = self._upright_sides(image.size)
         across, down = width / self.width, height / self.height  # includes the draft's rounding
         edges = (
             box.left * across,
@@ -274,7 +278,8 @@ class _PillowImage:
             (box.top + box.height) * down,
         )
         whole = _eight_bits(image, self._bits_to_drop).convert(self._mode)
-        whole = turned_upright(whole, self._orientation)
+        if self._orientation != UPRIGHT:
+            whole = turned_upright(whole, self._orientation)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 

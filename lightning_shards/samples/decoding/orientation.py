@@ -6,7 +6,8 @@ UPRIGHT = 1
 
 _TAG = 0x0112
 _LAST = 8
-_FIRST_OF_SWAPPED_SIDES = 5
+SWAPPING_SIDES = range(5, 9)
+"""The orientations that make the width of a file the height of what is seen."""
 
 
 def orientation_of(image: Any) -> int:
@@ -40,8 +41,3 @@ def turned_upright(image: Any, orientation: int) -> Any:
         8: turn.ROTATE_90,
     }
     return image.transpose(turns[orientation]) if orientation in turns else image
-
-
-def upright_sides(sides: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Width and height of an image after it is turned upright; or from these those before."""
-    return (sides[1], sides[0]) if orientation >= _FIRST_OF_SWAPPED_SIDES else sides
