@@ -23,17 +23,16 @@ from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import drawing_names, named_callables
+from lightning_shards.readers.user_stages import (
+    drawing_names,
+    named_callables,
+    own_decoders,
+    watched_settings,
+)
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import (
-    Field,
-    decoding_loads_torch,
-    optional_names,
-    own_decoders,
-    with_arrays,
-)
+from lightning_shards.samples.fields import Field, decoding_loads_torch, optional_names, with_arrays
 from lightning_shards.samples.optional_fields import LackingField, require_found
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.seeds import SampleSeeds
@@ -42,8 +41,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    repeated,
-    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
@@ -169,8 +166,7 @@ class IndexedSource:
             self,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            transforms=repeated(self.transforms),
-            sample_transforms=repeated_of_samples(self.sample_transforms),
+            **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),
             storages=without_cache(self.storages),
         )

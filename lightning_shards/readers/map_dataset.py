@@ -18,7 +18,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.readers.joined.joined_fields import make_all_fields, with_kinds
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
-from lightning_shards.readers.user_stages import named_callables
+from lightning_shards.readers.user_stages import named_callables, own_decoders
 from lightning_shards.samples.class_labels import (
     GivenClasses,
     lack_classes,
@@ -26,12 +26,7 @@ from lightning_shards.samples.class_labels import (
     with_given_classes,
 )
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import (
-    Field,
-    optional_names,
-    own_decoders,
-    with_arrays,
-)
+from lightning_shards.samples.fields import Field, optional_names, with_arrays
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds

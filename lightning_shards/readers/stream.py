@@ -40,17 +40,18 @@ from lightning_shards.readers.replay import read_again, require_no_stages
 from lightning_shards.readers.shard_sampler import ShardSlice, Watch, exact_slices, resampled_slices
 from lightning_shards.readers.shard_samples import ReadSlices, lacking_members
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import NamedStage, Stage, drawing_names, named_callables
+from lightning_shards.readers.user_stages import (
+    NamedStage,
+    Stage,
+    drawing_names,
+    named_callables,
+    own_decoders,
+    watched_settings,
+)
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import (
-    Field,
-    counted,
-    optional_names,
-    own_decoders,
-    with_arrays,
-)
+from lightning_shards.samples.fields import Field, counted, optional_names, with_arrays
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
@@ -59,8 +60,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     layouts_of,
-    repeated,
-    repeated_of_samples,
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.remote.providers.proxies import require_hosts
@@ -198,8 +197,7 @@ class StreamSource:
             shuffle_buffer=0,
             epochs=epochs_to_try(place, has_weights=has_weights),
             max_bad=None,
-            transforms=repeated(self.transforms),
-            sample_transforms=repeated_of_samples(self.sample_transforms),
+            **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),
         )
         # without counts a shard is read from its start, which costs least; with them from anywhere

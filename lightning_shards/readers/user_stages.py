@@ -1,17 +1,21 @@
 """The user's own stages and transforms: plain callables, by the names that errors call them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, own_decoders
+from lightning_shards.samples.decoding.decoders import Decoder, DecoderChoice, OwnDecoder
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.transforms import (
     Transform,
     draw_from_globals,
     may_draw_from_globals,
+    watched,
+    watched_callable,
+    watched_of_samples,
 )
 
 Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
@@ -89,3 +93,44 @@ def drawing_names(
             if getattr(stage, "deterministic", False) is not True
         ),
     ]
+
+
+def own_decoders(fields: Iterable[Field]) -> dict[str, tuple[Decoder, ...]]:
+    """The decoders of the user's own, by field."""
+    return {
+        field.name: tuple(own.function for own in field.decoders if isinstance(own, OwnDecoder))
+        for field in fields
+        if any(isinstance(own, OwnDecoder) for own in field.decoders)
+    }
+
+
+def watched_settings(
+    fields: Iterable[Field],
+    transforms: Mapping[str, Transform],
+    sample_transforms: Sequence[SampleTransform],
+) -> dict[str, Any]:
+    """The settings of a source with these, of which each is watched as by `watched_callable`."""
+    return {
+        "fields": _with_watched_decoders(fields),
+        "transforms": watched(transforms),
+        "sample_transforms": watched_of_samples(sample_transforms),
+    }
+
+
+def _with_watched_decoders(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """The fields, whose decoders of the user's own may not draw if nothing is seeded for them."""
+
+    def watched_decoder(field: Field, decoder: DecoderChoice | None) -> Any:
+        if not isinstance(decoder, OwnDecoder) or may_draw_from_globals(decoder.function):
+            return decoder
+        called = f"the decoder of {field.name!r}"
+        return replace(decoder, function=watched_callable(called, decoder.function))
+
+    return tuple(
+        replace(
+            field,
+            decoder=watched_decoder(field, field.decoder),
+            by_suffix=tuple((end, watched_decoder(field, own)) for end, own in field.by_suffix),
+        )
+        for field in fields
+    )

@@ -14,14 +14,19 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
+from lightning_shards.samples.batch_limits import counts_of
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.decoding import images
 from lightning_shards.samples.decoding.arrays import SCALAR_DECODERS
-from lightning_shards.samples.decoding.compressed import gunzip
+from lightning_shards.samples.decoding.compressed import (
+    MOST_OBJECT_BYTES,
+    MOST_UNPACKED_BYTES,
+    gunzip,
+)
 from lightning_shards.samples.decoding.decoders import (
     CLASS,
     DECODERS,
     IMAGE_DECODERS,
+    OBJECT_DECODERS,
     PIXEL_DECODERS,
     RAW,
     TORCH_DECODERS,
@@ -50,6 +55,7 @@ from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
+_COUNTED = IMAGE_DECODERS | {"npz"}
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
 
@@ -133,7 +139,8 @@ class Field:
         """The function from bytes to a value that does this."""
         if decoding.is_gzipped:
             decode = self.function(Decoding(decoding.decoder))
-            return lambda data: decode(gunzip(data))
+            most = MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_UNPACKED_BYTES
+            return lambda data: decode(gunzip(data, most))
         decoder = decoding.decoder
         if isinstance(decoder, OwnDecoder):
             return decoder.function
@@ -166,6 +173,8 @@ class Field:
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             value = self.function(decoding)(data)
+        except ConfigError:  # of no sample
+            raise
         except SampleError as error:  # it names the remedy itself
             raise SampleError(f"{where}: {what} of field {self.name!r}: {error}") from error
         except Exception as error:
@@ -313,15 +322,6 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
     require_libraries(names)
 
 
-def own_decoders(fields: Iterable[Field]) -> dict[str, tuple[Decoder, ...]]:
-    """The decoders of the user's own, by field."""
-    return {
-        field.name: tuple(own.function for own in field.decoders if isinstance(own, OwnDecoder))
-        for field in fields
-        if any(isinstance(own, OwnDecoder) for own in field.decoders)
-    }
-
-
 def with_arrays(
     fields: Iterable[Field],
     transforms: Mapping[str, Transform],
@@ -381,19 +381,20 @@ def counted(
     transforms: Mapping[str, Transform],
     sample_transforms: Sequence[SampleTransform] = (),
 ) -> Iterator[Sample]:
-    """The samples of one batch, with the pixels of images counted that no transform crops.
+    """The samples of one batch, counted as by `batch_limits` in fields that no transform takes.
 
     Raises:
-        SampleError: The images have too many pixels together.
+        SampleError: The values of a field take too much together.
     """
-    counts = {
-        field.name: images.PixelCount(field.name)
+    counts = [
+        (field.name, count)
         for field in fields
-        if field.decoders & IMAGE_DECODERS
+        if any(each.is_gzipped or each.decoder in _COUNTED for each in field.decodings)
         and field.name not in transforms
         and first_taking(sample_transforms, field.name) is None
-    }
+        for count in counts_of(field.name, field.decodings)
+    ]
     for sample in samples:
-        for name, count in counts.items():
+        for name, count in counts:
             count.add(sample.get(name))
         yield sample

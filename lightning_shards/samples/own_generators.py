@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.samples.loaded_torch import is_tensor, load_torch, torch_if_loaded
 from lightning_shards.samples.seeds import SampleSeeds, globals_state, preserved_globals
 
@@ -146,6 +147,49 @@ class RepeatedTransform:
             generator.set_random_seed(0)
         SampleSeeds(0, 0).seed_globals(0)
         return self._transform(value)
+
+
+class WatchedTransform:
+    """Refuses a transform or decoder that moves the global generators, which are not seeded for it.
+
+    Only its first call is watched: what it draws now and then may escape.
+
+    Args:
+        called: What the error calls it.
+        transform: Has a parameter `rng`, or says that it is deterministic.
+    """
+
+    def __init__(self, called: str, transform: Callable[..., Any]) -> None:
+        self._called, self._is_watched = called, False
+        self.__wrapped__ = transform  # so that its parameters are seen
+        self.__name__ = getattr(transform, "__name__", type(transform).__name__)
+        self.deterministic = getattr(transform, "deterministic", False)
+        self.takes_bytes = getattr(transform, "takes_bytes", False)
+        self.takes_arrays = getattr(transform, "takes_arrays", False)
+        self.takes_fields = getattr(transform, "takes_fields", None)
+
+    def __call__(self, value: Any, **settings: Any) -> Any:
+        """The result of the transform.
+
+        Raises:
+            ConfigError: It moved a global generator.
+        """
+        if self._is_watched:
+            return self.__wrapped__(value, **settings)
+        had_torch, before = torch_if_loaded() is not None, globals_state()
+        made = self.__wrapped__(value, **settings)
+        if not had_torch and torch_if_loaded():
+            return made  # the sample is made again
+        if globals_state() != before:
+            keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
+            raise ConfigError(
+                f"{self._called} has {keyed}, and it drew from the random generators of the whole "
+                "process, or seeded them: they are not seeded for it, so that no run could be "
+                f"repeated; draw from `rng` alone, or leave {keyed} out, and they are seeded for "
+                "each sample"
+            )
+        self._is_watched = True
+        return made
 
 
 class WatchedCollateFn:

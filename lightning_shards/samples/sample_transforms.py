@@ -92,6 +92,8 @@ class SampleStep:
         others = {name: value for name, value in fields.items() if name not in taken}
         try:
             made: object = self.function(given, **settings)
+        except ConfigError:  # of no sample
+            raise
         except Exception as error:
             leave_out_own_frames(error)
             problem = f"failed: {type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import SampleError, TransformError, leave_out_own_frames
+from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import PixelLayout, Sample
 from lightning_shards.samples.decoding.crops import (
     DecodeCenterCrop,
@@ -23,6 +23,7 @@ from lightning_shards.samples.decoding.crops import (
 from lightning_shards.samples.loaded_torch import torch_if_loaded
 from lightning_shards.samples.own_generators import (
     RepeatedTransform,
+    WatchedTransform,
     outside_workers,
     seeded_objects,
 )
@@ -248,22 +249,30 @@ def own_generators(transform: Transform) -> list[Any]:
     return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
 
 
-def repeated(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
-    """The transforms; those that may draw from global generators are run twice on a first value."""
+def watched(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
+    """The transforms, watched on a first value for randomness that cannot be repeated.
+
+    Those that may draw from global generators are run twice, and others may not draw from them.
+    """
     return {
-        name: _repeated(f"the transform of field {name!r}", transform)
+        name: watched_callable(f"the transform of field {name!r}", transform)
         for name, transform in transforms.items()
     }
 
 
-def repeated_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
-    """The sample transforms, as by `repeated`."""
+def watched_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
+    """The sample transforms, as by `watched`."""
     steps = sample_steps(transforms, takes_rng)
-    return tuple(_repeated(step.called, step.function) for step in steps)
+    return tuple(watched_callable(step.called, step.function) for step in steps)
 
 
-def _repeated(called: str, transform: Transform) -> Transform:
-    return RepeatedTransform(called, transform) if _is_unkeyed(transform) else transform
+def watched_callable(called: str, transform: Transform) -> Transform:
+    """A transform or a decoder, as by `watched`; those of this package are left as they are."""
+    if type(transform).__module__.startswith("lightning_shards."):
+        return transform
+    if _is_unkeyed(transform):
+        return RepeatedTransform(called, transform)
+    return transform if own_generators(transform) else WatchedTransform(called, transform)
 
 
 def _is_unkeyed(transform: Transform) -> bool:
@@ -312,6 +321,8 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
         )
     try:
         return step.function(sample[name], **settings)
+    except ConfigError:  # of no sample
+        raise
     except Exception as error:
         leave_out_own_frames(error)
         raise TransformError(

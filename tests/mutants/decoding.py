@@ -11,9 +11,27 @@ MUTANTS = [
     ),
     Mutant(
         "samples.decoding.compressed:gunzip",
-        "if len(unpacked) > _MOST_BYTES:",
+        "if len(unpacked) > most:",
         "if len(unpacked) > 2**40:",
         "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.fields:Field.function",
+        "MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_UNPACKED_BYTES",
+        "MOST_UNPACKED_BYTES",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "samples.batch_limits:counts_of",
+        'decoders |= {"npz"} & {each.decoder for each in decodings}',
+        "pass",
+        "samples/test_batch_limits.py",
+    ),
+    Mutant(
+        "samples.batch_limits:UnpackedCount.add",
+        "self._bytes += memory_of(value)",
+        "self._bytes = memory_of(value)",
+        "samples/test_batch_limits.py",
     ),
     Mutant(
         "samples.decoding.compressed:decode_npz",
@@ -38,6 +56,48 @@ MUTANTS = [
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",
         "samples/decoding/test_jpeg.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_resize_by_opencv",
+        "if max(height, width) >= 2 * size:",
+        "if min(height, width) >= 2 * size:",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_resize_by_opencv",
+        "part = cv2.resize(part, sides, interpolation=cv2.INTER_AREA)",
+        "pass",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.orientation:orientation_of",
+        'image.format == "TIFF"',
+        "False",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "samples.decoding.images:_PillowImage._upright_sides",
+        "if self._orientation in SWAPPING_SIDES else sides",
+        "if False else sides",
+        "samples/decoding/test_crops.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:Reencode._smaller",
+        "turned_upright(image, orientation_of(image))",
+        "image",
+        "tools/packing/test_pack_folders.py",
+    ),
+    Mutant(
+        "samples.decoding.clips:_length_s",
+        "if told.duration_seconds is None:",
+        "if False:",
+        "samples/decoding/test_clips.py",
+    ),
+    Mutant(
+        "samples.decoding.clips:_length_s",
+        " - (told.begin_stream_seconds_from_header or 0.0)",
+        "",
+        "samples/decoding/test_clips.py",
     ),
     Mutant(
         "samples.decoding.images:_TurboImage._upper_rows",

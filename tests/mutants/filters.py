@@ -6,6 +6,7 @@ _KEPT = "readers/test_kept_samples.py"
 _ORDER = "plan/test_kept_order.py"
 _DIGESTS = "shards/filters/test_list_digests.py"
 _APPLYING = "shards/filters/test_applying.py"
+_GLOBALS = "shards/filters/test_predicate_globals.py"
 
 MUTANTS = [
     Mutant("plan.kept_order:KeptSamples._own_numbers", 'side="right"', 'side="left"', _ORDER),
@@ -103,9 +104,33 @@ MUTANTS = [
     ),
     Mutant(
         "shards.filters.predicates:digest_of_predicate",
-        "digest.update(held)",
+        "digest.update(ValueDigests(modules).digest_with_code(predicate))",
         "pass",
         _APPLYING,
+    ),
+    Mutant(
+        "shards.filters.value_digests:ValueDigests._parts",
+        "return sorted(map(self.digest, value))",
+        "return map(self.digest, value)",
+        _GLOBALS,
+    ),
+    Mutant(
+        "shards.filters.value_digests:ValueDigests.digest_with_code",
+        "while names :=",
+        "if names :=",
+        _GLOBALS,
+    ),
+    Mutant(
+        "shards.filters.value_digests:_names_in",
+        "yield from _names_in(constant)",
+        "pass",
+        _GLOBALS,
+    ),
+    Mutant(
+        "shards.filters.applying:filtered_index",
+        "chosen.digest_of_lists() != of_lists",
+        "chosen.digest(chosen.digest_of_lists()) != digest",
+        _GLOBALS,
     ),
     Mutant(
         "readers.shard_samples:ReadSlices._is_wanted",

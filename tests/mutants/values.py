@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples.decoding.images:_PillowImage.__init__",
-        "_bits_to_drop(image)",
+        "_bits_to_drop(self._image)",
         "0",
         "samples/decoding/test_images.py",
     ),
@@ -121,6 +121,24 @@ MUTANTS = [
         "samples.collation.pad_collate:_type_of_lists",
         'if dtype.kind not in "uf":',
         "if True:",
+        "samples/test_pad_collate.py",
+    ),
+    Mutant(
+        "samples.own_generators:WatchedTransform.__call__",
+        "if globals_state() != before:",
+        "if False:",
+        "samples/test_watched_transforms.py",
+    ),
+    Mutant(
+        "readers.user_stages:_with_watched_decoders",
+        "decoder=watched_decoder(field, field.decoder),",
+        "",
+        "samples/test_watched_transforms.py",
+    ),
+    Mutant(
+        "samples.collation.pad_collate:_list_as_array",
+        "np.any((plain > 0) & (array < 0))",
+        "False",
         "samples/test_pad_collate.py",
     ),
     Mutant(

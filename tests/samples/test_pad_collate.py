@@ -121,6 +121,16 @@ def test_whole_numbers_that_fit_no_int64_are_an_error(large, other):
         padded(other, large)
 
 
+@pytest.mark.parametrize(
+    "large", [[np.array(2**63, np.uint64), 1], [np.array([2**64 - 1, 3], np.uint64), [1, 2]]]
+)
+def test_arrays_in_lists_do_not_become_negative_beside_whole_numbers(large):
+    with pytest.raises(SampleError, match=r"field 'x' of sample 'k0'.*fit no int64"):
+        padded(large)
+    fitting = [np.array(2**63 - 1, np.uint64), 1]
+    assert padded(fitting)["x"].tolist() == [[2**63 - 1, 1]]
+
+
 def test_whole_numbers_of_numpy_without_a_common_type_are_an_error():
     with pytest.raises(SampleError, match=r"field 'x'.*fit no type"):
         padded([np.uint64(1)], [np.int64(2)])

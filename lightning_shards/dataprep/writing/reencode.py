@@ -1,8 +1,7 @@
 """Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
 A photograph is averaged, while a map, as of labels or depths, keeps its values: an average of two
-classes is a third one. Besides `samples.decoding.images` only this module knows Pillow: it encodes
-images.
+classes is a third one. Besides `samples.decoding` only this module knows Pillow: it encodes images.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.decoding.images import decode_pil, require_backend
+from lightning_shards.samples.decoding.orientation import orientation_of, turned_upright
 
 Resample = Literal["lanczos", "nearest", "keep"]
 """How a field is resized: as a photograph, as a map of values, or not at all."""
@@ -118,7 +118,7 @@ class Reencode:
             _require_values(data, image, name, member)
         elif image.mode not in _PHOTO_MODES and name not in self.resample:
             raise _unclear(member, name, f"its pixels are of the mode {image.mode}")
-        image, options = _turned(image) if is_turned else (image, _orientation_of(image))
+        image, options = _turned(image) if is_turned else (image, _oriented(image))
         if is_map:
             return _encoded(_resized(image, factor, "nearest"), kind, options | _EXACT)
         if kind != "PNG":
@@ -144,16 +144,14 @@ def _opened(data: bytes, member: str) -> Any:
 
 def _turned(image: Any) -> tuple[Any, dict[str, Any]]:
     """The upright image, and no options for it."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image), {}
+    return turned_upright(image, orientation_of(image)), {}
 
 
-def _orientation_of(image: Any) -> dict[str, Any]:
+def _oriented(image: Any) -> dict[str, Any]:
     """The options that store an image with the orientation that it has."""
     from PIL import Image
 
-    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    orientation = orientation_of(image)
     if orientation == _UPRIGHT:
         return {}
     exif = Image.Exif()

@@ -30,9 +30,9 @@ from lightning_shards.readers.mixtures.first_samples import (
 from lightning_shards.readers.mixtures.readers import ComponentReaders
 from lightning_shards.readers.mixtures.rows import MixtureRows
 from lightning_shards.readers.source import ServedSample, SourceDescription
+from lightning_shards.readers.user_stages import own_decoders
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
-from lightning_shards.samples.fields import own_decoders
 from lightning_shards.samples.optional_fields import lacking_in_all, require_found
 from lightning_shards.samples.sample_transforms import first_taking
 from lightning_shards.samples.stage_clock import StageClock

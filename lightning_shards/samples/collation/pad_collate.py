@@ -166,7 +166,10 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
         parts = [_as_array(sample, name) for sample in samples]
         if all(are_lists):
             given = _type_of_lists(samples, name, parts, fill)
-            parts = [_list_as_array(sample, name, given) for sample in samples]
+            parts = [
+                _list_as_array(sample, name, given, part)
+                for sample, part in zip(samples, parts, strict=True)
+            ]
     is_empty = [
         0 in part.shape if is_list else tuple(part.shape) == (0,)
         for is_list, part in zip(are_lists, parts, strict=True)
@@ -270,11 +273,17 @@ def _numbers_in(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _list_as_array(sample: Sample, name: str, dtype: Any) -> NDArray[Any]:
+def _list_as_array(sample: Sample, name: str, dtype: Any, plain: NDArray[Any]) -> NDArray[Any]:
+    """The lists as an array of a type; `plain` is the array that numpy makes of them by itself."""
+    problem = "some numbers fit no int64"
     try:
-        return np.asarray(sample[name], dtype)
+        array = np.asarray(sample[name], dtype)
     except OverflowError as error:
-        raise _refused_value_of(sample, name, "some numbers fit no int64") from error
+        raise _refused_value_of(sample, name, problem) from error
+    # of arrays of uint64 in lists, numpy makes negative numbers and says nothing
+    if array.dtype == np.int64 and plain.dtype.kind in "uf" and np.any((plain > 0) & (array < 0)):
+        raise _refused_value_of(sample, name, problem)
+    return array
 
 
 def _refused_value_of(sample: Sample, name: str, problem: str) -> SampleError:

@@ -29,7 +29,8 @@ class DecodeAudioClip:
     """Decodes a clip of a sound to float32 of shape (channels, samples), from -1 to 1.
 
     The file is decoded from its beginning up to the end of the clip; memory is taken for the clip
-    alone. What a file is too short for is zeros.
+    alone. What a file is too short for is zeros. The length of a file is that in its header; of raw
+    AAC (ADTS), and of MP3 of varying bit rate without a header, FFmpeg gives an estimate.
 
     Attributes:
         seconds: Length of the clip.
@@ -67,12 +68,10 @@ class DecodeAudioClip:
         decoder = _decoders().AudioDecoder(
             data, sample_rate=self.sample_rate, num_channels=self.num_channels
         )
-        told = decoder.metadata
-        begin = told.begin_stream_seconds_from_header or 0.0
-        length = told.duration_seconds_from_header or 0.0
+        begin = decoder.metadata.begin_stream_seconds_from_header or 0.0
         start = self.start_s
         if start is None:
-            start = float(rng.uniform(0, max(length - self.seconds, 0)))
+            start = float(rng.uniform(0, max(_length_s(decoder.metadata) - self.seconds, 0)))
         start += begin
         found = decoder.get_samples_played_in_range(start, start + self.seconds).data
         clip = found.new_zeros(self.num_channels, self._num_values // self.num_channels)
@@ -121,6 +120,24 @@ class DecodeVideoClip:
             start = int(rng.integers(max(last - length, 0) + 1))
         frames = start + np.arange(self.num_frames) * self.stride
         return decoder.get_frames_at(np.minimum(frames, last).tolist()).data
+
+
+def _length_s(told: Any) -> float:
+    """Seconds of a sound, by what torchcodec tells of it; Matroska has those of the file alone.
+
+    Raises:
+        ValueError: The file does not tell.
+    """
+    if told.duration_seconds_from_header is not None:
+        return told.duration_seconds_from_header
+    if told.duration_seconds is None:
+        raise ValueError(
+            "it does not tell how long it is, as no file does that was written to a pipe or "
+            "recorded by a browser, so that no part can be drawn; write it anew by "
+            "'ffmpeg -i OLD -c copy NEW', or set start_s"
+        )
+    # a file's time begins at 0, wherever its sound does
+    return told.duration_seconds - (told.begin_stream_seconds_from_header or 0.0)
 
 
 def _require_torchcodec() -> None:

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 from lightning_shards.samples.decoding.arrays import decode_npy
 
-_MOST_BYTES = 2**30
+MOST_UNPACKED_BYTES = 2**30
 """A member that unpacks to more is taken for a bomb: a file made to fill the memory."""
+
+MOST_OBJECT_BYTES = 2**25
+"""The same of what becomes Python objects: they take up to 24 times the bytes of JSON, and up to 64
+times those of CBOR and MessagePack."""
 
 _PIECE = 2**20
 """Bytes that are unpacked at once."""
@@ -20,11 +24,11 @@ _PIECE = 2**20
 _NPY = ".npy"
 
 
-def gunzip(data: bytes) -> bytes:
+def gunzip(data: bytes, most: int) -> bytes:
     """The bytes in a .gz file, of all its streams.
 
     Raises:
-        ValueError: It is no such file, is empty, cut or damaged, or holds more than `_MOST_BYTES`.
+        ValueError: It is no such file, is empty, cut or damaged, or holds more than `most` bytes.
     """
     if not data:  # gzip takes it for no stream, and gives no bytes
         raise ValueError("its .gz is empty")
@@ -33,8 +37,8 @@ def gunzip(data: bytes) -> bytes:
         with GzipFile(fileobj=BytesIO(data)) as file:
             while piece := file.read(_PIECE):
                 unpacked += piece
-                if len(unpacked) > _MOST_BYTES:
-                    raise ValueError(f"its .gz holds more than {_MOST_BYTES} bytes")
+                if len(unpacked) > most:
+                    raise ValueError(f"its .gz holds more than {most} bytes")
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"its .gz is damaged: {error}") from error
     return bytes(unpacked)
@@ -46,8 +50,8 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
         with ZipFile(BytesIO(data)) as archive:
             entries = archive.infolist()
             size = sum(entry.file_size for entry in entries)
-            if size > _MOST_BYTES:
-                raise ValueError(f"its arrays are {size} bytes, more than {_MOST_BYTES}")
+            if size > MOST_UNPACKED_BYTES:
+                raise ValueError(f"its arrays are {size} bytes, more than {MOST_UNPACKED_BYTES}")
             methods = {entry.compress_type for entry in entries} - {ZIP_STORED, ZIP_DEFLATED}
             if methods:  # zipfile unpacks others without a bound
                 raise ValueError(f"it is compressed by method {min(methods)}, unknown to numpy")

@@ -135,6 +135,7 @@ DECODERS: dict[str, Decoder] = {
 
 PIXEL_DECODERS = frozenset({"rgb", "gray"})
 IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
+OBJECT_DECODERS: frozenset[DecoderChoice] = frozenset({"json", *JSON_DECODERS, "cbor", "msgpack"})
 TORCH_DECODERS = frozenset({"safetensors", "pth"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 

@@ -11,25 +11,22 @@ import inspect
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, MethodType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.key_hashes import keys_of_table
+from lightning_shards.shards.filters.value_digests import ValueDigests, only_here
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import redact
 
 Predicate = Callable[["ShardColumns"], Any]
-
-_STARTED: Final = time.time_ns()
-"""Tells this process from an earlier one with its number."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +117,28 @@ def name_of(predicate: Predicate) -> str:
 
 
 def digest_of_predicate(predicate: Predicate) -> str:
-    """A hash of its import path, the source of its modules, and the values that it holds.
+    """A hash of its import path, the source of its modules, and the values that it holds and reads.
 
     The modules are that of a function, and those of the classes of an object or of a bound method.
+    It reads the globals of these modules that its code names, and the code of theirs that it names.
     What it calls in other modules is not followed. Without a source, as of a function that was
-    typed in, the hash is that of this process alone.
+    typed in, or with a global that has no hash, the hash is that of this process alone.
 
     Raises:
         ConfigError: The values cannot be pickled.
     """
     function = predicate if isinstance(predicate, FunctionType) else None
-    source = "\0".join(map(_source_of, _modules_of(predicate)))
+    modules = _modules_of(predicate)
+    source = "\0".join(map(_source_of, modules))
     try:
-        held = pickle.dumps(predicate if function is None else _held_by(function), protocol=4)
+        pickle.dumps(predicate if function is None else _held_by(function), protocol=4)
     except Exception as error:  # whatever the values' own `__reduce__` raises
         raise ConfigError(
             f"keep: {name_of(predicate)} holds a value that cannot be pickled ({error}), so that a "
             "later run could not tell whether it is the same; take a function of a module"
         ) from error
     digest = hashlib.sha256(f"{name_of(predicate)}\0{source}\0".encode("utf-8", "surrogateescape"))
-    digest.update(held)
+    digest.update(ValueDigests(modules).digest_with_code(predicate))
     return digest.hexdigest()
 
 
@@ -158,7 +157,7 @@ def _source_of(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
-        return f"{module} in process {os.getpid()} since {_STARTED}"
+        return only_here(module)
 
 
 def _held_by(function: FunctionType) -> object:

@@ -45,26 +45,38 @@ class SampleFilter:
         given = {"keep": self.keep, "exclude": self.exclude}
         return " and ".join(name for name, value in given.items() if value is not None)
 
-    def digest(self, cache: CacheFolder | None = None) -> str:
-        """A hash of its content: of the lists, the parts and the predicate, in hex digits.
+    def digest_of_lists(self, cache: CacheFolder | None = None) -> str:
+        """Hashes of the lists that are left out, or the parts, as a text.
 
         Where a cache is given, digests of lists that have not changed are taken from it.
 
         Raises:
-            ConfigError: A list cannot be read, or a predicate cannot be recognised again.
+            ConfigError: A list cannot be read.
             FileAccessError: What is in the cache could be another user's work.
         """
-        keep, exclude = self.keep, self.exclude
-        kept = digest_of_predicate(self.predicate) if self.predicate is not None else repr(keep)
-        left_out = repr(exclude)
-        if isinstance(exclude, tuple):
-            left_out = repr(
-                sorted(
-                    digest_of_list(path) if cache is None else remembered_digest(path, cache)
-                    for path in exclude
-                )
+        if not isinstance(self.exclude, tuple):
+            return repr(self.exclude)
+        return repr(
+            sorted(
+                digest_of_list(path) if cache is None else remembered_digest(path, cache)
+                for path in self.exclude
             )
-        return hashlib.sha256(f"{_VERSION}\n{kept}\n{left_out}".encode()).hexdigest()
+        )
+
+    def digest(self, of_lists: str) -> str:
+        """A hash of its content: of the lists, the parts and the predicate, in hex digits.
+
+        A predicate may change its own values when it is called, so this holds before that.
+
+        Args:
+            of_lists: What `digest_of_lists` gives.
+
+        Raises:
+            ConfigError: The predicate cannot be recognised again.
+        """
+        predicate = self.predicate
+        kept = digest_of_predicate(predicate) if predicate is not None else repr(self.keep)
+        return hashlib.sha256(f"{_VERSION}\n{kept}\n{of_lists}".encode()).hexdigest()
 
 
 def sample_filter(keep: object, exclude: object) -> SampleFilter | None:

@@ -8,6 +8,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.samples import batch_limits
 from lightning_shards.samples.decoding import images
 from lightning_shards.samples.decoding.decoders import DECODERS
 from lightning_shards.shards.private_files import CacheFolder
@@ -55,13 +56,13 @@ def make(request, make_source, pack_shards, tmp_path):
 @pytest.mark.parametrize("max_bad", [None, 100], ids=["raise", "substitute"])
 @pytest.mark.parametrize("decode", ["rgb", "gray", "pil"])
 def test_a_batch_of_too_many_pixels_names_its_field(make, monkeypatch, decode, max_bad):
-    monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 4 * PIXELS - 1)
+    monkeypatch.setattr(batch_limits, "MAX_BATCH_PIXELS", 4 * PIXELS - 1)
     with pytest.raises(SampleError, match=r"field 'image'.* 63 pixels.*batch_size"):
         next(make(decode, max_bad=max_bad))
 
 
 def test_a_batch_of_just_as_many_pixels_is_made(make, monkeypatch):
-    monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 4 * PIXELS)
+    monkeypatch.setattr(batch_limits, "MAX_BATCH_PIXELS", 4 * PIXELS)
     batches = make()
     assert [len(next(batches).batch["label"]) for _ in range(3)] == [4, 4, 4]
 
@@ -87,12 +88,12 @@ def test_no_more_images_are_decoded_than_fit(
     )
     loader = module.loader("train")
     decoded.clear()  # of the sample that tells whether there is such a field
-    monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 3 * PIXELS - 1)
+    monkeypatch.setattr(batch_limits, "MAX_BATCH_PIXELS", 3 * PIXELS - 1)
     with pytest.raises(SampleError, match="field 'image'"):
         next(iter(loader))
     assert len(decoded) <= 2 * 3  # by fields, and again by samples
 
 
 def test_what_a_transform_makes_small_is_not_counted(make, monkeypatch):
-    monkeypatch.setattr(images, "MAX_BATCH_PIXELS", 4 * PIXELS - 1)
+    monkeypatch.setattr(batch_limits, "MAX_BATCH_PIXELS", 4 * PIXELS - 1)
     assert next(make(transforms={"image": small})).batch["image"].shape == (4, 3, 1, 1)

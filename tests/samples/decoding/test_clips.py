@@ -1,6 +1,8 @@
 """Clips of sounds and videos: what a clip shows, and that any number of workers draws the same."""
 
 import io
+import shutil
+import subprocess
 import wave
 from itertools import pairwise
 
@@ -24,11 +26,14 @@ FRAMES = 20
 
 def wav(seconds=2.0, first=0):
     """A ramp, of which every sample tells its number."""
-    numbers = (first + np.arange(int(seconds * RATE))).astype("<i2")
+    return wav_of(first + np.arange(int(seconds * RATE)))
+
+
+def wav_of(numbers):
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setparams((1, 2, RATE, 0, "NONE", ""))
-        writer.writeframes(numbers.tobytes())
+        writer.writeframes(numbers.astype("<i2").tobytes())
     return file.getvalue()
 
 
@@ -63,6 +68,71 @@ def test_a_clip_is_drawn_from_the_whole_sound():
     assert numbers_of(decode(wav(), rng())) == numbers_of(decode(wav(), rng()))
 
 
+CODECS = {
+    "webm": "libopus",
+    "mkv": "flac",
+    "ogg": "libvorbis",
+    "opus": "libopus",
+    "mp3": "libmp3lame",
+    "adts": "aac",
+    "flac": "flac",
+    "mpegts": "aac",
+    "wav": "pcm_s16le",
+}
+FORMATS = {"mkv": "matroska"}
+
+
+@pytest.fixture
+def encode(tmp_path):
+    """What ffmpeg makes of a sound or a video, written to a file, or to a pipe."""
+    program = shutil.which("ffmpeg")
+    if program is None:
+        pytest.skip("the program ffmpeg is missing")
+
+    def encode(source, kind, codec, *before, piped=False):
+        (tmp_path / "source").write_bytes(source)
+        path = tmp_path / f"made.{kind}"
+        command = [program, "-v", "error", "-y", *before, "-i", str(tmp_path / "source")]
+        command += ["-c", codec, "-f", FORMATS.get(kind, kind), "-" if piped else str(path)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
+        return done.stdout if piped else path.read_bytes()
+
+    return encode
+
+
+def rising(seconds):
+    """A tone that grows with its time, which lossy codecs keep."""
+    time = np.arange(int(seconds * RATE)) / RATE
+    numbers = np.sin(2 * np.pi * 400 * time) * time / seconds * 2**14
+    return wav_of(numbers)
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_a_clip_is_drawn_from_the_whole_sound_whatever_its_container(encode, kind):
+    data = encode(rising(10), kind, CODECS[kind])
+    decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
+    starts = [10 * float(decode(data, draws).abs().max()) * 2 - 0.5 for _ in range(60)]
+    assert min(starts) < 1.5
+    assert max(starts) > 7.5
+    assert np.mean(starts) == pytest.approx(4.75, abs=1.3)
+
+
+def test_a_sound_that_begins_late_in_its_file_is_drawn_to_its_end_and_no_further(encode):
+    data = encode(rising(5), "webm", "libopus", "-copyts", "-itsoffset", "5")
+    decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
+    peaks = [float(decode(data, draws)[:, -RATE // 10 :].abs().max()) for _ in range(40)]
+    assert min(peaks) > 0.01  # no zeros behind its end
+
+
+@pytest.mark.parametrize("kind", ["webm", "flac"])
+def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode, kind):
+    data = encode(rising(2), kind, CODECS[kind], piped=True)
+    with pytest.raises(ValueError, match=r"does not tell how long it is.*-c copy.*start_s"):
+        DecodeAudioClip(seconds=0.5, sample_rate=RATE)(data, rng())
+    clip = DecodeAudioClip(seconds=0.5, sample_rate=RATE, start_s=1)(data, rng())
+    assert float(clip.abs().max()) == pytest.approx(0.375, abs=0.05)
+
+
 def test_a_short_sound_is_followed_by_zeros():
     clip = DecodeAudioClip(seconds=1, sample_rate=RATE)(wav(0.25, first=1), rng())
     assert numbers_of(clip) == [*range(1, 2001), *[0] * 6000]
@@ -89,6 +159,17 @@ def test_a_clip_of_a_video_has_the_frames_that_were_asked_for(tmp_path, stride, 
 
 def test_all_frames_of_a_video_are_drawn(tmp_path):
     data, decode, draws = video(tmp_path), DecodeVideoClip(num_frames=17), rng()
+    first = {round(brightness(decode(data, draws))[0] / 12) for _ in range(40)}
+    assert first == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("piped", [False, True])
+@pytest.mark.parametrize(("kind", "codec"), [("webm", "libvpx"), ("mkv", "libx264")])
+def test_all_frames_of_a_video_are_drawn_whatever_its_container(
+    tmp_path, encode, kind, codec, piped
+):
+    data = encode(video(tmp_path), kind, codec, piped=piped)
+    decode, draws = DecodeVideoClip(num_frames=17), rng()
     first = {round(brightness(decode(data, draws))[0] / 12) for _ in range(40)}
     assert first == {0, 1, 2, 3}
 

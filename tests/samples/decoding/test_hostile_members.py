@@ -16,6 +16,7 @@ from PIL import Image
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
+from lightning_shards.samples import fields
 from lightning_shards.samples.decoding import compressed
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
@@ -24,7 +25,8 @@ MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 
 
 BOMB = bytes(2**28)
-"""Packed it is small; decoders may unpack 2**22 bytes of it here."""
+"""Packed it is small; decoders may unpack 2**22 bytes of it here, and half as many as objects."""
+PACKED_BOMB = gzip.compress(BOMB, 1)
 
 
 def npy(header, data=b"", version=1):
@@ -119,7 +121,10 @@ HOSTILE = {
     "an npz by lzma": ("npz", zip_of(("a", b"a"), method=zipfile.ZIP_LZMA), "compressed by method"),
     "a cut npz": ("npz", npz()[:-30], "no whole archive"),
     "no npz": ("npz", b"PK", "no whole archive"),
-    "a .gz bomb": ("txt.gz", gzip.compress(BOMB, 1), "holds more than 4194304 bytes"),
+    "a .gz bomb": ("txt.gz", PACKED_BOMB, "holds more than 4194304 bytes"),
+    "a .gz bomb of json": ("json.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
+    "a .gz bomb of cbor": ("cbor.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
+    "a .gz bomb of msgpack": ("mp.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
     "deep cbor": ("cbor", b"\x81" * 200_000, "decoded as 'cbor'"),
     "a huge cbor": ("cbor", b"\x9b" + (1 << 40).to_bytes(8, "big"), "decoded as 'cbor'"),
     "huge cbor bytes": ("cbor", b"\x5b" + (1 << 60).to_bytes(8, "big"), "decoded as 'cbor'"),
@@ -155,7 +160,9 @@ def field_of(suffix):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
-    monkeypatch.setattr(compressed, "_MOST_BYTES", 2**22)
+    monkeypatch.setattr(compressed, "MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr(fields, "MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr(fields, "MOST_OBJECT_BYTES", 2**21)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     with pytest.raises(SampleError, match=message):
         field_of(suffix).decode(MEMBERS | {suffix: data})

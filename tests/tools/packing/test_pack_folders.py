@@ -129,6 +129,11 @@ def test_a_link_that_leads_in_a_circle_is_refused(refused, photos, tmp_path):
 
 # --- images
 
+ODD_TAGS = (  # a quarter's turn, and a fraction without a denominator, which Pillow cannot write
+    b"Exif\0\0II*\0\x08\0\0\0\x02\0\x0e\x01\x05\0\x01\0\0\0\x26\0\0\0"
+    b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0"
+)
+
 
 def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, contents, jpeg):
     (tmp_path / "in").mkdir()
@@ -138,6 +143,7 @@ def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, conte
         "large.jpg": jpeg(0, (48, 32), quality=95),
         "small.jpg": jpeg(1, (16, 12)),
         "turned.jpeg": jpeg(2, (64, 32), exif=exif),
+        "odd.jpg": jpeg(3, (64, 32), exif=ODD_TAGS),
         "other.txt": b"text",
     }
     for name, data in files.items():
@@ -149,7 +155,7 @@ def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, conte
         for key, fields in found.items()
         if key != "other"
     }
-    assert sizes == {"large": (24, 16), "small": (16, 12), "turned": (16, 32)}
+    assert sizes == {"large": (24, 16), "small": (16, 12), "turned": (16, 32), "odd": (16, 32)}
     assert found["other"] == {"txt": b"text"}
     kept = samples_of(run(*arguments[:-2], out="kept"))
     assert kept["small"]["jpg"] == files["small.jpg"]
