@@ -348,4 +348,28 @@ MUTANTS = [
         "write_index(surveyed, files)",
         "tools/test_index.py",
     ),
+    Mutant(
+        "dataprep.writing.catalog:InputFiles.__exit__",
+        "if kind is None or issubclass(kind, ShardError):",
+        "if False:",
+        "dataprep/writing/test_changed_inputs.py",
+    ),
+    Mutant(
+        "dataprep.writing.catalog:InputFiles._file",
+        "_require_listed(oldest, self._open[oldest])",
+        "pass",
+        "dataprep/writing/test_changed_inputs.py",
+    ),
+    Mutant(
+        "dataprep.writing.rewriting:_edited",
+        "files.require_unchanged()",
+        "pass",
+        "dataprep/writing/test_changed_inputs.py",
+    ),
+    Mutant(
+        "dataprep.writing.plain_copies:_unpack",
+        "if stamp_of(packed.fileno()) != stamp:",
+        "if False:",
+        "dataprep/writing/test_changed_inputs.py",
+    ),
 ]

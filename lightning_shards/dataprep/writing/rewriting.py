@@ -286,6 +286,7 @@ def _edited(
             yield key, (pair for pair in fields if pair[0] != "__key__")
         else:
             yield key, ((extent.field, files.read(extent)) for extent in extents)
+    files.require_unchanged()  # the shard gets its name only after this
 
 
 def _read(key: str, extents: list[InputExtent], files: InputFiles) -> RawSample:
