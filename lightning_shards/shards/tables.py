@@ -119,7 +119,7 @@ class TableStore:
         url = _url_of(path)
         kept = self._opened(self._cache.sidecar_of(url))
         if kept is None and self._takes_dali and is_local(url):
-            kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
+            kept = self._opened(self._cache.sidecar_of(_kept_by_dali(url)))
         return kept
 
     def missing(self, urls: Iterable[str]) -> list[str]:
@@ -208,7 +208,7 @@ class TableStore:
             return self.kept_table(url) or fetched
         dali = self._by_dali(url) if self._takes_dali and old is None else None
         if dali is not None:
-            self._keep(str(local_dali_index(url)), dali)
+            self._keep(_kept_by_dali(url), dali)
             return dali
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(
@@ -265,6 +265,14 @@ class TableStore:
 
 def _url_of(path: str | os.PathLike[str]) -> str:
     return plain_path(os.fspath(path)) if isinstance(path, os.PathLike) else path
+
+
+def _kept_by_dali(shard: str) -> str:
+    """What a shard's table by DALI's index is kept for: that index may be of another one, too.
+
+    `a.0.tar` and `a.1.tar` have the same `a.idx`, and may have one size and time of change.
+    """
+    return f"{shard}.idx"
 
 
 def build_tables(

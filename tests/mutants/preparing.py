@@ -372,4 +372,10 @@ MUTANTS = [
         "if False:",
         "dataprep/writing/test_changed_inputs.py",
     ),
+    Mutant(
+        "dataprep.indexes.indexing:IndexFiles.require_fit",
+        'if "dali" in self.formats:',
+        "if False:",
+        "tools/test_index.py",
+    ),
 ]

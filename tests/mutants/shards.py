@@ -243,4 +243,34 @@ MUTANTS = [
         "{}",
         "shards/remote/test_files_beside.py",
     ),
+    Mutant(
+        "shards.tables:_kept_by_dali",
+        'f"{shard}.idx"',
+        "str(local_dali_index(shard))",
+        "shards/published/test_dali_index.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_count_of_one",
+        "or (is_by_stem and not has_own_stem)",
+        "",
+        "shards/counts/test_count_formats.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:with_own_stems",
+        'or name == f"{stem}.tar"',
+        "",
+        "shards/counts/test_count_formats.py tools/test_index.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_is_last",
+        "and following is None",
+        "",
+        "shards/counts/test_count_formats.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_is_last",
+        "(member.offset, member.size) == (offset, size)",
+        "True",
+        "shards/counts/test_count_formats.py",
+    ),
 ]

@@ -27,6 +27,7 @@ from lightning_shards.dataprep.indexes.idx_files import (
     dali_path,
     energon_index,
     energon_path,
+    require_own_dali_paths,
 )
 from lightning_shards.dataprep.indexes.index_files import names_table
 from lightning_shards.dataprep.inspection.findings import Finding
@@ -94,6 +95,8 @@ class IndexFiles:
         """
         remote = [url for url in urls if not is_local(url)]
         if not remote:
+            if "dali" in self.formats:
+                require_own_dali_paths(urls)
             if self.output is not None or self.is_uploaded:
                 option = "--upload" if self.output is None else f"--output {self.output}"
                 raise ConfigError(
