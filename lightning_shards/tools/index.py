@@ -7,13 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_shards.dataprep.indexes.indexing import (
-    FORMATS,
-    IndexFiles,
-    find_stale_counts,
-    write_index,
-)
+from lightning_shards.dataprep.indexes.indexing import find_stale_counts, write_index
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
+from lightning_shards.dataprep.indexes.wanted_files import FORMATS, IndexFiles
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import count_of
 from lightning_shards.shards.beside import WIDS

@@ -373,7 +373,7 @@ MUTANTS = [
         "dataprep/writing/test_changed_inputs.py",
     ),
     Mutant(
-        "dataprep.indexes.indexing:IndexFiles.require_fit",
+        "dataprep.indexes.wanted_files:IndexFiles.require_fit",
         'if "dali" in self.formats:',
         "if False:",
         "tools/test_index.py",
