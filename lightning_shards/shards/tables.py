@@ -100,6 +100,18 @@ class TableStore:
             )
         return table
 
+    def table_now(self, path: str | os.PathLike[str]) -> MemberTable:
+        """The table of a local shard whose table was made just before, perhaps by another process.
+
+        Where that one could not be kept, the shard is scanned, and compared with nothing.
+
+        Raises:
+            ShardError: As of `table_of`.
+        """
+        url = _url_of(path)
+        kept = self.kept_table(url)
+        return kept if kept is not None and self._is_current(kept, url) else scan_members(url)
+
     def is_scanned(self, path: str | os.PathLike[str]) -> bool:
         """Whether the table of this shard is made by a scan; if not, it is fetched."""
         return not self._storages.of(_url_of(path)).is_remote

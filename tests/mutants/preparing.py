@@ -378,4 +378,16 @@ MUTANTS = [
         "if False:",
         "tools/test_index.py",
     ),
+    Mutant(
+        "dataprep.inspection.survey:survey_shard",
+        "published(table)",
+        "published(TableStore(shard.cache).table_of(shard.path))",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "dataprep.indexes.indexing:_write_energon_index",
+        "table_now",
+        "table_of",
+        "tools/test_index_checksums.py",
+    ),
 ]

@@ -1,5 +1,6 @@
 """Checksums in an index that is made again, with and without reading every byte."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,7 +8,10 @@ import tarfile
 
 import pytest
 
+from lightning_shards.shards import tables
+from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
 from tests.tools.conftest import write_samples
@@ -70,3 +74,31 @@ def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path)
     assert (folder / "wids.json").read_bytes() == before
     assert run(folder / "*.tar", "--checksums")[0] == 0
     assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None
+
+
+@pytest.fixture
+def is_full(monkeypatch):
+    """Once called, no member table can be kept any more."""
+
+    def fail(path, *_, **__):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+
+    return lambda: monkeypatch.setattr(tables, "write_table", fail)
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_tables_that_cannot_be_kept_are_published_as_they_were_made(
+    run, folder, is_full, is_indexed
+):
+    """Also where a cache that is full has tables of what the shards were before."""
+    if is_indexed:
+        run(folder / "*.tar", "--checksums")
+        _rot(folder / "train-000000.tar")
+    is_full()
+    status, _ = run(folder / "*.tar", "--format", "wids,members,energon")
+    assert status == 0
+    for path in folder.glob("*.tar"):
+        data = path.with_name(f"{path.name}.members").read_bytes()
+        published = unpublished(data, path.stat().st_size)
+        assert published.crc32 is not None
+        assert published.has_same_members(scan_members(path, with_crc32=True))

@@ -93,7 +93,7 @@ def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: Ta
 
 
 def _add_shard(connection: sqlite3.Connection, number: int, shard: Path, store: TableStore) -> None:
-    table = store.table_of(shard)
+    table = store.table_now(shard)
     starts = lay_out(table, shard).sample_starts(table).tolist()
     samples = [
         (number, table.key(sample), sample, start, starts[sample + 1] - start)

@@ -244,5 +244,5 @@ def _write_dali(shard: str) -> Path:
 
 def _write_energon_index(shard: str, cache: CacheFolder) -> Path:
     path = energon_path(shard)
-    replace_file(path, energon_index(TableStore(cache).table_of(shard), shard))
+    replace_file(path, energon_index(TableStore(cache).table_now(shard), shard))
     return path

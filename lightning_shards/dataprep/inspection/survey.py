@@ -172,7 +172,7 @@ def survey(
 
     def key_of(url: str, sample: int) -> str:
         with local_copy(url, cache, settings) as shard:
-            return TableStore(shard.cache).table_of(shard.path).key(sample)
+            return TableStore(shard.cache).table_now(shard.path).key(sample)
 
     return survey_of(shards, urls, key_of)
 
@@ -249,16 +249,15 @@ def survey_shard(
 
     The table of a sound one is published at `table_path`, if one is given.
     """
-    table = b""
     try:
         with local_copy(url, cache, settings) as shard:
-            found = under_url(_survey_file(shard, with_checksums=with_checksums), url)
-            if table_path is not None and found.is_readable:
-                table = published(TableStore(shard.cache).table_of(shard.path))
+            found, table = _survey_file(shard, with_checksums=with_checksums)
+            found = under_url(found, url)
+            packed = b"" if table is None or table_path is None else published(table)
     except NOT_SURVEYED as error:
         return without_samples(url, error)
-    if table_path is not None and table:
-        replace_file(table_path, table)
+    if table_path is not None and packed:
+        replace_file(table_path, packed)
     return found
 
 
@@ -279,18 +278,21 @@ def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
     return found
 
 
-def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
+def _survey_file(
+    shard: LocalShard, *, with_checksums: bool
+) -> tuple[ShardSurvey, MemberTable | None]:
+    """The survey of a file, and the table that it is made from, if it could be read to its end."""
     path = shard.path
     try:
         table = TableStore(shard.cache, with_crc32=with_checksums).table_of(path)
-        shard_survey = ShardSurvey(path, table.num_samples, table.file_size)
-        shard_survey.md5 = file_md5(path) if with_checksums else None
+        found = ShardSurvey(path, table.num_samples, table.file_size)
+        found.md5 = file_md5(path) if with_checksums else None
         passed_over = lay_out(table, path).passed_over
-        describe_shard(shard_survey, table, find_passed_over(passed_over, path))
+        describe_shard(found, table, find_passed_over(passed_over, path))
     except DamagedShardError as error:
         size = Path(path).stat().st_size if Path(path).is_file() else 0
-        return without_samples(path, error, size)
-    return shard_survey
+        return without_samples(path, error, size), None
+    return found, table
 
 
 def file_md5(path: str) -> str:

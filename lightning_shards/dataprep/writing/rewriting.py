@@ -333,7 +333,7 @@ def _finish(
     shards = [shard for (its_split, _), shard in done.items() if its_split == split and shard]
     shards.sort(key=lambda shard: (len(shard.name), shard.name))
     list_shards(folder, shards)
-    sizes = TableStore(cache).table_of(folder / shards[0].name).sizes
+    sizes = TableStore(cache).table_now(folder / shards[0].name).sizes
     fields: Counter[str] = Counter()
     for shard in shards:
         fields.update(shard.fields)
