@@ -49,9 +49,10 @@ class TableStore:
 
     Args:
         cache: The sidecars lie in its folder `members`.
-        with_crc32: Whether scans read every byte. A table without crc32s is then made again, and
-            the crc32s of a shard that was written again are replaced. Only the tools that index
-            or write shards set it: a run checks a shard against the existing checksums.
+        with_crc32: Whether every byte is read now, whatever is kept. The crc32s of a shard that
+            was written again are then replaced; those of one that has its size and time of change
+            are not. Only the tools that index or write shards set it: a run checks a shard against
+            the existing checksums.
         storages: What reads the shards; None for the package's own.
         takes_dali: Whether DALI's index of a local shard saves the scan. Only readers set it,
             because a scan finds damage that an index does not show. Tables that come from such an
@@ -84,7 +85,8 @@ class TableStore:
             ConfigError: There is no table beside a remote shard.
             StorageError: It could not be had, after all retries.
             DamagedShardError: The shard had to be scanned and is not one whole tar archive, or has
-                the same members as before and other bytes in them.
+                the same members as before and other bytes in them, or the same size and time of
+                change as before and other members.
             IndexMismatchError: The shard holds another number of samples than expected, or a remote
                 one has another size than its table says.
         """
@@ -198,13 +200,13 @@ class TableStore:
                     self._keep(replaced, new)
 
     def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
-        """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
+        """Whether the table is of the shard as it is now, and no byte is to be read for it."""
         if self._storages.of(url).is_remote:
             # Each read compares what the shard is. Another count shows that it was made anew.
             return expected in (None, table.num_samples)
-        lacks_crc32 = self._with_crc32 and table.crc32 is None
         # An empty table is never believed: scanning such a shard takes no time.
-        return table.num_samples > 0 and table.stamp == self._stat(url) and not lacks_crc32
+        is_believed = table.num_samples > 0 and not self._with_crc32
+        return is_believed and table.stamp == self._stat(url)
 
     def _is_kept(self, url: str) -> bool:
         sidecar = self._cache.sidecar_of(url)
@@ -227,7 +229,7 @@ class TableStore:
             url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)
         )
         if old is not None and not old.has_same_members(table):
-            if not self._with_crc32:
+            if not self._with_crc32 or old.stamp == table.stamp:
                 _require_same_bytes(url, old, table)
             _log.warning(
                 "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
@@ -313,8 +315,21 @@ def build_tables(
 
 
 def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
-    """Refuse a shard that has the same members as before, and other bytes in them."""
-    if old.crc32 is None or new.crc32 is None or not old.has_same_members(replace(new, crc32=None)):
+    """Refuse a shard that has the same members as before, or the same stamp, and other bytes."""
+    is_unchanged = old.stamp == new.stamp and old.num_samples > 0
+    touching = "`touch` it and " if is_unchanged else ""
+    remedy = (
+        f"fetch it again, or, if it was written anew, {touching}run `lightning-shards index "
+        "--checksums` on it"
+    )
+    if not old.has_same_members(replace(new, crc32=None)):
+        if is_unchanged:
+            raise DamagedShardError(
+                f"{redact(url)} has other members than when it was indexed, and the same size and "
+                f"time of change; {remedy}"
+            )
+        return
+    if old.crc32 is None or new.crc32 is None:
         return
     changed = np.flatnonzero(old.crc32 != new.crc32)
     member = int(changed[0])
@@ -322,8 +337,7 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
     name = f"{old.key(sample)}.{old.suffixes[old.suffix_ids[member]]}"
     raise DamagedShardError(
         f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
-        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; fetch it "
-        "again, or, if it was written anew, run `lightning-shards index --checksums` on it"
+        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; {remedy}"
     )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_shards.dataprep.indexes.earlier_files import listed_md5s
 from lightning_shards.dataprep.indexes.indexing import find_stale_counts, write_index
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
 from lightning_shards.dataprep.indexes.wanted_files import FORMATS, IndexFiles
@@ -109,6 +110,7 @@ def _index_files(
         settings=settings,
         with_checksums=bool(tables) if checksums is None else checksums,
         table_paths=tables,
+        listed=listed_md5s(urls, files),
         processes=files.processes,
     )
     written: list[Path] = []

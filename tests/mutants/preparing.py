@@ -390,4 +390,40 @@ MUTANTS = [
         "table_of",
         "tools/test_index_checksums.py",
     ),
+    Mutant(
+        "shards.tables:TableStore._is_current",
+        "and not self._with_crc32",
+        "",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "shards.tables:TableStore._renew",
+        "or old.stamp == table.stamp",
+        "",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "shards.tables:_require_same_bytes",
+        "if is_unchanged:",
+        "if False:",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "dataprep.inspection.listed_shards:md5_of",
+        "if is_same_size and status.st_mtime_ns < listed.written_ns:",
+        "if False:",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "dataprep.inspection.listed_shards:md5_of",
+        "if not is_wanted and is_untouched:",
+        "if not is_wanted:",
+        "tools/test_index_checksums.py",
+    ),
+    Mutant(
+        "tools.index:_index_files",
+        "listed=listed_md5s(urls, files),",
+        "",
+        "tools/test_index_checksums.py",
+    ),
 ]

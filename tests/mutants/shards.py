@@ -143,8 +143,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tables:TableStore._is_current",
-        "return table.num_samples > 0 and ",
-        "return ",
+        "table.num_samples > 0 and ",
+        "",
         "shards/counts/test_zero_counts.py shards/tables/test_tables.py",
     ),
     Mutant(
@@ -155,8 +155,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tables:TableStore._renew",
-        "if not self._with_crc32:",
-        "if self._with_crc32:",
+        "if not self._with_crc32 or",
+        "if self._with_crc32 or",
         "shards/tables/test_tables.py tools/test_index.py",
     ),
     Mutant(

@@ -27,7 +27,7 @@ from lightning_shards.dataprep.indexes.idx_files import (
 from lightning_shards.dataprep.indexes.index_files import names_table
 from lightning_shards.dataprep.indexes.wanted_files import IndexFiles, made_paths
 from lightning_shards.dataprep.inspection.findings import Finding
-from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey, file_md5
+from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.shards.atomic import replace_file
@@ -155,16 +155,14 @@ def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    path = folder / files.wids_name
     listed = _listed_before(folder, {Path(shard.path).name for shard in shards}, files)
-    known = {} if files.output is not None else _true_md5s(path, shards, listed)
     entries: list[dict[str, str | int]] = []
     for shard in shards:
         name = Path(shard.path).name
-        old, md5 = listed.get(name, {}), shard.md5 or known.get(name)
+        old = listed.get(name, {})
         has_table = "members" in files.formats or (_is_of(old, shard) and names_table(old))
         table = published_url(name) if has_table else None
-        entries.append(wids_entry(name, shard.samples, shard.size_bytes, md5, table))
+        entries.append(wids_entry(name, shard.samples, shard.size_bytes, shard.md5, table))
     return entries
 
 
@@ -193,34 +191,6 @@ def _listed_before(
 def _may_exist(shard: Path, files: IndexFiles) -> bool:
     """Whether a shard in an old index may exist; for remote shards this is not checked."""
     return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
-
-
-def _true_md5s(
-    index: Path, shards: Sequence[ShardSurvey], listed: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """The MD5s in an old index that are still right, by file name.
-
-    A shard that was touched after the index was written is read, unless its size has changed.
-    """
-    kept: dict[str, str] = {}
-    for shard in shards:
-        path = Path(shard.path)
-        entry = listed.get(path.name, {})
-        md5 = entry.get("md5sum")
-        if shard.md5 is not None or not isinstance(md5, str) or not shard.is_readable:
-            continue
-        is_same = _is_of(entry, shard)
-        # The inode's time, because the time of the contents is copied with a file.
-        is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
-        if is_same and (is_older or file_md5(shard.path) == md5):
-            kept[path.name] = md5
-        else:
-            _log.warning(
-                "the MD5 of %s in %s is out of date and left out; --checksums makes it anew",
-                shard.path,
-                index,
-            )
-    return kept
 
 
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:

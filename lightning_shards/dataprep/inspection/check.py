@@ -21,6 +21,7 @@ from lightning_shards.dataprep.inspection.findings import (
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
+    file_md5,
     known_table,
     local_entries,
     missing_listed,
@@ -38,7 +39,6 @@ from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
     describe_shard,
     each_shard,
-    file_md5,
     repeated_keys,
     under_url,
     without_samples,
