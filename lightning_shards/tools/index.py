@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_shards.dataprep.indexes.earlier_files import listed_md5s
+from lightning_shards.dataprep.indexes.earlier_files import listed_md5s, require_own_index
 from lightning_shards.dataprep.indexes.indexing import find_stale_counts, write_index
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
 from lightning_shards.dataprep.indexes.wanted_files import FORMATS, IndexFiles
@@ -103,6 +103,7 @@ def _index_files(
     may_write: Callable[[Survey], bool],
 ) -> Indexed:
     """The index of local shards, and of those that are read as a copy."""
+    require_own_index(urls, files)
     tables = files.table_paths(urls)
     surveyed = survey(
         urls,

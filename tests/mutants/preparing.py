@@ -426,4 +426,58 @@ MUTANTS = [
         "",
         "tools/test_index_checksums.py",
     ),
+    Mutant(
+        "tools.index:_index_files",
+        "require_own_index(urls, files)",
+        "pass",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:_is_other",
+        "if not parts and (",
+        "if False and (",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:_is_other",
+        "if len(parts) > 1 and files.output is None and os.path.isfile(below):",
+        "if False:",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:wids_before",
+        "if foreign is not None:",
+        "if False:",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:require_own_index",
+        '"counts", others,',
+        '"counts", [],',
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:require_own_index",
+        '"lists", others,',
+        '"lists", [],',
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.earlier_files:energon_before",
+        "if foreign:",
+        "if False:",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.energon:write_energon",
+        "_split_yaml(earlier)",
+        "_split_yaml({})",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
+        "dataprep.indexes.cards:listed_in_card",
+        "_CARD.fullmatch(",
+        "_CARD.search(",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
 ]

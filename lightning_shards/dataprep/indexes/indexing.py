@@ -8,15 +8,21 @@ repeated writes the same bytes.
 
 import json
 import logging
-import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_shards.dataprep.indexes.cards import write_card
+from lightning_shards.dataprep.indexes.earlier_files import (
+    below_root,
+    energon_before,
+    require_own_index,
+    sizes_before,
+    wids_before,
+)
 from lightning_shards.dataprep.indexes.energon import write_energon
 from lightning_shards.dataprep.indexes.idx_files import (
     dali_index,
@@ -29,11 +35,11 @@ from lightning_shards.dataprep.indexes.wanted_files import IndexFiles, made_path
 from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.atomic import replace_file
-from lightning_shards.shards.beside import SIZES, is_count, json_object, read_json
+from lightning_shards.shards.beside import SIZES
 from lightning_shards.shards.counts.count_files import local_claims
-from lightning_shards.shards.counts.wids import entries_by_name, wids_entry, write_wids
+from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.tables import TableStore
@@ -46,21 +52,6 @@ _SPLITS = (
 )
 
 
-def require_own_index(urls: Sequence[str], files: IndexFiles) -> None:
-    """Check, before remote shards are read, that their wids JSONs list no others.
-
-    Raises:
-        ConfigError: One does.
-    """
-    if "wids" not in files.formats or files.output is None:
-        return
-    names: dict[Path, set[str]] = {}
-    for path in files.paths(urls):
-        names.setdefault(path.parent, set()).add(path.name)
-    for folder, of_folder in names.items():
-        _listed_before(folder, of_folder, files)
-
-
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     """Write the files of a data set whose shards were all read; the wids JSON comes last.
 
@@ -68,6 +59,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
         ConfigError: A file would lose entries of other shards, or its format lacks something.
         FileAccessError: A file cannot be written.
     """
+    require_own_index([shard.path for shard in survey.shards], files)
     shards = _placed(survey.shards, files.output)
     folders = _by_folder(shards)
     wids = {folder: _wids_entries(folder, group, files) for folder, group in folders.items()}
@@ -75,15 +67,17 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     paths = [shard.path for shard in shards]
     if "dali" in files.formats:
         written += map_parallel(_write_dali, paths, files.processes)
-    root, counts = _below_root(shards)
+    root, below = below_root([Path(path) for path in paths])
+    counts = dict(zip(below, [shard.samples for shard in shards], strict=True))
     if "energon" in files.formats:
         write = partial(_write_energon_index, cache=files.cache)
         written += map_parallel(write, paths, files.processes)
         store = TableStore(files.cache)
-        written += write_energon(root, counts, split_shards(list(counts)), store)
+        earlier = split_shards(list(energon_before(root, files)))
+        splits = split_shards(below)
+        written += write_energon(root, counts, splits, store, earlier=earlier)
     if "card" in files.formats:
-        splits = split_shards(list(counts))
-        written.append(write_card(root, splits, counts))
+        written.append(write_card(root, split_shards(below), counts))
     if "sizes" in files.formats:
         written += [_write_sizes(folder, group, files) for folder, group in folders.items()]
     if "wids" in files.formats:
@@ -142,20 +136,10 @@ def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
     return folders
 
 
-def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
-    """The folder that holds all shards, and the samples of each shard by its path below it."""
-    folders = {str(Path(shard.path).parent.absolute()) for shard in shards}
-    root = Path(os.path.commonpath(folders))
-    named = {
-        Path(shard.path).absolute().relative_to(root).as_posix(): shard.samples for shard in shards
-    }
-    return root, named
-
-
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    listed = _listed_before(folder, {Path(shard.path).name for shard in shards}, files)
+    listed = wids_before(folder, {Path(shard.path).name for shard in shards}, files)
     entries: list[dict[str, str | int]] = []
     for shard in shards:
         name = Path(shard.path).name
@@ -171,36 +155,10 @@ def _is_of(entry: Mapping[str, Any], shard: ShardSurvey) -> bool:
     return (entry.get("filesize"), entry.get("nsamples")) == (shard.size_bytes, shard.samples)
 
 
-def _listed_before(
-    folder: Path, names: Collection[str], files: IndexFiles
-) -> dict[str, dict[str, Any]]:
-    """The entries of the wids JSON that is there, which may list no other shards than these."""
-    path = folder / files.wids_name
-    old = read_json(path) if "wids" in files.formats else None
-    listed = entries_by_name(old)
-    others = sorted(name for name in listed.keys() - set(names) if _may_exist(folder / name, files))
-    if others:
-        where = f"the {path.name} beside the shards" if files.is_uploaded else path
-        raise ConfigError(
-            f"{where} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
-            "now; name another file for these shards (--wids train.json), or index all together"
-        )
-    return listed
-
-
-def _may_exist(shard: Path, files: IndexFiles) -> bool:
-    """Whether a shard in an old index may exist; for remote shards this is not checked."""
-    return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
-
-
 def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles) -> Path:
     """Put the counts into `sizes.json`, beside the counts of other shards that still exist."""
     path = folder / SIZES
-    sizes = {
-        name: count
-        for name, count in json_object(read_json(path)).items()
-        if "/" not in name and is_count(count) and _may_exist(folder / name, files)
-    }
+    sizes = sizes_before(folder, files)
     sizes |= {Path(shard.path).name: shard.samples for shard in shards}
     replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path

@@ -234,7 +234,7 @@ def _wids_claims(
     certain: set[str] = set()
     moved: dict[str, set[CountClaim]] = {}
     for shard in counted_shards(fields):
-        parts = _entry_parts(fields.get("base"), shard.url)
+        parts = entry_parts(fields.get("base"), shard.url)
         if not parts or parts[-1] not in names:
             continue
         claim = CountClaim(shard.samples, source, shard.size_bytes, shard.md5)
@@ -250,7 +250,7 @@ def _wids_claims(
             yield from ((name, claim) for claim in alike if len(alike) == 1)
 
 
-def _entry_parts(base: object, url: str) -> tuple[str, ...]:
+def entry_parts(base: object, url: str) -> tuple[str, ...]:
     """The relative path of an entry; empty if it does not lead below the index's folder."""
     path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
     parts = () if _UNSAFE_NAME.search(path) else path.split("/")

@@ -23,6 +23,10 @@ MARKER: Final = b'"wids_version"'
 """Bytes that every wids JSON contains."""
 
 
+_FIELDS: Final = frozenset({"__kind__", "wids_version", "name", "shardlist"})
+_ENTRY_FIELDS: Final = frozenset({"url", "md5sum", "nsamples", "filesize", "members"})
+
+
 class CountedShard(NamedTuple):
     """A shard by its path in the index; `size_bytes` and `md5` are None where it has none."""
 
@@ -45,6 +49,18 @@ def entries_by_name(content: object) -> dict[str, dict[str, Any]]:
     """The entries of the shards that lie beside the file, by file name."""
     named = ((entry.get("url"), entry) for entry in shard_entries(content) or ())
     return {url: entry for url, entry in named if isinstance(url, str) and "/" not in url}
+
+
+def foreign_field(content: object) -> str | None:
+    """What would be lost if this package wrote the index anew; None if there is nothing."""
+    fields = json_object(content)
+    if fields.get("wids_version") != 1:
+        return "it is no wids JSON"
+    for known, has in ((_FIELDS, [fields]), (_ENTRY_FIELDS, shard_entries(content) or ())):
+        foreign = sorted(set[str]().union(*has) - known)
+        if foreign:
+            return f"it has {foreign[0]!r}"
+    return None
 
 
 def counted_shards(content: object) -> Iterator[CountedShard]:
