@@ -19,7 +19,8 @@ from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 
-from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
+from lightning_shards.dataprep.indexes.indexing import write_index
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
 from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder

@@ -13,13 +13,10 @@ import errno
 import logging
 import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final
 
 import numpy as np
 
@@ -29,52 +26,19 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardError,
 )
-from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.published.dali_index import dali_table, local_dali_index
+from lightning_shards.shards.published.dali_index import local_dali_table, own_dali_name
 from lightning_shards.shards.published.remote_tables import absence, are_beside, fetched_tables
-from lightning_shards.shards.regular_files import is_newer, read_regular
 from lightning_shards.shards.remote.providers.undated import is_of_another_run, run_number
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import UnusableTableError, packed, unpacked
+from lightning_shards.shards.unwritten_tables import UnwrittenTables
 from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of
 
-_MOST_UNWRITTEN: Final = 2**28  # bytes: a block of 256 shards with 14,000 samples each
-
 _log = logging.getLogger(__name__)
-
-
-class UnwrittenTables:
-    """Tables that were not written, of which the least recently used go; for any thread."""
-
-    def __init__(self, tables: Iterable[tuple[Path, MemberTable]] = ()) -> None:
-        self._tables, self._lock = OrderedDict(tables), Lock()
-        self._bytes = sum(table.nbytes for table in self._tables.values())
-
-    def get(self, sidecar: Path) -> MemberTable | None:
-        """The table that belongs into this file; None if it is not kept."""
-        with self._lock:
-            if sidecar in self._tables:
-                self._tables.move_to_end(sidecar)
-            return self._tables.get(sidecar)
-
-    def put(self, sidecar: Path, table: MemberTable | None) -> bool:
-        """Keep a table, or None, which is no longer kept; whether one alone is kept."""
-        with self._lock:
-            old = self._tables.pop(sidecar, None)
-            self._bytes -= 0 if old is None else old.nbytes
-            if table is not None:
-                self._tables[sidecar] = table
-                self._bytes += table.nbytes
-            while self._bytes > _MOST_UNWRITTEN and len(self._tables) > 1:
-                self._bytes -= self._tables.popitem(last=False)[1].nbytes
-            return len(self._tables) == 1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return UnwrittenTables, (list(self._tables.items()),)
 
 
 class TableStore:
@@ -85,9 +49,10 @@ class TableStore:
 
     Args:
         cache: The sidecars lie in its folder `members`.
-        with_crc32: Whether scans read every byte. A table without crc32s is then made again, and
-            the crc32s of a shard that was written again are replaced. Only the tools that index
-            or write shards set it: a run checks a shard against the existing checksums.
+        with_crc32: Whether every byte is read now, whatever is kept. The crc32s of a shard that
+            was written again are then replaced; those of one that has its size and time of change
+            are not. Only the tools that index or write shards set it: a run checks a shard against
+            the existing checksums.
         storages: What reads the shards; None for the package's own.
         takes_dali: Whether DALI's index of a local shard saves the scan. Only readers set it,
             because a scan finds damage that an index does not show. Tables that come from such an
@@ -122,7 +87,8 @@ class TableStore:
             ConfigError: There is no table beside a remote shard.
             StorageError: It could not be had, after all retries.
             DamagedShardError: The shard had to be scanned and is not one whole tar archive, or has
-                the same members as before and other bytes in them.
+                the same members as before and other bytes in them, or the same size and time of
+                change as before and other members.
             IndexMismatchError: The shard holds another number of samples than expected, or a remote
                 one has another size than its table says.
         """
@@ -137,6 +103,18 @@ class TableStore:
                 "run anew (where a wids JSON or a sizes.json counts it, remake that first)"
             )
         return table
+
+    def table_now(self, path: str | os.PathLike[str]) -> MemberTable:
+        """The table of a local shard whose table was made just before, perhaps by another process.
+
+        Where that one could not be kept, the shard is scanned, and compared with nothing.
+
+        Raises:
+            ShardError: As of `table_of`.
+        """
+        url = _url_of(path)
+        kept = self.kept_table(url)
+        return kept if kept is not None and self._is_current(kept, url) else scan_members(url)
 
     def is_scanned(self, path: str | os.PathLike[str]) -> bool:
         """Whether the table of this shard is made by a scan; if not, it is fetched."""
@@ -159,7 +137,7 @@ class TableStore:
         url = _url_of(path)
         kept = self._opened(self._cache.sidecar_of(url))
         if kept is None and self._takes_dali and is_local(url):
-            kept = self._opened(self._cache.sidecar_of(local_dali_index(url)))
+            kept = self._opened(self._cache.sidecar_of(own_dali_name(url)))
         if kept is not None and not is_local(url) and is_of_another_run(kept.mtime_ns):
             return None
         return kept
@@ -228,13 +206,13 @@ class TableStore:
                     self._keep(replaced, new)
 
     def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
-        """Whether the table is of the shard as it is now, and has crc32s if they are wanted."""
+        """Whether the table is of the shard as it is now, and no byte is to be read for it."""
         if self._storages.of(url).is_remote:
             # Each read compares what the shard is. Another count shows that it was made anew.
             return expected in (None, table.num_samples)
-        lacks_crc32 = self._with_crc32 and table.crc32 is None
         # An empty table is never believed: scanning such a shard takes no time.
-        return table.num_samples > 0 and table.stamp == self._stat(url) and not lacks_crc32
+        is_believed = table.num_samples > 0 and not self._with_crc32
+        return is_believed and table.stamp == self._stat(url)
 
     def _is_kept(self, url: str) -> bool:
         sidecar = self._cache.sidecar_of(url)
@@ -253,16 +231,17 @@ class TableStore:
             (fetched,) = fetched_tables([url], self._storages.of(url))
             self._keep(url, fetched)
             return self.kept_table(url) or fetched
-        dali = self._by_dali(url) if self._takes_dali and old is None else None
+        reads_dali = self._takes_dali and old is None
+        dali = local_dali_table(url, self._storages.of(url)) if reads_dali else None
         if dali is not None:
-            self._keep(str(local_dali_index(url)), dali)
+            self._keep(own_dali_name(url), dali)
             return dali
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(
             url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)
         )
         if old is not None and not old.has_same_members(table):
-            if not self._with_crc32:
+            if not self._with_crc32 or old.stamp == table.stamp:
                 _require_same_bytes(url, old, table)
             _log.warning(
                 "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
@@ -279,18 +258,6 @@ class TableStore:
     def _opened(self, sidecar: Path) -> MemberTable | None:
         kept = self._unwritten.get(sidecar)
         return open_table(sidecar, self._cache) if kept is None else kept
-
-    def _by_dali(self, url: str) -> MemberTable | None:
-        """The table by DALI's index of a local shard; None if there is none that can be used."""
-        index = local_dali_index(url)
-        if not is_local(url) or not is_newer(index, Path(url)):
-            return None
-        try:
-            data = read_regular(index, MAX_INDEX_BYTES)
-            return dali_table(data, url, self._storages.of(url), source=str(index))
-        except FileAccessError as error:
-            _log.info("the headers of %s are read: %s", url, error)
-            return None
 
     def _keep(self, url: str, table: MemberTable) -> None:
         """Write the sidecar; if that fails, keep the table in memory."""
@@ -342,8 +309,21 @@ def build_tables(
 
 
 def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
-    """Refuse a shard that has the same members as before, and other bytes in them."""
-    if old.crc32 is None or new.crc32 is None or not old.has_same_members(replace(new, crc32=None)):
+    """Refuse a shard that has the same members as before, or the same stamp, and other bytes."""
+    is_unchanged = old.stamp == new.stamp and old.num_samples > 0
+    touching = "`touch` it and " if is_unchanged else ""
+    remedy = (
+        f"fetch it again, or, if it was written anew, {touching}run `lightning-shards index "
+        "--checksums` on it"
+    )
+    if not old.has_same_members(replace(new, crc32=None)):
+        if is_unchanged:
+            raise DamagedShardError(
+                f"{redact(url)} has other members than when it was indexed, and the same size and "
+                f"time of change; {remedy}"
+            )
+        return
+    if old.crc32 is None or new.crc32 is None:
         return
     changed = np.flatnonzero(old.crc32 != new.crc32)
     member = int(changed[0])
@@ -351,8 +331,7 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
     name = f"{old.key(sample)}.{old.suffixes[old.suffix_ids[member]]}"
     raise DamagedShardError(
         f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
-        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; fetch it "
-        "again, or, if it was written anew, run `lightning-shards index --checksums` on it"
+        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; {remedy}"
     )
 
 

@@ -7,13 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_shards.dataprep.indexes.indexing import (
-    FORMATS,
-    IndexFiles,
-    find_stale_counts,
-    write_index,
-)
+from lightning_shards.dataprep.indexes.earlier_files import listed_md5s, require_own_index
+from lightning_shards.dataprep.indexes.indexing import find_stale_counts, write_index
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
+from lightning_shards.dataprep.indexes.wanted_files import FORMATS, IndexFiles
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import count_of
 from lightning_shards.shards.beside import WIDS
@@ -106,6 +103,7 @@ def _index_files(
     may_write: Callable[[Survey], bool],
 ) -> Indexed:
     """The index of local shards, and of those that are read as a copy."""
+    require_own_index(urls, files)
     tables = files.table_paths(urls)
     surveyed = survey(
         urls,
@@ -113,6 +111,7 @@ def _index_files(
         settings=settings,
         with_checksums=bool(tables) if checksums is None else checksums,
         table_paths=tables,
+        listed=listed_md5s(urls, files),
         processes=files.processes,
     )
     written: list[Path] = []

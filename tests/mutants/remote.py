@@ -424,7 +424,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.survey:survey_shard",
-        "replace_file(table_path, table)",
+        "replace_file(table_path, packed)",
         "pass",
         READER,
     ),

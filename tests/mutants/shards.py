@@ -143,8 +143,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tables:TableStore._is_current",
-        "return table.num_samples > 0 and ",
-        "return ",
+        "table.num_samples > 0 and ",
+        "",
         "shards/counts/test_zero_counts.py shards/tables/test_tables.py",
     ),
     Mutant(
@@ -155,8 +155,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tables:TableStore._renew",
-        "if not self._with_crc32:",
-        "if self._with_crc32:",
+        "if not self._with_crc32 or",
+        "if self._with_crc32 or",
         "shards/tables/test_tables.py tools/test_index.py",
     ),
     Mutant(
@@ -232,8 +232,8 @@ MUTANTS = [
         "shards/remote/test_byte_ranges.py",
     ),
     Mutant(
-        "shards.tables:TableStore._by_dali",
-        "or not is_newer(index, Path(url))",
+        "shards.published.dali_index:local_dali_table",
+        "or not is_newer(index, Path(shard))",
         "",
         "shards/published/test_dali_index.py",
     ),
@@ -242,5 +242,35 @@ MUTANTS = [
         "dict(index.class_files)",
         "{}",
         "shards/remote/test_files_beside.py",
+    ),
+    Mutant(
+        "shards.published.dali_index:own_dali_name",
+        'f"{shard}.idx"',
+        "str(local_dali_index(shard))",
+        "shards/published/test_dali_index.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_counts_of_one",
+        "or (is_by_stem and not has_own_stem)",
+        "",
+        "shards/counts/test_count_formats.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:with_own_stems",
+        'or name == f"{stem}.tar"',
+        "",
+        "shards/counts/test_count_formats.py tools/test_index.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_is_last",
+        "and following is None",
+        "",
+        "shards/counts/test_count_formats.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_is_last",
+        "(member.offset, member.size) == (offset, size)",
+        "True",
+        "shards/counts/test_count_formats.py",
     ),
 ]

@@ -131,6 +131,12 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.indexes.indexing:_write_wids",
+        'wids_before(folder, {str(entry["url"]) for entry in entries}, files)',
+        "pass",
+        "dataprep/indexes/test_runs_side_by_side.py",
+    ),
+    Mutant(
+        "dataprep.indexes.indexing:_write_wids",
         "await_lock(held)",
         "pass",
         "dataprep/indexes/test_runs_side_by_side.py",
@@ -220,6 +226,18 @@ MUTANTS = [
         "tools/test_verify_beside.py",
     ),
     Mutant(
+        "shards.counts.count_formats:other_counts",
+        "must_fit=not take_all",
+        "must_fit=True",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:energon_count",
+        "must_fit and ",
+        "",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
         "dataprep.inspection.listed_shards:known_tables",
         "tables if is_local(url) else tables[:1]",
         "tables[:1]",
@@ -262,7 +280,7 @@ MUTANTS = [
         "tools/test_verify_beside.py",
     ),
     Mutant(
-        "dataprep.indexes.indexing:_listed_before",
+        "dataprep.indexes.earlier_files:listed_md5s",
         "folder_parts(str(folder))",
         "()",
         "tools/test_index.py",

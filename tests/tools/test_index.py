@@ -105,6 +105,33 @@ def test_dali_s_index_refuses_what_it_cannot_say(run, tmp_path, capsys):
     assert not list(tmp_path.glob("*.idx"))
 
 
+@pytest.mark.parametrize(
+    ("there", "named", "other"),
+    [
+        (["a.0.tar", "a.1.tar"], "a.*.tar", "a.1.tar"),
+        (["a.0.tar", "a.1.tar"], "a.1.tar", "a.0.tar"),
+        (["a.tar", "a.v2.tar"], "a.v2.tar", "a.tar"),
+    ],
+)
+def test_dali_s_index_of_several_shards_is_refused(run_here, tmp_path, capsys, there, named, other):
+    for name in there:
+        write_members(tmp_path / name, [("a.cls", b"1")])
+    with pytest.raises(SystemExit) as ended:
+        index.main([str(tmp_path / named), "--format", "wids,dali", "--processes", "1"])
+    assert ended.value.code == 2
+    assert f"is 'a.idx', by its name up to the first dot, and so is that of '{other}'" in (
+        capsys.readouterr().err
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == there
+
+
+def test_the_shard_that_is_named_like_dali_s_index_has_it(run, tmp_path):
+    for name in ("a.tar", "a.v2.tar"):
+        write_members(tmp_path / name, [("a.cls", b"1")])
+    assert run(tmp_path / "a.tar", "--format", "dali")[0] == 0
+    assert (tmp_path / "a.idx").exists()
+
+
 def test_energon_s_files_are_those_of_its_own_prepare(run, folder):
     """The layout of energon 7.4.1, from its source; its own reader took it when this was made."""
     (folder / "train-000001.tar").unlink()

@@ -1,5 +1,7 @@
 """Checksums in an index that is made again, with and without reading every byte."""
 
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -7,10 +9,13 @@ import tarfile
 
 import pytest
 
+from lightning_shards.shards import tables
+from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
-from tests.tools.conftest import write_samples
+from tests.tools.conftest import contents, write_samples
 
 COUNTS = [4, 0, 3]
 
@@ -70,3 +75,113 @@ def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path)
     assert (folder / "wids.json").read_bytes() == before
     assert run(folder / "*.tar", "--checksums")[0] == 0
     assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None
+
+
+@pytest.fixture
+def is_full(monkeypatch):
+    """Once called, no member table can be kept any more."""
+
+    def fail(path, *_, **__):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+
+    return lambda: monkeypatch.setattr(tables, "write_table", fail)
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_tables_that_cannot_be_kept_are_published_as_they_were_made(
+    run, folder, is_full, is_indexed
+):
+    """Also where a cache that is full has tables of what the shards were before."""
+    if is_indexed:
+        run(folder / "*.tar", "--checksums")
+        _rot(folder / "train-000000.tar")
+    is_full()
+    status, _ = run(folder / "*.tar", "--format", "wids,members,energon")
+    assert status == 0
+    for path in folder.glob("*.tar"):
+        data = path.with_name(f"{path.name}.members").read_bytes()
+        published = unpublished(data, path.stat().st_size)
+        assert published.crc32 is not None
+        assert published.has_same_members(scan_members(path, with_crc32=True))
+
+
+# --- other bytes where nothing says that the shard was written again
+
+
+def _rot_unseen(path, place):
+    """As a disk does: neither size nor time of change tell."""
+    time = path.stat().st_mtime_ns
+    data = bytearray(path.read_bytes())
+    data[_places(path)[place]] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(time, time))
+
+
+def _places(path):
+    """A byte of the data of a member, and one behind it."""
+    with tarfile.open(path) as archive:
+        member = archive.getmembers()[1]
+    return {"member": member.offset_data, "padding": member.offset_data + member.size}
+
+
+@pytest.mark.parametrize("keeps_cache", [True, False])
+@pytest.mark.parametrize("place", ["member", "padding"])
+@pytest.mark.parametrize("options", [["--checksums"], ["--checksums", "--format", "wids,members"]])
+def test_checksums_of_a_shard_that_was_not_written_again_stay(
+    run, folder, tmp_path, options, place, keeps_cache
+):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    right = TableStore(CacheFolder(tmp_path / "cache")).table_of(shard)
+    before = contents(folder)
+    _rot_unseen(shard, place)
+    if not keeps_cache:
+        shutil.rmtree(tmp_path / "cache")
+    for _ in range(2):
+        status, document = run(folder / "*.tar", *options, "--allow-problems")
+        assert (status, document["written"]) == (1, [])
+        [found] = [each for each in document["findings"] if each["rule"] == "damaged shard"]
+        assert found["shard"] == str(shard)
+        assert "`touch` it and run `lightning-shards index --checksums`" in found["message"]
+    after = contents(folder)
+    assert after["wids.json"] == before["wids.json"]
+    assert not (folder / "train-000000.tar.members").exists()
+    kept = TableStore(CacheFolder(tmp_path / "cache")).kept_table(shard)
+    assert kept is None or kept.has_same_members(right)
+    os.utime(shard)
+    assert run(folder / "*.tar", *options)[0] == 0
+    assert _md5s(folder)[0] == hashlib.md5(shard.read_bytes()).hexdigest()
+
+
+def test_crc32s_alone_show_a_rotten_member(run, folder, tmp_path):
+    """There is no MD5 that would: only tables were made."""
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums", "--format", "sizes")
+    _rot_unseen(shard, "member")
+    status, document = run(folder / "*.tar", "--format", "members")
+    assert status == 1
+    assert (
+        "has other bytes than when it was indexed in 1 of 12 members"
+        in (document["findings"][0]["message"])
+    )
+    assert not (folder / "train-000000.tar.members").exists()
+
+
+def test_an_index_without_checksums_keeps_the_md5_of_a_rotten_shard(run, folder, tmp_path):
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    shutil.rmtree(tmp_path / "cache")
+    _rot_unseen(folder / "train-000000.tar", "member")
+    assert run(folder / "*.tar")[0] == 1
+    assert (folder / "wids.json").read_bytes() == before
+
+
+def test_the_table_of_other_members_under_one_stamp_stays(run, folder, tmp_path):
+    shard, other = folder / "train-000000.tar", folder / "train-000002.tar"
+    run(folder / "*.tar", "--checksums", "--format", "sizes")
+    time = shard.stat().st_mtime_ns
+    shard.write_bytes(other.read_bytes().ljust(shard.stat().st_size, b"\0"))
+    os.utime(shard, ns=(time, time))
+    status, document = run(folder / "*.tar", "--checksums", "--format", "sizes")
+    assert status == 1
+    assert "has other members than when it was indexed" in document["findings"][0]["message"]

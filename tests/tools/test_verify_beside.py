@@ -97,6 +97,23 @@ def test_every_file_that_counts_a_shard_wrongly_is_named(run, folder, kind, is_c
     assert kind.rpartition("/")[2] in document["findings"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("train-000000.tar.idx", np.array([0, 512, 1024, 1536], "<u8").tobytes()),
+        ("train-000000.idx", b"v1.2 999\ncls 512 1 a.cls\n"),
+    ],
+)
+def test_an_index_of_which_no_offset_fits_is_named_by_its_count(
+    run, run_json, folder, kind, content
+):
+    """Training and `index` pass it over, and its own tool reads it."""
+    (folder / kind).write_bytes(content)
+    status, document = run(folder / "*.tar")
+    assert (status, found(document)) == (1, [("stale count", NAMES[0])])
+    assert run_json(index.main, [folder / "*.tar", "--processes", 1])[1]["findings"] == []
+
+
 def test_a_right_count_of_one_tool_does_not_hide_a_wrong_one_of_another(run, folder):
     (folder / "_info.json").write_text(json.dumps({"shard_counts": {NAMES[0]: 2}}))
     (folder / "train-000000_stats.json").write_text('{"successes": 2}')

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import replace_file
@@ -16,6 +16,12 @@ CARD: Final = "README.md"
 MARK: Final = "<!-- written by lightning-shards index -->"
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_CARD = re.compile(
+    r"---\nsize_categories:\n- \S+\nconfigs:\n- config_name: default\n  data_files:\n"
+    r'(?P<splits>(?:  - split: \w+\n    path:\n(?:    - ".*"\n)+)+)---\n\n'
+    + re.escape(f"{MARK}\n\n| split | shards | samples |\n|---|---|---|\n")
+    + r"(?P<rows>(?:\| \w+ \| \d[\d,]{0,20} \| [\d,]+ \|\n)+)"
+)
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 _LARGER = ("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T")
 
@@ -29,14 +35,13 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
         counts: Samples of each shard.
 
     Raises:
-        ConfigError: There is a README that this package did not write, or a name that a card cannot
-            have.
+        ConfigError: There is a README that this package did not write or that was edited, or a name
+            that a card cannot have.
         FileAccessError: The existing README cannot be read, or the card cannot be written.
     """
     path = root / CARD
-    is_there = os.path.exists(path)  # noqa: PTH110 never raises
-    if is_there and MARK.encode() not in read_regular(path, MAX_INDEX_BYTES):
-        raise ConfigError(f"{path} is not overwritten: it was written by hand; move it away first")
+    if os.path.exists(path):  # noqa: PTH110 never raises
+        listed_in_card(read_regular(path, MAX_INDEX_BYTES), str(path))
     for shard in counts:
         if _SURROGATE.search(shard):
             raise ConfigError(
@@ -45,6 +50,31 @@ def write_card(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[
             )
     replace_file(path, card_text(root, splits, counts))
     return path
+
+
+class ListedSplit(NamedTuple):
+    """The shards of a split in a card: their patterns, as paths below its folder, and number."""
+
+    patterns: list[str]
+    shards: int
+
+
+def listed_in_card(data: bytes, source: str) -> list[ListedSplit]:
+    """What an earlier card lists, split by split; `source` only serves the message.
+
+    Raises:
+        ConfigError: It was written or edited by hand.
+    """
+    card = _CARD.fullmatch(data.decode("utf-8", "replace"))
+    if card is None:
+        raise ConfigError(
+            f"{source} is not overwritten: it was written or edited by hand; move it away first"
+        )
+    patterns = [
+        re.findall(r'- "(.*)"\n', split) for split in card["splits"].split("  - split:")[1:]
+    ]
+    counts = [int(row.split(" | ")[1].replace(",", "")) for row in card["rows"].splitlines()]
+    return [ListedSplit(*listed) for listed in zip(patterns, counts, strict=False)]
 
 
 def card_text(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> str:

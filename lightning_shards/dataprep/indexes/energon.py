@@ -1,7 +1,8 @@
 """The writer of the folder `.nv-meta`, Megatron-Energon's index of a data set of tars.
 
 energon 7 reads counts per shard, splits, and an SQLite table of all samples. Files that people
-edit (`dataset.yaml`, `split.yaml`) are made if they are absent, and never touched again.
+edit (`dataset.yaml`, `split.yaml`) are made if they are absent, and never touched once
+they were edited.
 """
 
 import hashlib
@@ -17,11 +18,14 @@ import numpy as np
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.atomic import make_folder, new_file, replace_file
+from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.tables import TableStore
 
 FOLDER: Final = ".nv-meta"
 INFO: Final = ".info.json"
+INFO_FIELDS: Final = frozenset({"energon_version", "shard_counts"})
 
 _VERSION = "7.4.1"  # the version of energon that has this layout
 _MAX_SHOWN = 80  # letters of a name in a message
@@ -42,9 +46,16 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(
     tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
 
+_NO_SPLITS: Final[Mapping[str, Sequence[str]]] = {}
+
 
 def write_energon(
-    root: Path, counts: Mapping[str, int], splits: Mapping[str, Sequence[str]], store: TableStore
+    root: Path,
+    counts: Mapping[str, int],
+    splits: Mapping[str, Sequence[str]],
+    store: TableStore,
+    *,
+    earlier: Mapping[str, Sequence[str]] = _NO_SPLITS,
 ) -> list[Path]:
     """Write `.nv-meta` into `root`; the module `idx_files` writes the shards' own `.tar.idx`.
 
@@ -53,6 +64,7 @@ def write_energon(
         counts: Samples of each shard by its path below root, in the order of the shards.
         splits: Shards of each split by its name, as paths below root.
         store: Gives the member table of each shard.
+        earlier: What `splits` was when the folder was last written.
 
     Raises:
         ConfigError: A key is in two shards or a name is not UTF-8, which energon does not accept.
@@ -66,16 +78,21 @@ def write_energon(
     digest = hashlib.sha256(database.read_bytes()).digest()
     replace_file(folder / "index.uuid", str(UUID(bytes=digest[:16], version=4)))
     written = [database, folder / INFO, folder / "index.uuid"]
-    split_parts = {name: list(shards) for name, shards in splits.items() if shards}
-    # JSON is valid YAML, and is written without another package.
-    for name, text in (
-        ("split.yaml", json.dumps({"split_parts": split_parts, "exclude": []}, indent=2) + "\n"),
-        ("dataset.yaml", _DATASET),
+    for name, text, before in (
+        ("split.yaml", _split_yaml(splits), _split_yaml(earlier)),
+        ("dataset.yaml", _DATASET, _DATASET),
     ):
-        if not (folder / name).is_file():
-            replace_file(folder / name, text)
-            written.append(folder / name)
+        path = folder / name
+        if not path.is_file() or read_regular(path, MAX_INDEX_BYTES) == before.encode():
+            replace_file(path, text)
+            written.append(path)
     return written
+
+
+def _split_yaml(splits: Mapping[str, Sequence[str]]) -> str:
+    """The contents of `split.yaml`: JSON is valid YAML, and is written without another package."""
+    split_parts = {name: list(shards) for name, shards in splits.items() if shards}
+    return json.dumps({"split_parts": split_parts, "exclude": []}, indent=2) + "\n"
 
 
 def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: TableStore) -> None:
@@ -99,7 +116,7 @@ def _write_database(path: Path, root: Path, counts: Mapping[str, int], store: Ta
 
 
 def _add_shard(connection: sqlite3.Connection, number: int, shard: Path, store: TableStore) -> None:
-    table = store.table_of(shard)
+    table = store.table_now(shard)
     starts = lay_out(table, shard).sample_starts(table).tolist()
     samples = [
         (number, table.key(sample), sample, start, starts[sample + 1] - start)

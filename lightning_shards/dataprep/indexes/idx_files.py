@@ -11,12 +11,13 @@ the archive.
 """
 
 import re
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.counts.count_formats import DALI_VERSIONS
+from lightning_shards.shards.counts.count_formats import DALI_VERSIONS, with_own_stems
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import group_members, walk_members
@@ -28,6 +29,26 @@ def dali_path(shard: str | PathLike[str]) -> Path:
     """The path of the index that `wds2idx` writes: `data/a.idx` for `data/a.b.tar`."""
     path = Path(shard)
     return path.with_name(path.name.partition(".")[0] + ".idx")
+
+
+def require_own_dali_paths(shards: Iterable[str]) -> None:
+    """Check that the DALI index of each shard is not that of another tar in its folder, too.
+
+    Raises:
+        ConfigError: It is; of several tars, one that is named like the index may have it.
+    """
+    folders: dict[Path, set[str]] = {}
+    for shard in map(Path, shards):
+        folders.setdefault(shard.parent, set()).add(shard.name)
+    for folder, names in folders.items():
+        tars = names.union(path.name for path in folder.glob("*.tar"))
+        for name in sorted(names - with_own_stems(tars)):
+            index = dali_path(folder / name)
+            other = min(tar for tar in tars - {name} if dali_path(folder / tar) == index)
+            raise ConfigError(
+                f"DALI's index of {folder / name} is {index.name!r}, by its name up to the first "
+                f"dot, and so is that of {other!r}; rename the shards, or leave out the format dali"
+            )
 
 
 def energon_path(shard: str | PathLike[str]) -> Path:

@@ -4,23 +4,25 @@ The wids JSON is this package's own index, and has a name of its own for each sp
 Member tables are kept in the cache folder when shards are scanned, and published beside the shards
 on request, as all other formats are. All files are functions of the shards alone: a run that is
 repeated writes the same bytes.
-
-The files of remote shards go to a folder of this machine, from where they are uploaded beside them:
-it has the same folders as the shards have below the folder that holds them all.
 """
 
 import json
 import logging
-import os
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 from lightning_shards.dataprep.indexes.cards import write_card
+from lightning_shards.dataprep.indexes.earlier_files import (
+    below_root,
+    energon_before,
+    require_own_index,
+    sizes_before,
+    wids_before,
+)
 from lightning_shards.dataprep.indexes.energon import write_energon
 from lightning_shards.dataprep.indexes.idx_files import (
     dali_index,
@@ -29,24 +31,19 @@ from lightning_shards.dataprep.indexes.idx_files import (
     energon_path,
 )
 from lightning_shards.dataprep.indexes.index_files import names_table
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles, made_paths
 from lightning_shards.dataprep.inspection.findings import Finding
-from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey, file_md5
+from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.errors import ConfigError, IndexMismatchError
-from lightning_shards.shards.atomic import await_lock, make_folder, open_folder, replace_file
-from lightning_shards.shards.beside import SIZES, WIDS, is_count, json_object, read_json
-from lightning_shards.shards.counts.claims import entries_listed
-from lightning_shards.shards.counts.count_files import folder_parts, local_claims
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.shards.atomic import await_lock, open_folder, replace_file
+from lightning_shards.shards.beside import SIZES
+from lightning_shards.shards.counts.count_files import local_claims
 from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, scheme_of, split_url
-
-Format = Literal["wids", "members", "sizes", "dali", "energon", "card"]
-FORMATS: Final = get_args(Format)
 
 _log = logging.getLogger(__name__)
 
@@ -56,106 +53,6 @@ _SPLITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFiles:
-    """The index files to write.
-
-    Attributes:
-        cache: Where member tables are kept.
-        formats: Their formats.
-        wids_name: File name of the wids JSON, in each folder that holds shards.
-        processes: Number of processes that write the files of single shards.
-        output: The folder to write for remote shards; None for local ones.
-        is_uploaded: Whether the files of remote shards are put beside them.
-    """
-
-    cache: CacheFolder
-    formats: tuple[Format, ...] = ("wids",)
-    wids_name: str = WIDS
-    processes: int = 1
-    output: Path | None = None
-    is_uploaded: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse names that lead out of the folder of the shards, and unknown formats.
-
-        Raises:
-            ConfigError: The message names the value.
-        """
-        if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
-            raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")
-        unknown = sorted(set(self.formats) - set(FORMATS))
-        if unknown:
-            raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
-
-    def require_fit(self, urls: Sequence[str]) -> None:
-        """Check, before shards are fetched, that these files can be written for them.
-
-        Raises:
-            ConfigError: They cannot; the message has the remedy.
-        """
-        remote = [url for url in urls if not is_local(url)]
-        if not remote:
-            if self.output is not None or self.is_uploaded:
-                option = "--upload" if self.output is None else f"--output {self.output}"
-                raise ConfigError(
-                    f"{option} is for remote shards; the indexes of local ones lie beside them: "
-                    "leave it out"
-                )
-            return
-        if len(remote) < len(urls):
-            raise ConfigError(
-                f"{len(remote)} of {len(urls)} shards are remote; index them and the local ones "
-                "each by themselves"
-            )
-        if (self.output is None) is not self.is_uploaded:
-            raise ConfigError(
-                f"{redact(remote[0])} is remote: name a folder for the indexes by --output DIR, to "
-                "be uploaded beside the shards, or let them be put there by --upload"
-            )
-        cannot = next((url for url in remote if not _is_written(url)), None)
-        if self.is_uploaded and cannot is not None:
-            raise ConfigError(
-                f"{scheme_of(cannot)}: is not written by file; give --output DIR in place of "
-                "--upload, and put what is in it beside the shards by the tools of that store"
-            )
-        at_hand = [name for name in ("dali", "energon") if name in self.formats]
-        if at_hand:
-            raise ConfigError(
-                f"the format {at_hand[0]} has a file for each shard and needs the shards at hand; "
-                "index a local copy of them, or leave it out"
-            )
-        self.paths(remote)
-
-    def paths(self, urls: Sequence[str]) -> list[Path]:
-        """The paths in the output folder that stand for remote shards; errors as `require_fit`."""
-        return _paths_of([redact(url) for url in urls], self.output or Path())
-
-    def table_paths(self, urls: Sequence[str]) -> list[Path]:
-        """Where the member table of each shard is published, in folders that exist; else empty."""
-        if "members" not in self.formats:
-            return []
-        paths = list(map(Path, urls))
-        if self.output is not None:
-            paths = _made_paths([redact(url) for url in urls], self.output)
-        return [Path(published_url(str(path))) for path in paths]
-
-
-def require_own_index(urls: Sequence[str], files: IndexFiles) -> None:
-    """Check, before remote shards are read, that their wids JSONs list no others.
-
-    Raises:
-        ConfigError: One does.
-    """
-    if "wids" not in files.formats or files.output is None:
-        return
-    names: dict[Path, set[str]] = {}
-    for path in files.paths(urls):
-        names.setdefault(path.parent, set()).add(path.name)
-    for folder, of_folder in names.items():
-        _listed_before(folder, of_folder, files)
-
-
 def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     """Write the files of a data set whose shards were all read; the wids JSON comes last.
 
@@ -163,6 +60,7 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
         ConfigError: A file would lose entries of other shards, or its format lacks something.
         FileAccessError: A file cannot be written.
     """
+    require_own_index([shard.path for shard in survey.shards], files)
     shards = _placed(survey.shards, files.output)
     folders = _by_folder(shards)
     wids = {folder: _wids_entries(folder, group, files) for folder, group in folders.items()}
@@ -170,15 +68,17 @@ def write_index(survey: Survey, files: IndexFiles) -> list[Path]:
     paths = [shard.path for shard in shards]
     if "dali" in files.formats:
         written += map_parallel(_write_dali, paths, files.processes)
-    root, counts = _below_root(shards)
+    root, below = below_root([Path(path) for path in paths])
+    counts = dict(zip(below, [shard.samples for shard in shards], strict=True))
     if "energon" in files.formats:
         write = partial(_write_energon_index, cache=files.cache)
         written += map_parallel(write, paths, files.processes)
         store = TableStore(files.cache)
-        written += write_energon(root, counts, split_shards(list(counts)), store)
+        earlier = split_shards(list(energon_before(root, files)))
+        splits = split_shards(below)
+        written += write_energon(root, counts, splits, store, earlier=earlier)
     if "card" in files.formats:
-        splits = split_shards(list(counts))
-        written.append(write_card(root, splits, counts))
+        written.append(write_card(root, split_shards(below), counts))
     if "sizes" in files.formats:
         written += [_write_sizes(folder, group, files) for folder, group in folders.items()]
     if "wids" in files.formats:
@@ -224,48 +124,8 @@ def _placed(shards: Sequence[ShardSurvey], output: Path | None) -> Sequence[Shar
     """Remote shards with paths in the output folder, whose folders are made."""
     if output is None:
         return shards
-    paths = _made_paths([shard.path for shard in shards], output)
+    paths = made_paths([shard.path for shard in shards], output)
     return [replace(shard, path=str(path)) for shard, path in zip(shards, paths, strict=True)]
-
-
-def _made_paths(urls: Sequence[str], output: Path) -> list[Path]:
-    """What `_paths_of` gives, and raises; their folders are made."""
-    paths = _paths_of(urls, output)
-    for below in dict.fromkeys(path.parent.relative_to(output) for path in paths):
-        make_folder(output, str(below))
-    return paths
-
-
-def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
-    """The paths in the output folder that stand for these shards.
-
-    Raises:
-        ConfigError: They have no such paths.
-    """
-    parts = [(folder.split("/"), name) for folder, name in map(split_url, urls)]
-    for url, (folder, name) in zip(urls, parts, strict=True):
-        if folder == ["pipe:"] or ".." in folder or name in ("", ".", ".."):
-            raise ConfigError(
-                f"an index lists shards by file name in their folder, and {url} has none; name it "
-                "by a URL like https://HOST/FOLDER/NAME.tar"
-            )
-    shared = os.path.commonprefix([folder for folder, _ in parts])  # noqa: RUF071 whole names
-    if len(shared) < _LEAST_PARTS:
-        raise ConfigError(
-            f"{urls[0]} and other shards are on different hosts; index those of one at a time"
-        )
-    paths = [Path(output, *folder[len(shared) :], name) for folder, name in parts]
-    if len(set(paths)) < len(paths):
-        twice = Counter(paths).most_common(1)[0][0]
-        raise ConfigError(
-            f"several of the URLs name {twice.name!r} in one folder, and an index tells shards by "
-            "their names; index one of them"
-        )
-    return paths
-
-
-_LEAST_PARTS = 3
-"""All shards of one index have these three parts of their URL in common: `https:`, "", host."""
 
 
 def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
@@ -275,29 +135,17 @@ def _by_folder(shards: Sequence[ShardSurvey]) -> dict[Path, list[ShardSurvey]]:
     return folders
 
 
-def _below_root(shards: Sequence[ShardSurvey]) -> tuple[Path, dict[str, int]]:
-    """The folder that holds all shards, and the samples of each shard by its path below it."""
-    folders = {str(Path(shard.path).parent.absolute()) for shard in shards}
-    root = Path(os.path.commonpath(folders))
-    named = {
-        Path(shard.path).absolute().relative_to(root).as_posix(): shard.samples for shard in shards
-    }
-    return root, named
-
-
 def _wids_entries(
     folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles
 ) -> list[dict[str, str | int]]:
-    path = folder / files.wids_name
-    listed = _listed_before(folder, {Path(shard.path).name for shard in shards}, files)
-    known = {} if files.output is not None else _true_md5s(path, shards, listed)
+    listed = wids_before(folder, {Path(shard.path).name for shard in shards}, files)
     entries: list[dict[str, str | int]] = []
     for shard in shards:
         name = Path(shard.path).name
-        old, md5 = listed.get(name, {}), shard.md5 or known.get(name)
+        old = listed.get(name, {})
         has_table = "members" in files.formats or (_is_of(old, shard) and names_table(old))
         table = published_url(name) if has_table else None
-        entries.append(wids_entry(name, shard.samples, shard.size_bytes, md5, table))
+        entries.append(wids_entry(name, shard.samples, shard.size_bytes, shard.md5, table))
     return entries
 
 
@@ -306,68 +154,13 @@ def _is_of(entry: Mapping[str, Any], shard: ShardSurvey) -> bool:
     return (entry.get("filesize"), entry.get("nsamples")) == (shard.size_bytes, shard.samples)
 
 
-def _listed_before(
-    folder: Path, names: Collection[str], files: IndexFiles
-) -> dict[str, dict[str, Any]]:
-    """The entries of the wids JSON that is there, which may list no other shards than these."""
-    path = folder / files.wids_name
-    old = read_json(path) if "wids" in files.formats else None
-    listed = entries_listed(old, folder_parts(str(folder)))
-    others = sorted(name for name in listed.keys() - set(names) if _may_exist(folder / name, files))
-    if others:
-        where = f"the {path.name} beside the shards" if files.is_uploaded else path
-        raise ConfigError(
-            f"{where} also indexes {others[0]!r} and {len(others) - 1} more, which were not named "
-            "now; name another file for these shards (--wids train.json), or index all together"
-        )
-    return listed
-
-
-def _is_written(url: str) -> bool:
-    """Whether the store of a remote shard takes single files."""
-    return has_ranges(url) and scheme_of(url) != "hf"
-
-
-def _may_exist(shard: Path, files: IndexFiles) -> bool:
-    """Whether a shard in an old index may exist; for remote shards this is not checked."""
-    return files.output is not None or os.path.isfile(shard)  # noqa: PTH113 never raises
-
-
-def _true_md5s(
-    index: Path, shards: Sequence[ShardSurvey], listed: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """The MD5s in an old index that are still right, by file name.
-
-    A shard that was touched after the index was written is read, unless its size has changed.
-    """
-    kept: dict[str, str] = {}
-    for shard in shards:
-        path = Path(shard.path)
-        entry = listed.get(path.name, {})
-        md5 = entry.get("md5sum")
-        if shard.md5 is not None or not isinstance(md5, str) or not shard.is_readable:
-            continue
-        is_same = _is_of(entry, shard)
-        # The inode's time, because the time of the contents is copied with a file.
-        is_older = path.stat().st_ctime_ns < index.stat().st_mtime_ns
-        if is_same and (is_older or file_md5(shard.path) == md5):
-            kept[path.name] = md5
-        else:
-            _log.warning(
-                "the MD5 of %s in %s is out of date and left out; --checksums makes it anew",
-                shard.path,
-                index,
-            )
-    return kept
-
-
 def _write_wids(
     folder: Path, entries: Sequence[Mapping[str, str | int]], files: IndexFiles
 ) -> Path:
     path = folder / files.wids_name
     with open_folder(folder) as held:
         await_lock(held)
-        _listed_before(folder, {str(entry["url"]) for entry in entries}, files)
+        wids_before(folder, {str(entry["url"]) for entry in entries}, files)
         write_wids(path, entries)
     return path
 
@@ -377,11 +170,7 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
     path = folder / SIZES
     with open_folder(folder) as held:
         await_lock(held)
-        sizes = {
-            name: count
-            for name, count in json_object(read_json(path)).items()
-            if "/" not in name and is_count(count) and _may_exist(folder / name, files)
-        }
+        sizes = sizes_before(folder, files)
         sizes |= {Path(shard.path).name: shard.samples for shard in shards}
         replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path
@@ -395,5 +184,5 @@ def _write_dali(shard: str) -> Path:
 
 def _write_energon_index(shard: str, cache: CacheFolder) -> Path:
     path = energon_path(shard)
-    replace_file(path, energon_index(TableStore(cache).table_of(shard), shard))
+    replace_file(path, energon_index(TableStore(cache).table_now(shard), shard))
     return path

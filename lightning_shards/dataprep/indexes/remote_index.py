@@ -15,7 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from lightning_shards.dataprep.indexes.cards import CARD
-from lightning_shards.dataprep.indexes.indexing import IndexFiles, require_own_index, write_index
+from lightning_shards.dataprep.indexes.earlier_files import require_own_index
+from lightning_shards.dataprep.indexes.indexing import write_index
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
 from lightning_shards.dataprep.inspection.remote_survey import RemoteScan, survey_remote
 from lightning_shards.dataprep.inspection.survey import Survey
 from lightning_shards.errors import (

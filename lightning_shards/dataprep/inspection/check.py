@@ -21,7 +21,11 @@ from lightning_shards.dataprep.inspection.findings import (
     finding_of,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.inspection.listed_shards import claims_beside, known_tables
+from lightning_shards.dataprep.inspection.listed_shards import (
+    claims_beside,
+    file_md5,
+    known_tables,
+)
 from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
 from lightning_shards.dataprep.inspection.salvage import (
     DecoderOf,
@@ -32,7 +36,6 @@ from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
     describe_shard,
     each_shard,
-    file_md5,
     repeated_keys,
     under_url,
     without_samples,

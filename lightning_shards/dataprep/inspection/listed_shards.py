@@ -6,6 +6,8 @@ has put it, or is kept in the cache folder. Of a remote shard the table beside i
 because it is of its last index, whichever machine has made that.
 """
 
+import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_shards.dataprep.inspection.findings import Finding
-from lightning_shards.errors import FileAccessError
+from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.beside import SIZES, WIDS
 from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
 from lightning_shards.shards.counts.count_files import (
@@ -28,7 +30,7 @@ from lightning_shards.shards.counts.count_formats import REMOTE_NAMES
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published.remote_tables import opened_table, published_bytes
-from lightning_shards.shards.regular_files import read_regular
+from lightning_shards.shards.regular_files import open_regular, read_regular
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
@@ -39,6 +41,10 @@ from lightning_shards.shards.urls import is_local, redact, split_url
 _MOST_PACKED: Final = 64
 """How many times its bytes a published table may have unpacked. The size of the shard is no limit
 here, because it may have been cut short; tables have about eight times their packed bytes."""
+
+_MD5_CHUNK: Final = 1 << 22
+
+_log = logging.getLogger(__name__)
 
 
 def claims_beside(
@@ -154,3 +160,65 @@ def _table_beside(
         return None if data is None else opened_table(url, data, _MOST_PACKED * len(data)), []
     except FileAccessError as error:
         return None, [Finding("unusable table", str(error), redact(url))]
+
+
+class ListedMd5(NamedTuple):
+    """The MD5 of a local shard in an index that is to be made again.
+
+    Attributes:
+        md5: The MD5.
+        size_bytes: Size of the shard by that index.
+        source: Path of the index.
+        written_ns: When the index was written.
+    """
+
+    md5: str
+    size_bytes: int
+    source: Path
+    written_ns: int
+
+
+def md5_of(path: str, listed: ListedMd5 | None, *, is_wanted: bool) -> str | None:
+    """The MD5 of a file, or None if none is wanted and the listed one is out of date.
+
+    If none is wanted, only a file is read that was touched after its index was written.
+
+    Raises:
+        DamagedShardError: The file has other bytes than its index says, though by its size and its
+            time of change it was not written since.
+    """
+    if listed is None:
+        return file_md5(path) if is_wanted else None
+    with os.fdopen(open_regular(path), "rb") as file:
+        status = os.fstat(file.fileno())
+    is_same_size = status.st_size == listed.size_bytes
+    # The inode's time, because the time of the contents is copied with a file.
+    is_untouched = is_same_size and status.st_ctime_ns < listed.written_ns
+    if not is_wanted and is_untouched:
+        return listed.md5
+    md5 = file_md5(path) if is_wanted or is_same_size else None
+    if md5 == listed.md5:
+        return md5
+    if is_same_size and status.st_mtime_ns < listed.written_ns:
+        raise DamagedShardError(
+            f"{path} has other bytes than when it was indexed: its MD5 is {md5}, {listed.md5} by "
+            f"{listed.source}, which was written after it; fetch it again, or, if it was written "
+            "anew, `touch` it and run `lightning-shards index --checksums` on it"
+        )
+    if not is_wanted:
+        _log.warning(
+            "the MD5 of %s in %s is out of date and left out; --checksums makes it anew",
+            path,
+            listed.source,
+        )
+        return None
+    return md5
+
+
+def file_md5(path: str) -> str:
+    """MD5 of a file, as in the wids JSON; it protects against accidents only."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with os.fdopen(open_regular(path), "rb") as file:
+        while chunk := file.read(_MD5_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -5,8 +5,6 @@ and the few headers that are not in the table; `survey` adds the shards up. Data
 only if checksums are wanted. A remote shard is fetched whole, and named by its URL without secrets.
 """
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,13 +28,13 @@ from lightning_shards.dataprep.inspection.findings import (
     key_hashes,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
+from lightning_shards.dataprep.inspection.listed_shards import ListedMd5, md5_of
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import DamagedShardError, ShardError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
 from lightning_shards.shards.table_bytes import published
@@ -50,8 +48,6 @@ NUM_BINS = 64
 
 MAX_COMPARED = 1 << 27
 """Most keys that are compared between shards, at 8 bytes each; beyond that none are compared."""
-
-_MD5_CHUNK = 1 << 22
 
 
 @dataclass(slots=True)
@@ -89,7 +85,7 @@ class ShardSurvey:
         path: Path of the shard, or its redacted URL.
         samples: Number of samples.
         size_bytes: Size of the file.
-        md5: MD5 of the file, if checksums were wanted.
+        md5: MD5 of the file, if checksums were wanted or an index has it and it is still right.
         fields: Sizes of members by suffix.
         lacking: Key of the first sample without a suffix, by suffix.
         example_keys: Keys of the first and the last sample.
@@ -154,6 +150,7 @@ def survey(
     settings: TransportSettings | None = None,
     with_checksums: bool = False,
     table_paths: Sequence[Path] = (),
+    listed: Sequence[ListedMd5 | None] = (),
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Survey:
@@ -165,16 +162,18 @@ def survey(
         settings: How remote shards are reached.
         with_checksums: Whether each byte is read.
         table_paths: Where the table of each sound shard is published; empty: nowhere.
+        listed: The MD5 of each shard in the index that is made again; empty: of none.
         processes: Number of processes.
         show_progress: Whether to draw a line on stderr; None does so on a terminal.
     """
-    look = partial(_survey_task, cache=cache, settings=settings, with_checksums=with_checksums)
-    tasks = list(zip(urls, table_paths or [None] * len(urls), strict=True))
+    look = partial(survey_shard, cache=cache, settings=settings, with_checksums=with_checksums)
+    none = [None] * len(urls)
+    tasks = list(zip(urls, table_paths or none, listed or none, strict=True))
     shards = list(each_shard("scanned", look, urls, tasks, processes, show=show_progress))
 
     def key_of(url: str, sample: int) -> str:
         with local_copy(url, cache, settings) as shard:
-            return TableStore(shard.cache).table_of(shard.path).key(sample)
+            return TableStore(shard.cache).table_now(shard.path).key(sample)
 
     return survey_of(shards, urls, key_of)
 
@@ -226,41 +225,27 @@ def repeated_keys(
     )
 
 
-def _survey_task(
-    task: tuple[str, Path | None],
+def survey_shard(
+    task: tuple[str, Path | None, ListedMd5 | None],
     *,
     cache: CacheFolder,
     settings: TransportSettings | None,
     with_checksums: bool,
 ) -> ShardSurvey:
-    url, table_path = task
-    return survey_shard(
-        url, cache=cache, settings=settings, with_checksums=with_checksums, table_path=table_path
-    )
-
-
-def survey_shard(
-    url: str,
-    *,
-    cache: CacheFolder,
-    settings: TransportSettings | None = None,
-    with_checksums: bool = False,
-    table_path: Path | None = None,
-) -> ShardSurvey:
     """Survey one shard; that it is damaged or cannot be read is a finding and not an error.
 
-    The table of a sound one is published at `table_path`, if one is given.
+    The table of a sound one is published, if the task has a path for it.
     """
-    table = b""
+    url, table_path, listed = task
     try:
         with local_copy(url, cache, settings) as shard:
-            found = under_url(_survey_file(shard, with_checksums=with_checksums), url)
-            if table_path is not None and found.is_readable:
-                table = published(TableStore(shard.cache).table_of(shard.path))
+            found, table = _survey_file(shard, listed, with_checksums=with_checksums)
+            found = under_url(found, url)
+            packed = b"" if table is None or table_path is None else published(table)
     except NOT_SURVEYED as error:
         return without_samples(url, error)
-    if table_path is not None and table:
-        replace_file(table_path, table)
+    if table_path is not None and packed:
+        replace_file(table_path, packed)
     return found
 
 
@@ -281,27 +266,22 @@ def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
     return found
 
 
-def _survey_file(shard: LocalShard, *, with_checksums: bool) -> ShardSurvey:
+def _survey_file(
+    shard: LocalShard, listed: ListedMd5 | None, *, with_checksums: bool
+) -> tuple[ShardSurvey, MemberTable | None]:
+    """The survey of a file, and the table that it is made from, if it could be read to its end."""
     path = shard.path
     try:
+        # First, so that the table of a damaged shard is not kept.
+        md5 = md5_of(path, listed, is_wanted=with_checksums)
         table = TableStore(shard.cache, with_crc32=with_checksums).table_of(path)
-        shard_survey = ShardSurvey(path, table.num_samples, table.file_size)
-        shard_survey.md5 = file_md5(path) if with_checksums else None
+        found = ShardSurvey(path, table.num_samples, table.file_size, md5)
         passed_over = lay_out(table, path).passed_over
-        describe_shard(shard_survey, table, find_passed_over(passed_over, path))
+        describe_shard(found, table, find_passed_over(passed_over, path))
     except DamagedShardError as error:
         size = Path(path).stat().st_size if Path(path).is_file() else 0
-        return without_samples(path, error, size)
-    return shard_survey
-
-
-def file_md5(path: str) -> str:
-    """MD5 of a file, as in the wids JSON; it protects against accidents only."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with os.fdopen(open_regular(path), "rb") as file:
-        while chunk := file.read(_MD5_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return without_samples(path, error, size), None
+    return found, table
 
 
 def describe_shard(

@@ -19,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
-from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
+from lightning_shards.errors import (
+    DamagedShardError,
+    FileAccessError,
+    ShardError,
+    ShardNotFoundError,
+)
 from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
 
@@ -277,14 +282,18 @@ def join_catalogs(catalogs: Sequence[Catalog]) -> Catalog:
 
 
 class InputFiles:
-    """Reads the bytes of extents, and keeps the most recently used files open."""
+    """Reads the bytes of extents, and keeps the most recently used files open.
+
+    When a block ends, it has checked that all bytes were those of the files that were listed.
+    """
 
     def __init__(self, max_open: int = 64) -> None:
         self._max_open = max_open
-        self._open: dict[str, int] = {}
+        self._open: dict[InputFile, int] = {}
+        self._is_checked = True
 
     def read(self, extent: InputExtent) -> bytes:
-        """The bytes of a member.
+        """The bytes of a member, which `require_unchanged` has yet to confirm.
 
         Raises:
             ShardNotFoundError: Its file does not exist any more.
@@ -292,10 +301,24 @@ class InputFiles:
         """
         if extent.source is None:
             return extent.inline
+        self._is_checked = False
         data = read_at(self._file(extent.source), extent.offset, extent.size)
         if len(data) < extent.size:
             raise _changed(extent.source)
         return data
+
+    def require_unchanged(self) -> None:
+        """Check that all bytes given so far are of the files as they were listed.
+
+        It is called after reading, because a write changes the time of a file before its bytes.
+
+        Raises:
+            DamagedShardError: A file was changed after it was listed.
+        """
+        if not self._is_checked:
+            for source, file in self._open.items():
+                _require_listed(source, file)
+        self._is_checked = True
 
     def close(self) -> None:
         """Close all files."""
@@ -305,16 +328,23 @@ class InputFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        try:
+            # An error of our own may be one of changed bytes.
+            if kind is None or issubclass(kind, ShardError):
+                self.require_unchanged()
+        finally:
+            self.close()
 
     def _file(self, source: InputFile) -> int:
-        file = self._open.pop(source.path, None)
+        file = self._open.pop(source, None)
         if file is None:
             if len(self._open) >= self._max_open:
-                os.close(self._open.pop(next(iter(self._open))))
+                oldest = next(iter(self._open))
+                _require_listed(oldest, self._open[oldest])
+                os.close(self._open.pop(oldest))
             file = _opened(source)
-        self._open[source.path] = file  # the dict is in order of use, the latest last
+        self._open[source] = file  # the dict is in order of use, the latest last
         return file
 
 
@@ -343,10 +373,17 @@ def _opened(source: InputFile) -> int:
         file = open_regular(source.path)
     except ShardNotFoundError as error:
         raise ShardNotFoundError(f"{source.path} was deleted since it was listed") from error
-    if stamp_of(file) != source[1:]:
+    try:
+        _require_listed(source, file)
+    except DamagedShardError:
         os.close(file)
-        raise _changed(source)
+        raise
     return file
+
+
+def _require_listed(source: InputFile, file: int) -> None:
+    if stamp_of(file) != source[1:]:
+        raise _changed(source)
 
 
 def _changed(source: InputFile) -> DamagedShardError:

@@ -19,7 +19,7 @@ from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
 from lightning_shards.shards.atomic import make_folder, new_file, open_folder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.walk import damaged
 
@@ -53,7 +53,7 @@ def plain_copies(
 
     Raises:
         ConfigError: This Python cannot unpack such a tar, or another run is writing to the folder.
-        DamagedShardError: A compressed tar is cut short or damaged.
+        DamagedShardError: A compressed tar is cut short, damaged, or changes meanwhile.
         FileAccessError: A copy cannot be written or removed, or a tar cannot be read.
         WorkerError: A process died.
     """
@@ -127,10 +127,13 @@ def _unpack(tar: _Packed) -> None:
         _module_of(tar.kind).open(packed) as plain,
         new_file(tar.copy, outlives_power=False) as copy,
     ):
+        stamp = stamp_of(packed.fileno())
         for piece in _pieces(plain, packed, tar):
             copy.write(piece)
         copy.flush()
-        time_ns = os.fstat(packed.fileno()).st_mtime_ns
+        if stamp_of(packed.fileno()) != stamp:
+            raise damaged("changed while it was read: a program still writes it", tar.path, 0)
+        time_ns = stamp[1]
         os.utime(copy.fileno(), ns=(time_ns, time_ns))
 
 

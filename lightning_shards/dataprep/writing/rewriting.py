@@ -292,6 +292,7 @@ def _edited(
             yield key, (pair for pair in fields if pair[0] != "__key__")
         else:
             yield key, ((extent.field, files.read(extent)) for extent in extents)
+    files.require_unchanged()  # the shard gets its name only after this
 
 
 def _read(key: str, extents: list[InputExtent], files: InputFiles) -> RawSample:
@@ -338,7 +339,7 @@ def _finish(
     shards = [shard for (its_split, _), shard in done.items() if its_split == split and shard]
     shards.sort(key=lambda shard: (len(shard.name), shard.name))
     list_shards(folder, shards)
-    sizes = TableStore(cache).table_of(folder / shards[0].name).sizes
+    sizes = TableStore(cache).table_now(folder / shards[0].name).sizes
     fields: Counter[str] = Counter()
     for shard in shards:
         fields.update(shard.fields)

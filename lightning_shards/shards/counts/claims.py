@@ -125,7 +125,7 @@ def _listed(fields: dict[str, object]) -> Iterator[tuple[dict[str, Any], _Parts]
     """The entries of a wids index, each with its relative path, if that leads below a folder."""
     for entry in shard_entries(fields) or ():
         url = entry.get("url")
-        parts = _entry_parts(fields.get("base"), url) if isinstance(url, str) else ()
+        parts = entry_parts(fields.get("base"), url) if isinstance(url, str) else ()
         if parts:
             yield entry, parts
 
@@ -136,7 +136,7 @@ def _is_in(folder: _Parts, parts: _Parts) -> bool:
     return not above or folder[-len(above) :] == above
 
 
-def _entry_parts(base: object, url: str) -> _Parts:
+def entry_parts(base: object, url: str) -> _Parts:
     """The relative path of an entry; empty if it does not lead below the index's folder."""
     path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
     parts = () if _UNSAFE_NAME.search(path) else path.split("/")

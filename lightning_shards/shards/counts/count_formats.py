@@ -6,6 +6,7 @@ over, and all of them are read only if neither a wids JSON nor `sizes.json` coun
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.beside import (
     json_object,
     read_beside,
@@ -22,6 +24,8 @@ from lightning_shards.shards.beside import (
     require_regular,
 )
 from lightning_shards.shards.regular_files import is_newer, open_regular
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import BLOCK, walk_members
 
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
 """Files that are requested in a folder of an http(s) server."""
@@ -34,7 +38,11 @@ MAX_HEADER: Final = 64
 
 DALI_VERSIONS: Final = ("v1.1", "v1.2")
 
-_BLOCK = 512
+_DALI_WORDS: Final = {"v1.1": 3, "v1.2": 4}
+"""Words of a member in DALI's index: its extension, offset, size, and from v1.2 on its name."""
+
+_DALI_END: Final = 8192  # bytes that hold the last member: a name has 4,096 at most
+_MOST_DIGITS: Final = 18
 _CHUNK = 1 << 20
 _STATS = "_stats.json"  # img2dataset writes 00000_stats.json beside 00000.tar
 _ENERGON = Path(".nv-meta", ".info.json")
@@ -50,7 +58,8 @@ def other_counts(
 ) -> Iterator[Counted]:
     """The counts that other tools' files give for shards of a local folder.
 
-    The first one of each shard is enough, unless `take_all` asks for those of all files.
+    The first one of each shard is enough, unless `take_all` asks for those of all files, also of
+    indexes whose offsets are not those of the shard: another tool reads them all the same.
 
     Raises:
         FileAccessError: One of these files is a fifo, a socket, a device or a folder.
@@ -70,8 +79,11 @@ def other_counts(
                 if not take_all:
                     wanted.discard(name)
                 yield name, counts[name], str(path)
+    own = with_own_stems(wanted.union(name for name in listed if name.endswith(".tar")))
     for name in sorted(wanted):
-        counted = _counts_of_one(folder, name, listed)
+        counted = _counts_of_one(
+            folder, name, listed, has_own_stem=name in own, must_fit=not take_all
+        )
         yield from ((name, *count) for count in (counted if take_all else islice(counted, 1)))
 
 
@@ -108,23 +120,52 @@ def counts_in(content: object, below: str = "") -> dict[str, int]:
     }
 
 
-def dali_count(path: Path) -> int | None:
-    """The samples that DALI's index counts; None if the file is not such an index."""
-    words = (read_start(path, MAX_HEADER) or b"").partition(b"\n")[0].split()
-    is_header = len(words) == 2 and words[0].decode("latin-1") in DALI_VERSIONS  # noqa: PLR2004
-    return int(words[1]) if is_header and words[1].isdigit() else None
+def with_own_stems(shards: Iterable[str]) -> set[str]:
+    """Those of a folder's shards to which a file named by the part before the first dot belongs.
+
+    >>> sorted(with_own_stems(["a.tar", "a.new.tar", "b.0.tar", "c.0.tar", "c.1.tar"]))
+    ['a.tar', 'b.0.tar']
+    """
+    stems = {name: name.partition(".")[0] for name in shards}
+    counts = Counter(stems.values())
+    return {name for name, stem in stems.items() if counts[stem] == 1 or name == f"{stem}.tar"}
 
 
-def energon_count(path: Path, shard: Path) -> int | None:
+def dali_count(path: Path, shard: Path, *, must_fit: bool = True) -> int | None:
+    """The samples that DALI's index counts; None, with a warning, if it is not this shard's.
+
+    Its last member must be the last one of the shard, unless `must_fit` is False.
+    """
+    words = (read_start(path, MAX_HEADER) or b"").partition(b"\n")[0].decode("latin-1").split()
+    if len(words) != 2 or words[0] not in DALI_VERSIONS or not words[1].isdecimal():  # noqa: PLR2004
+        return None
+    if not int(words[1]) or not must_fit:
+        return int(words[1])  # 0 is never believed by itself
+    with os.fdopen(open_regular(path), "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _DALI_END, 0))
+        _, *numbers = file.read(_DALI_END).split()[-_DALI_WORDS[words[0]] :]
+    extent = [int(word) for word in numbers[:2] if word.isdigit() and len(word) <= _MOST_DIGITS]
+    if len(extent) < 2 or not _is_last(shard, *extent):  # noqa: PLR2004
+        _log.warning(
+            "%s is passed over: its last member is not the last one of %s, which is scanned",
+            path,
+            shard,
+        )
+        return None
+    return int(words[1])
+
+
+def energon_count(path: Path, shard: Path, *, must_fit: bool = True) -> int | None:
     """The samples that energon's index counts; None, with a warning, if it is not this shard's.
 
     Its last number is the offset at which the archive ends. In an index that was cut short, or of
-    another shard, that offset is at a header, within data or behind the end of the file.
+    another shard, that offset is at a header, within data or behind the end of the file. It is not
+    looked at if `must_fit` is False.
     """
     starts = read_energon_index(path)
     if starts is None:
         return None
-    if not _is_end(shard, int(starts[-1])):
+    if must_fit and not _is_end(shard, int(starts[-1])):
         _log.warning(
             "%s is passed over: it ends at byte %d, where %s does not end; remake it",
             path,
@@ -142,7 +183,7 @@ def read_energon_index(path: Path) -> NDArray[np.int64] | None:
         return None
     starts = np.frombuffer(data, "<u8").astype(np.int64)
     is_ascending = (starts[1:] > starts[:-1]).all() and int(starts[0]) >= 0
-    return starts if is_ascending and not (starts % _BLOCK).any() else None
+    return starts if is_ascending and not (starts % BLOCK).any() else None
 
 
 def length_in(content: bytes) -> int | None:
@@ -151,17 +192,20 @@ def length_in(content: bytes) -> int | None:
     return int(text) if text.isdigit() and len(content) <= MAX_HEADER else None
 
 
-def _counts_of_one(folder: Path, name: str, listed: set[str]) -> Iterator[tuple[int, str]]:
+def _counts_of_one(
+    folder: Path, name: str, listed: set[str], *, has_own_stem: bool, must_fit: bool
+) -> Iterator[tuple[int, str]]:
     """The counts in files that belong to this shard alone, each with the path of the file."""
     shard, stem = folder / name, name.partition(".")[0]
     readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
         (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
-        (f"{name}.idx", lambda path: energon_count(path, shard)),
-        (f"{stem}.idx", dali_count),
+        (f"{name}.idx", lambda path: energon_count(path, shard, must_fit=must_fit)),
+        (f"{stem}.idx", lambda path: dali_count(path, shard, must_fit=must_fit)),
         (LENGTH, _length),
     )
     for file_name, read in readers:
-        if file_name not in listed:
+        is_by_stem = not file_name.startswith((name, LENGTH))
+        if file_name not in listed or (is_by_stem and not has_own_stem):
             continue
         require_regular(folder / file_name)
         if not is_newer(folder / file_name, shard):
@@ -173,10 +217,25 @@ def _counts_of_one(folder: Path, name: str, listed: set[str]) -> Iterator[tuple[
             yield samples, str(folder / file_name)
 
 
+def _is_last(shard: Path, offset: int, size: int) -> bool:
+    """Whether the data of a shard's last member is here."""
+    stop = offset + size + BLOCK - 1 & -BLOCK
+    try:
+        with open_tar(shard) as data:
+            if offset < BLOCK or stop > len(data):
+                return False
+            member = next(walk_members(data, str(shard), offset - BLOCK), None)
+            following = next(walk_members(data, str(shard), stop), None)
+    except DamagedShardError:
+        return False
+    is_there = member is not None and (member.offset, member.size) == (offset, size)
+    return is_there and following is None
+
+
 def _is_end(shard: Path, position: int) -> bool:
     """Whether a shard holds only zeros from here on, and at least the end marker."""
     with os.fdopen(open_regular(shard), "rb") as file:
-        if not 0 <= position <= os.fstat(file.fileno()).st_size - _BLOCK:
+        if not 0 <= position <= os.fstat(file.fileno()).st_size - BLOCK:
             return False
         file.seek(position)
         return all(chunk.count(0) == len(chunk) for chunk in iter(lambda: file.read(_CHUNK), b""))

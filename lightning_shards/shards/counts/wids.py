@@ -23,6 +23,10 @@ MARKER: Final = b'"wids_version"'
 """Bytes that every wids JSON contains."""
 
 
+_FIELDS: Final = frozenset({"__kind__", "wids_version", "name", "shardlist"})
+_ENTRY_FIELDS: Final = frozenset({"url", "md5sum", "nsamples", "filesize", "members"})
+
+
 class CountedShard(NamedTuple):
     """A shard by its path in the index; `size_bytes` and `md5` are None where it has none."""
 
@@ -39,6 +43,18 @@ def shard_entries(content: object) -> list[dict[str, Any]] | None:
     """
     listed = json_object(content).get("shardlist")
     return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
+
+
+def foreign_field(content: object) -> str | None:
+    """What would be lost if this package wrote the index anew; None if there is nothing."""
+    fields = json_object(content)
+    if fields.get("wids_version") != 1:
+        return "it is no wids JSON"
+    for known, has in ((_FIELDS, [fields]), (_ENTRY_FIELDS, shard_entries(content) or ())):
+        foreign = sorted(set[str]().union(*has) - known)
+        if foreign:
+            return f"it has {foreign[0]!r}"
+    return None
 
 
 def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:

@@ -10,19 +10,22 @@ So it is believed only if all of its members lie behind each other within the sh
 of the first and the last one are where it says, and if the shard ends behind the last one.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
+from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.members import ENCODING, MemberTable, table_of_samples
+from lightning_shards.shards.regular_files import is_newer, read_regular
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.table_bytes import UnusableTableError
 from lightning_shards.shards.tar.plain_runs import run_of
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import BLOCK, Member, group_members, walk_members
-from lightning_shards.shards.urls import redact, split_url, url_beside
+from lightning_shards.shards.urls import is_local, redact, split_url, url_beside
 
 _VERSION: Final = "v1.2"
 _WITHOUT_NAMES: Final = "v1.1"
@@ -32,6 +35,8 @@ _WHOLE_NAME: Final = 97
 """Bytes of a name up to which it stands in the header as it is, if it is ASCII."""
 
 _MOST_SHOWN: Final = 40
+
+_log = logging.getLogger(__name__)
 
 
 class UnusableIndexError(FileAccessError):
@@ -51,6 +56,27 @@ def local_dali_index(shard: str) -> Path:
     """Where DALI's index of a local shard lies."""
     path = Path(shard)
     return path.with_name(path.name.partition(".")[0] + ".idx")
+
+
+def own_dali_name(shard: str) -> str:
+    """What a shard's table by DALI's index is kept for: that index may be of another one, too.
+
+    `a.0.tar` and `a.1.tar` have the same `a.idx`, and may have one size and time of change.
+    """
+    return f"{shard}.idx"
+
+
+def local_dali_table(shard: str, storage: Storage) -> MemberTable | None:
+    """The table by DALI's index of a local shard; None if there is none that can be used."""
+    index = local_dali_index(shard)
+    if not is_local(shard) or not is_newer(index, Path(shard)):
+        return None
+    try:
+        data = read_regular(index, MAX_INDEX_BYTES)
+        return dali_table(data, shard, storage, source=str(index))
+    except FileAccessError as error:
+        _log.info("the headers of %s are read: %s", shard, error)
+        return None
 
 
 def dali_table(data: bytes, url: str, storage: Storage, *, source: str) -> MemberTable:

@@ -234,6 +234,15 @@ def test_counts_of_other_shards_stay(run, urls, server):
     assert (status, document["replaced"]) == (0, [f"{server.url}/data/sizes.json"])
 
 
+def test_a_card_of_more_shards_is_refused_before_any_is_read(run, urls, server, refused):
+    assert run(urls, "--upload", "--format", "card")[0] == 0
+    assert run(urls, "--upload", "--format", "card")[0] == 0
+    asked_for_bytes(server)
+    said = refused(f"{server.url}/data/train-000000.tar", "--upload", "--format", "card")
+    assert "the README.md beside the shards also lists 'train-000001.tar' and 1 more" in said
+    assert of_shards(asked_for_bytes(server)) == []
+
+
 def test_a_store_that_takes_no_files_is_told_with_the_other_option(
     run, urls, server, tmp_path, refused
 ):

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from lightning_shards.dataprep.indexes import indexing
-from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
+from lightning_shards.dataprep.indexes.indexing import write_index
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
 from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder

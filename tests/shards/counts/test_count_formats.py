@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 
 import pytest
@@ -36,8 +37,15 @@ def _energon_index(folder):
 
 
 def _dali(folder):
+    """Its last member is that of `write_shards([15])`, or it is not taken at all."""
     path = folder / "000.idx"
-    path.write_text("v1.2 30\ncls 512 1 a.cls\n")
+    path.write_text(f"v1.2 30\ncls {59 * 512} 1 a.cls\n")
+    return path
+
+
+def _dali_without_names(folder):
+    path = folder / "000.idx"
+    path.write_text(f"v1.1 30\ncls {59 * 512} 1\n")
     return path
 
 
@@ -47,7 +55,7 @@ def _length(folder):
     return path
 
 
-WRITERS = [_timm, _img2dataset, _energon_info, _energon_index, _dali, _length]
+WRITERS = [_timm, _img2dataset, _energon_info, _energon_index, _dali, _dali_without_names, _length]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -93,6 +101,13 @@ def test_one_length_for_a_folder_says_nothing_of_its_shards(write_shards, load, 
         ("000.idx", b"v9.9 30\n"),
         ("000.idx", b"v1.2 many\n"),
         ("000.idx", b"\xff\xfe"),
+        ("000.idx", b"v1.2 30\n"),
+        ("000.idx", b"v1.2 30\ncls 512 1 a.cls\n"),  # others follow
+        ("000.idx", b"v1.2 30\ncls 4608 1 a.cls\n"),  # before the first header
+        ("000.idx", b"v1.2 30\ncls 5632 2 a.cls\n"),
+        ("000.idx", b"v1.2 30\ncls 0 1 a.cls\n"),
+        ("000.idx", b"v1.2 30\ncls 512 99999999 a.cls\n"),
+        ("000.idx", b"v1.2 30\ncls 512 %s a.cls\n" % (b"9" * 5000)),
         ("000.tar.idx", b"1234567"),
         ("000.tar.idx", b""),
         ("000.tar.idx", struct.pack("<2Q", 0, 1 << 40)),
@@ -114,3 +129,21 @@ def test_damaged_files_are_passed_over(write_shards, load, tmp_path, name, conte
     urls = write_shards([3])
     (tmp_path / name).write_bytes(content)
     assert load(urls).counts.tolist() == [3]
+
+
+@pytest.mark.parametrize("write", [_dali, _img2dataset])
+def test_a_file_named_up_to_a_dot_counts_the_one_shard_that_it_can_be_of(
+    write_shards, load, tmp_path, write
+):
+    """Of `000.a.tar` and `000.b.tar` it may be either's; `000.tar` has it even beside them."""
+    [url] = write_shards([15])
+    write(tmp_path)
+    names = ["000.a.tar", "000.b.tar"]
+    urls = [os.path.join(tmp_path, name) for name in names]  # noqa: PTH118
+    os.rename(url, urls[0])  # noqa: PTH104
+    assert load(urls[:1]).counts.tolist() == [30]
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    os.link(urls[0], urls[1])
+    assert load(urls).counts.tolist() == [15, 15]
+    os.link(urls[0], url)
+    assert load([url]).counts.tolist() == [30]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lightning_shards.dataprep.indexes.cards import write_card
 from lightning_shards.dataprep.indexes.index_files import index_from_file
-from lightning_shards.dataprep.indexes.indexing import IndexFiles, write_index
+from lightning_shards.dataprep.indexes.indexing import write_index
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
 from lightning_shards.dataprep.inspection.check import check_shards
 from lightning_shards.dataprep.inspection.survey import survey
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError

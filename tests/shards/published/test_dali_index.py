@@ -141,3 +141,13 @@ def test_a_shard_that_was_written_again_is_scanned(local, tmp_path):
     assert store.table_of(shard).num_samples == 2
     write(shard, [("c.cls", b"3")])
     assert store.table_of(shard).key(0) == "c"
+
+
+def test_a_table_by_an_index_stands_for_one_shard(tmp_path):
+    """`a.0.tar` and `a.1.tar` have the index `a.idx`, and may have one size and time."""
+    shards = [write(tmp_path / f"a.{name}.tar", [(f"{name}.cls", b"1")]) for name in "01"]
+    (tmp_path / "a.idx").write_text(dali_index(shards[0]))
+    for shard in shards:
+        os.utime(shard, ns=(5, 5))
+    store = TableStore(CacheFolder(tmp_path / "cache"), takes_dali=True)
+    assert [store.table_of(shard).key(0) for shard in shards] == ["0", "1"]
