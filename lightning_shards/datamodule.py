@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
@@ -37,7 +37,7 @@ from lightning_shards.progress import (
     unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
-from lightning_shards.restored import require_no_finder
+from lightning_shards.restored import left_by_earlier_fit, require_no_finder
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
@@ -137,6 +137,7 @@ class ShardDataModule(ModuleSettings):
         self._agreed: dict[SplitName, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
+        self._left = ""
         if not self.eval_names("val"):
             # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = MethodType(pl.LightningDataModule.val_dataloader, self)
@@ -317,10 +318,10 @@ class ShardDataModule(ModuleSettings):
 
     def _current_loader(self, split: SplitName, trainer: pl.Trainer) -> ShardLoader:
         """The loader made before, or a new one if a setting that it depends on has changed."""
-        place, source = place_of(trainer), self.source(split)
         progress = self._loaders[split].progress if split in self._loaders else None
         if isinstance(progress, TrainProgress) and progress.has_begun:
             self._saved = {}  # it was compared with the loader that the fit began with
+        place, source = place_of(trainer), self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers)
@@ -337,8 +338,7 @@ class ShardDataModule(ModuleSettings):
             self._check_saved(loader)
         if is_new:
             about = (split, source, place.world_size, loader.pool.describe())
-            limit = trainer.limit_train_batches
-            rank_zero_info(describe(*about, epoch=loader.epoch, limit=limit))
+            rank_zero_info(describe(*about, epoch=loader.epoch, limit=trainer.limit_train_batches))
         return loader
 
     def _make_loader(
@@ -371,12 +371,14 @@ class ShardDataModule(ModuleSettings):
     def _index(self, split: SplitName) -> ShardIndex:
         if split not in self._indexes:
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
-            index = find_shards(self._data_config(), split, is_prepared=is_prepared)
-            self._indexes[split] = index
+            self._indexes[split] = find_shards(self._data_config(), split, is_prepared=is_prepared)
         return self._indexes[split]
 
     def _check_saved(self, loader: ShardLoader) -> None:
-        """Compare a checkpoint with the train loader of this run."""
+        """Compare a checkpoint with the train loader of this run; say what is lost without one."""
+        left, self._left = self._left, ""
+        if left and self.trainer is not None and self.trainer.ckpt_path is None:
+            rank_zero_warn(left)
         if self._saved:
             loader.load_state_dict(self._saved)
         if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
@@ -387,7 +389,7 @@ class ShardDataModule(ModuleSettings):
 
     def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
         """Forget the checkpoint of an earlier fit, which says nothing about this one."""
-        self._saved = {}
+        self._saved, self._left = {}, left_by_earlier_fit(trainer)
         if "train" in self._loaders:
             self._loaders["train"].progress = TrainProgress(trainer)
 

@@ -151,6 +151,36 @@ def count_one_open_epoch(fit_loop: Any) -> None:
             counts.completed = counts.processed
 
 
+def left_by_earlier_fit(trainer: Any) -> str:
+    """What a fit without a checkpoint repeats or leaves out of the epoch that the last one left.
+
+    Asked before the fit begins; empty if it does neither, or if the trainer is done.
+    """
+    epochs = trainer.fit_loop.epoch_progress.current
+    batch = trainer.fit_loop.epoch_loop.batch_progress
+    done, is_open = batch.current.processed, epochs.started > epochs.processed
+    if not done:
+        return ""
+    if (
+        epochs.processed >= trainer.max_epochs != -1
+        or trainer.global_step >= trainer.max_steps != -1
+    ):
+        return ""
+    if is_open:
+        lost = "this fit begins it anew and trains on its samples again"
+    elif epochs.processed and not batch.is_last_batch:
+        lost = "Lightning counts it as done, and the rest of it will not be trained"
+    else:
+        return ""
+    return (
+        f"the earlier fit of this trainer was ended after batch {done} of epoch "
+        f"{epochs.processed - (not is_open)}, before its end: {lost}. To go on with the next "
+        "sample, have ExactResume() among the trainer's callbacks of both fits, call "
+        "trainer.save_checkpoint(path) after the first and give that path as ckpt_path to the "
+        "second"
+    )
+
+
 def accumulation_of(trainer: Any, epoch: int) -> int:
     """How many batches of an epoch the trainer accumulates for a step of its optimiser."""
     for callback in trainer.callbacks:

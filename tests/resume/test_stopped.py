@@ -160,6 +160,40 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(
 
 
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
+@pytest.mark.parametrize(
+    ("kind", "stop", "told"),
+    [
+        (RaisesAt, ("on_train_batch_start", 8), "2 of epoch 1, before its end: this fit begins it"),
+        (ShouldStop, ("on_train_batch_end", 7), "2 of epoch 1, .* Lightning counts it as done"),
+        (ShouldStop, ("on_train_batch_end", 3), "4 of epoch 0, .* Lightning counts it as done"),
+    ],
+)
+def test_a_fit_that_goes_on_in_memory_says_what_it_loses(
+    kind: Any, stop: tuple[str, int], told: str, make: Any, tmp_path: Path
+) -> None:
+    trainer = make(tmp_path, callbacks=[kind(stop)], enable_checkpointing=False)
+    with contextlib.suppress(StopHereError):
+        trainer.fit(Ledger(), ToyData())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    with pytest.warns(UserWarning, match=rf"earlier fit .* ended after batch {told}.*ckpt_path"):
+        trainer.fit(Ledger(), ToyData())
+    assert trainer.current_epoch == 3
+    if make is make_trainer:
+        model = Ledger()
+        trainer.fit(model, ToyData(), ckpt_path=tmp_path / "stopped.ckpt")  # as the warning says
+        assert positions_of(model.steps) == WHOLE
+
+
+def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    model, data = Ledger(), ToyData()
+    for epochs in (1, 2, 2, 3):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(model, data)
+    assert positions_of(model.steps) == WHOLE
+
+
+@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(
     make: Any, tmp_path: Path
 ) -> None:
