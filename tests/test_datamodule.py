@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -31,6 +32,10 @@ def urls(pack_shards):
 
 def keys(loader):
     return [key for batch in loader for key in batch["__key__"]]
+
+
+def unused_fit_loop():
+    return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False).fit_loop
 
 
 # --- what each split does -------------------------------------------------------------------------
@@ -351,7 +356,9 @@ def test_a_failure_of_a_fit_that_died_is_not_that_of_the_next_one(
     monkeypatch.setattr("lightning_shards.datamodule.unless_told_to_end", lambda _: nullcontext())
     loader = SimpleNamespace(facts={"split": "train"}, close=lambda: None)
     module = make_module(SplitConfig("nowhere.tar"))
-    module.trainer = SimpleNamespace(world_size=2, num_devices=2, local_rank=0)
+    module.trainer = SimpleNamespace(
+        world_size=2, num_devices=2, local_rank=0, fit_loop=unused_fit_loop()
+    )
     module.setup("fit")  # the error is kept until all ranks meet
     if end is not None:
         getattr(module, end)(ArithmeticError() if end == "on_exception" else "fit")
@@ -385,7 +392,7 @@ def test_the_fork_server_starts_with_setup_and_ends_with_the_fit(
     monkeypatch.setattr(f"{home}.end_fork_server", lambda: calls.append("end"))
     module = make_module(SplitConfig(urls), **settings)
     module.setup("fit")  # without a trainer no teardown would end it
-    module.trainer = SimpleNamespace(world_size=1, num_devices=1)
+    module.trainer = SimpleNamespace(world_size=1, num_devices=1, fit_loop=unused_fit_loop())
     module.setup("fit")
     module.teardown("fit")
     assert calls == [[module.source("train")], "end"][not is_prepared :]

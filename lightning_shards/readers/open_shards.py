@@ -25,8 +25,8 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
-from lightning_shards.shards.unwritten_tables import UnwrittenTables
 from lightning_shards.shards.urls import scheme_of
 
 MAX_OPEN_SHARDS = 400

@@ -34,8 +34,12 @@ from lightning_shards.shards.published.remote_tables import absence, are_beside,
 from lightning_shards.shards.remote.providers.undated import is_of_another_run, run_number
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.table_bytes import UnusableTableError, packed, unpacked
-from lightning_shards.shards.unwritten_tables import UnwrittenTables
+from lightning_shards.shards.table_bytes import (
+    UnusableTableError,
+    UnwrittenTables,
+    packed,
+    unpacked,
+)
 from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of
 
 _log = logging.getLogger(__name__)

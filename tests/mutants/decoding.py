@@ -82,7 +82,7 @@ MUTANTS = [
         "samples/decoding/test_crops.py",
     ),
     Mutant(
-        "dataprep.writing.reencode:Reencode._smaller",
+        "dataprep.writing.reencode:_turned",
         "turned_upright(image, orientation_of(image))",
         "image",
         "tools/packing/test_pack_folders.py",

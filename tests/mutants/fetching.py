@@ -402,13 +402,13 @@ MUTANTS = [
         "shards/remote/cache/test_no_locks.py",
     ),
     Mutant(
-        "shards.unwritten_tables:UnwrittenTables.put",
+        "shards.table_bytes:UnwrittenTables.put",
         "self._bytes > _MOST_UNWRITTEN",
         "False",
         "shards/tables/test_tables.py",
     ),
     Mutant(
-        "shards.unwritten_tables:UnwrittenTables.get",
+        "shards.table_bytes:UnwrittenTables.get",
         "self._tables.move_to_end(sidecar)",
         "pass",
         "shards/tables/test_tables.py",

@@ -18,8 +18,8 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.unwritten_tables import UnwrittenTables
 from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20

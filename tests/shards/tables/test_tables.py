@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.shards import tables, unwritten_tables
+from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, build_tables
-from lightning_shards.shards.unwritten_tables import UnwrittenTables
 from tests.shards.tables.conftest import ARCHIVE
 
 
@@ -102,7 +102,7 @@ def test_tables_in_memory_are_bounded_and_those_used_last_stay(
     store = TableStore(CacheFolder(tmp_path / "file" / "x"))
     first, second, third = write_shards([3, 3, 3])
     size = store.table_of(first).nbytes
-    monkeypatch.setattr(unwritten_tables, "_MOST_UNWRITTEN", 2 * size)
+    monkeypatch.setattr(table_bytes, "_MOST_UNWRITTEN", 2 * size)
     for shard in (second, first, third):
         store.table_of(shard)
     assert store.has_current(first)
