@@ -17,6 +17,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import bytes_of
+from lightning_shards.shards.filters.kept_files import MappedNumbers
 from lightning_shards.shards.index import ShardIndex
 
 _LARGE_BYTES = 2**24
@@ -99,7 +100,7 @@ def _shared_object(_: int) -> NoReturn:
     raise AssertionError
 
 
-_NEVER_COPIED = (type, FunctionType, ModuleType, ShardIndex, np.memmap)
+_NEVER_COPIED = (type, FunctionType, ModuleType, ShardIndex, MappedNumbers, np.memmap)
 
 
 def _is_shared(value: object) -> bool:
