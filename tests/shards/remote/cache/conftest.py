@@ -55,7 +55,7 @@ def no_locks(failing_lock_calls):
 def with_or_without_locks(request, failing_lock_calls):
     """A file system with locks, and one without for all tests but those of `needs_locks`."""
     if request.param == "no locks" and "needs_locks" in request.fixturenames:
-        pytest.skip("it is about locks")
+        pytest.skip("needs a file system with locks")
     failing_lock_calls(0 if request.param == "locks" else 10**9)
 
 
