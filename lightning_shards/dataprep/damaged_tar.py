@@ -5,11 +5,11 @@ extended header was lost, its member is passed over: its name stood there, and t
 header is a stand-in, such as `caf?.jpg` for `café.jpg`, or the first 100 bytes of a longer one.
 """
 
-import tarfile
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.compression import is_tar_header
 from lightning_shards.shards.tar.tar_bytes import TarBytes
 from lightning_shards.shards.tar.walk import BLOCK, Buffer, Member, walk_members
 
@@ -84,20 +84,11 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     for begin in range(start, len(data), _SEARCHED):
         part = data[begin : begin + _SEARCHED]
         for block in range(0, len(part), BLOCK):
-            if part.startswith(_MAGIC, block + _MAGIC_AT) and _is_sound(
+            if part.startswith(_MAGIC, block + _MAGIC_AT) and is_tar_header(
                 part[block : block + BLOCK]
             ):
                 return begin + block
     return None
-
-
-def _is_sound(header: bytes) -> bool:
-    """Whether the header's checksum is right."""
-    try:
-        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
 
 
 def _from(data: TarBytes, start: int) -> Buffer:

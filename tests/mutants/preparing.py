@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.tar.compression:compression_of",
-        "kind is None or _is_tar_header(first)",
+        "kind is None or is_tar_header(first)",
         "kind is None",
         "tools/packing/test_compressed.py",
     ),

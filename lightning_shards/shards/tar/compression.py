@@ -27,7 +27,7 @@ def compression_of(first: bytes) -> str | None:
     'bzip2'
     """
     kind = next((kind for kind, magic in _KINDS.items() if magic.match(first)), None)
-    return None if kind is None or _is_tar_header(first) else kind
+    return None if kind is None or is_tar_header(first) else kind
 
 
 def compression_at(path: str) -> str | None:
@@ -41,7 +41,8 @@ def compression_at(path: str) -> str | None:
         return compression_of(file.read(FIRST_BYTES))
 
 
-def _is_tar_header(block: bytes) -> bool:
+def is_tar_header(block: bytes) -> bool:
+    """Whether a block of 512 bytes is a tar header whose checksum is right."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
