@@ -4,7 +4,6 @@ from tests.mutants.planting import Mutant
 
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
-HUB = "shards/remote/test_hub.py"
 PROVIDERS = "shards.remote.providers"
 TOKEN = "shards/remote/test_hub_token.py"
 COMMITS = "shards/remote/test_hub_commits.py"
@@ -23,7 +22,6 @@ UNDATED = "shards/remote/test_undated.py"
 
 MUTANTS = [
     Mutant("shards.storage.remote:_unpickled", "take_over_run_number(number)", "...", UNDATED),
-    Mutant("shards.remote.other:_close", "client.close()", "...", OTHER),
     Mutant("shards.storage.remote:version_number", "if is_undated(version):", "if False:", UNDATED),
     Mutant(
         "shards.tables:TableStore.kept_table",
@@ -48,38 +46,16 @@ MUTANTS = [
     ),
     Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
     Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
-    Mutant(
-        "shards.remote.hub:_valid_s", "now = parsedate_to_datetime(", "parsedate_to_datetime(", HUB
-    ),
-    Mutant("shards.remote.hub:HubBackend._located", "if valid_s <= 0:", "if not valid_s:", HUB),
-    Mutant("shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", HTTP),
-    Mutant(
-        "shards.remote.http_client:HttpClient._response", "if self._is_closed:", "if False:", HTTP
-    ),
     Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", HTTP),
-    Mutant("shards.remote.cloud:CloudBackend._call", "if self._is_closed:", "if False:", HTTP),
     Mutant(
         "shards.remote.answers.bounded_calls:BoundedCalls.call",
         "if self._is_closed:  #",
         "if False:  #",
         CALLS,
     ),
-    Mutant(
-        "shards.remote.hub:HubBackend.refresh",
-        "self._refused[url] = used.url",
-        "self._refused[url] = self._locations[url].url",
-        HUB,
-    ),
-    Mutant(
-        "shards.remote.cloud:CloudBackend.refresh",
-        "if self._stores.get(bucket) is used:",
-        "if True:",
-        "shards/remote/test_transport.py",
-    ),
     Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxies.get("all", "")', "", PROXIES),
     Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxy_bypass(f"{host}:{port}")', "", PROXIES),
     Mutant(PROVIDERS + ".proxies:proxy_of", "if _is_in_networks(", "if not url and (", PROXIES),
-    Mutant("shards.remote.http:read_reply", "failure.what += reply.through", "...", PROXIES),
     Mutant(
         "shards.urls:_require_whole_name",
         'if row.client == "http" and "#" in url:',
@@ -88,22 +64,6 @@ MUTANTS = [
     ),
     Mutant(
         "shards.urls:_require_whole_name", ' and "?" in url', " and not url", "shards/test_urls.py"
-    ),
-    Mutant(
-        "shards.remote.other:_described",
-        "files.invalidate_cache()",
-        "files.invalidate_cache(path)",
-        OTHER,
-    ),
-    Mutant("shards.remote.other:OtherBackend._tried", "self._mine.files.clear()", "...", OTHER),
-    Mutant(
-        "shards.remote.other:_failure_of", '"again" if has_answered else "final"', '"final"', OTHER
-    ),
-    Mutant(
-        "shards.remote.other:OtherBackend._require_taken",
-        "self._scheme not in _DROPS_OPTIONS",
-        "True",
-        OTHER,
     ),
     Mutant(
         "shards.remote.backend:version_of",
@@ -121,12 +81,6 @@ MUTANTS = [
         "shards.remote.answers.timed_response:TimedResponse.shortly",
         "with self.in_time(limit_s):",
         "if True:",
-        DRIPPING,
-    ),
-    Mutant(
-        "shards.remote.http:chunks_of",
-        "timed.in_time() if timed else nullcontext()",
-        "nullcontext()",
         DRIPPING,
     ),
     Mutant(
@@ -149,48 +103,6 @@ MUTANTS = [
         "samples",
         "readers/ahead/test_source_cache.py",
     ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody._accept",
-        "answer.version != self.version",
-        "False",
-        FAULTS,
-    ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody._accept",
-        "if answer.begin != begin or ",
-        "if ",
-        FAULTS,
-    ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody._accept",
-        "answer.size != self.size",
-        "False",
-        FAULTS,
-    ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody.restart_or_keep",
-        "if not is_exact(self.version):",
-        "if False:",
-        FAULTS,
-    ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody._append",
-        "if stop > answered_stop - self._begin:",
-        "if stop > len(self.data):",
-        HTTP,
-    ),
-    Mutant(
-        "shards.remote.partial_body:Flow.count",
-        "self._bytes < least * elapsed",
-        "False",
-        FAULTS,
-    ),
-    Mutant(
-        "shards.remote.partial_body:PartialBody._arriving",
-        "if answer.arrived is None else",
-        "if True else",
-        DRIPPING,
-    ),
     Mutant("shards.remote.backend:is_exact", "version.startswith('\"')", "True", FAULTS),
     Mutant("shards.remote.retries:Tries.go_on", "self.failed >= policy.tries or ", "", RETRIES),
     Mutant("shards.remote.retries:Tries.go_on", "- policy.stall_s", "", RETRIES),
@@ -209,47 +121,6 @@ MUTANTS = [
         "if True:",
         RETRIES,
     ),
-    Mutant(
-        "shards.remote.http_client:HttpClient.request",
-        "if _origin(following) != _origin(url):",
-        "if False:",
-        HTTP,
-    ),
-    Mutant(
-        "shards.remote.http_client:HttpClient.request",
-        "if len(redirects) > MAX_REDIRECTS:",
-        "if len(redirects) > 2 * MAX_REDIRECTS:",
-        HTTP,
-    ),
-    Mutant(
-        "shards.remote.http_client:_redirected",
-        'scheme in ("http", "https") and host',
-        "True",
-        HTTP,
-    ),
-    Mutant(
-        "shards.remote.http_client:HttpClient.close",
-        "_shut(connection)",
-        "...",
-        HTTP,
-    ),
-    Mutant(
-        "shards.remote.http_client:_NotOurs.filter",
-        'not getattr(_THREAD, "is_ours", False)',
-        "True",
-        "shards/remote/test_remote_secrets.py",
-    ),
-    Mutant(
-        "shards.remote.http:_answer_of", "if begin and size > LARGEST_WHOLE:", "if False:", HTTP
-    ),
-    Mutant("shards.remote.http:_answer_of", "_require_no_page(first, reply, target)", "...", HTTP),
-    Mutant(
-        "shards.remote.http:_require_no_page",
-        'text = f"{before}..." if sign else text',
-        "...",
-        "shards/remote/test_remote_secrets.py",
-    ),
-    Mutant("shards.remote.hub:HubBackend._known", "location.commit != pinned", "False", HUB),
     Mutant(PROVIDERS + ".hub_token:hub_token", "_VARIABLES", "reversed(_VARIABLES)", TOKEN),
     Mutant(
         PROVIDERS + ".hub_token:_sendable",
@@ -258,8 +129,6 @@ MUTANTS = [
         TOKEN,
     ),
     Mutant(PROVIDERS + ".hub_token:_file", 'os.environ.get("HF_HOME") or ', "", TOKEN),
-    Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
-    Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
     Mutant(
         PROVIDERS + ".hub_commits:take_over_commits",
         "_pinned.setdefault(key, commit)",
@@ -271,26 +140,6 @@ MUTANTS = [
         "shards.storage.schemes:MakeRemoteStorage.__reduce__", "pinned_commits()", "{}", COMMITS
     ),
     Mutant("shards.index:kept_index", 'content["hub_commits"]', "{}", COMMITS),
-    Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
-    Mutant(
-        "shards.remote.hub:HubBackend._known",
-        "not 0 < location.until - self._now() <= _KEPT_S",
-        "False",
-        HUB,
-    ),
-    Mutant(
-        "shards.remote.cloud:CloudBackend._split",
-        "not _KEY.fullmatch(key)",
-        "False",
-        "shards/remote/test_transport.py",
-    ),
-    Mutant(
-        "shards.remote.http:_whole_size",
-        'response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS',
-        "False",
-        HTTP,
-    ),
-    Mutant("shards.remote.http:_retry_after_s", "(then - now).total_seconds()", "0.0", HTTP),
     Mutant(
         "shards.storage.streaming:_opened",
         "_failed_with(stream) if is_of_reading else 0",
@@ -299,14 +148,6 @@ MUTANTS = [
     ),
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
-    Mutant(
-        "shards.remote.cloud:CloudBackend._call",
-        """        else:
-            self._has_had_credentials = True
-""",
-        "        else:\n",
-        CREDENTIALS,
-    ),
     Mutant(
         PROVIDERS + ".cloud_errors:_failure_of_service",
         "if is_there:",
@@ -319,7 +160,6 @@ MUTANTS = [
         'in ("busy",)',
         CREDENTIALS,
     ),
-    Mutant("shards.remote.cloud:CloudBackend._make", "policy.longest_s(largest)", "9e4", DRIPPING),
     Mutant(
         PROVIDERS + ".cloud_endpoints:allows_http",
         "return allowed or ",
@@ -343,12 +183,6 @@ MUTANTS = [
         "type(error).__name__ == _PANIC",
         "False",
         ENDPOINTS,
-    ),
-    Mutant(
-        "shards.remote.cloud:_require_own_process",
-        "if _USED_BY[0] != os.getpid():",
-        "if False:",
-        "shards/remote/test_contract.py",
     ),
     Mutant(
         "shards.remote.transport:RemoteTransport.__reduce__",
@@ -428,7 +262,6 @@ MUTANTS = [
         "pass",
         READER,
     ),
-    Mutant("shards.remote.http_client:body_reader", "if not left:", "if not size:", HTTP),
     Mutant(
         "shards.storage.schemes:shared_out",
         "make.of_one_rank(ranks)",

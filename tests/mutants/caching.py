@@ -1,0 +1,248 @@
+"""Bugs in the cache of pieces: its limits, locks, files and runs."""
+
+from tests.mutants.planting import Mutant
+
+MUTANTS = [
+    Mutant(
+        "shards.remote.cache.upkeep:_is_wrong",
+        "return error",
+        "return True",
+        "shards/remote/cache/test_upkeep.py",
+    ),
+    Mutant(
+        "shards.remote.cache.run_cache:cache_of_run",
+        "pieces.remove_if_left()",
+        "pass",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:is_sealed",
+        "return has_size and status.st_mtime_ns == _seal_of_this_start()",
+        "return has_size",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_is_whole",
+        "if status.st_mtime_ns == _seal_of_this_start():",
+        "if True:",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_expected_crc32",
+        "status.st_size != size + TRAILER_BYTES",
+        "False",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_remove",
+        "os.path.samestat(os.lstat(path), os.fstat(file))",
+        "False",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_names:_folder_of",
+        "\\n{version}",
+        "",
+        "shards/remote/cache/test_piece_names.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        "(2 if stays else int(is_read)), piece.changed_ns",
+        "int(is_read), piece.changed_ns",
+        "shards/remote/cache/test_limits.py shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:limit_of_pieces",
+        "max((need",
+        "min((need",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom.take",
+        "self._folder.write_used(file, used + size)",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
+        "self.most_bytes = max(used, works_on)",
+        "self.most_bytes = None",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered._kept",
+        "os.fsync(room.file)",
+        "pass",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:evicted_ahead",
+        "min(limit_bytes, used_bytes)",
+        "limit_bytes",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
+        """used = self._folder.bytes_in_parts()  # first: a part becomes a piece without this lock
+        pieces = list(self._folder.pieces())""",
+        """pieces = list(self._folder.pieces())
+        used = self._folder.bytes_in_parts()""",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._evict",
+        "self._runs.remove_ended()",
+        "pass",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.pieces",
+        "_OBJECT.fullmatch(folder.name) and folder",
+        "folder",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.bytes_in_parts",
+        "is_free or (is_free is None and is_left_behind(status))",
+        "False",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:_bytes_of_others",
+        "None if folder == own else",
+        "",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.file_locks:FileLocks.take_first",
+        "if lock is not None and lock.is_sure:",
+        "if lock is not None:",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "True",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns._remove_ended",
+        "lock.is_sure or is_left_behind(path.stat())",
+        "lock.is_sure",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.needs",
+        "self._renew()",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.touch",
+        "os.utime(path)",
+        "pass",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.upkeep:clear_pieces",
+        "alone is None or not alone.is_sure",
+        "alone is None",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_files:_seal",
+        "ns=(time.time_ns(), seal)",
+        "ns=(seal, seal)",
+        "shards/remote/cache/test_no_locks.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        "is_read and piece.share",
+        "piece.share",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        " or piece.changed_ns >= since_ns",
+        "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_kept_fractions",
+        "if alone[data] >= common:",
+        "if True:",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_tables_bytes",
+        "max(need.tables_bytes, tables.get(need.data, 0))",
+        "need.tables_bytes + tables.get(need.data, 0)",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:own_share",
+        " - of_others",
+        "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._lacking_share",
+        "size if held is None else held + size - share.limit_bytes",
+        "0",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom._count_share",
+        "+ size",
+        "",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.register",
+        "self._require_room(run, need)",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.open_runs:OpenRuns.others",
+        "name != run and ",
+        "",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.run_cache:cache_of_run",
+        "PieceCache(folder, path, run, need) if fits else None",
+        "PieceCache(folder, path, run, need)",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_names:_stem_of",
+        "name.translate(_NO_DIGITS)",
+        "name",
+        "shards/remote/cache/test_piece_names.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
+        "if with_tables:",
+        "if True:",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_folder:PieceFolder.remove_if_left",
+        "alone is not None and ",
+        "",
+        "shards/remote/cache/test_piece_folder.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered.load",
+        "if lock is None:\n                    return None",
+        "pass",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_cache:_Entered._kept",
+        "if full:",
+        "if False:",
+        "shards/remote/cache/test_full_disks.py",
+    ),
+]
