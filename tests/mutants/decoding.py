@@ -73,13 +73,13 @@ MUTANTS = [
         "samples.decoding.orientation:orientation_of",
         'image.format == "TIFF"',
         "False",
-        "samples/decoding/test_crops.py",
+        "samples/decoding/test_orientation.py",
     ),
     Mutant(
         "samples.decoding.images:_PillowImage._upright_sides",
         "if self._orientation in SWAPPING_SIDES else sides",
         "if False else sides",
-        "samples/decoding/test_crops.py",
+        "samples/decoding/test_orientation.py",
     ),
     Mutant(
         "dataprep.writing.reencode:_turned",

@@ -55,7 +55,7 @@ MUTANTS = [
         "dataprep.writing.keys:key_of_path",
         'parts[0] in ("", "..")',
         'parts[0] == ""',
-        "dataprep/writing/test_writer.py",
+        "dataprep/writing/test_keys.py",
     ),
     Mutant(
         "dataprep.writing.packing:_error_of",
@@ -73,7 +73,7 @@ MUTANTS = [
         "dataprep.writing.keys:escape_key",
         "_NO_PART.sub(_percent, _ESCAPED.sub(_percent, text))",
         "_ESCAPED.sub(_percent, text)",
-        "dataprep/writing/test_writer.py",
+        "dataprep/writing/test_keys.py",
     ),
     Mutant(
         "dataprep.writing.writer:ShardWriter._checked",
@@ -103,7 +103,7 @@ MUTANTS = [
         "dataprep.writing.writer:ShardWriter.write",
         "with self._aborted_by_errors():",
         "if True:",
-        "dataprep/writing/test_writer.py",
+        "dataprep/writing/test_writer_failures.py",
     ),
     Mutant(
         "dataprep.writing.keys:check_new_field",

@@ -3,7 +3,7 @@
 from tests.mutants.planting import Mutant
 
 FAULTS = "shards/remote/test_faults.py"
-HTTP = "shards/remote/test_http.py"
+CLOSING = "shards/remote/test_closing.py"
 PROVIDERS = "shards.remote.providers"
 TOKEN = "shards/remote/test_hub_token.py"
 COMMITS = "shards/remote/test_hub_commits.py"
@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
     Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
-    Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", HTTP),
+    Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", CLOSING),
     Mutant(
         "shards.remote.answers.bounded_calls:BoundedCalls.call",
         "if self._is_closed:  #",
@@ -147,6 +147,13 @@ MUTANTS = [
         "samples/test_safety.py",
     ),
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
+    Mutant("readers.ahead.filling:Filling._pieces", "if piece in named:", "if False:", PLANNED),
+    Mutant(
+        "readers.ahead.source_cache:window_of",
+        "min(WINDOW, sum(blocks))",
+        "WINDOW",
+        "readers/ahead/test_source_cache.py",
+    ),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),
     Mutant(
         PROVIDERS + ".cloud_errors:_failure_of_service",

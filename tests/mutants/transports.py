@@ -4,6 +4,7 @@ from tests.mutants.planting import Mutant
 
 FAULTS = "shards/remote/test_faults.py"
 HTTP = "shards/remote/test_http.py"
+CLOSING = "shards/remote/test_closing.py"
 HUB = "shards/remote/test_hub.py"
 COMMITS = "shards/remote/test_hub_commits.py"
 DRIPPING = "shards/remote/test_dripping_servers.py"
@@ -17,11 +18,16 @@ MUTANTS = [
         "shards.remote.hub:_valid_s", "now = parsedate_to_datetime(", "parsedate_to_datetime(", HUB
     ),
     Mutant("shards.remote.hub:HubBackend._located", "if valid_s <= 0:", "if not valid_s:", HUB),
-    Mutant("shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", HTTP),
     Mutant(
-        "shards.remote.http_client:HttpClient._response", "if self._is_closed:", "if False:", HTTP
+        "shards.remote.http_client:HttpClient._send", "if self._is_closed:", "if False:", CLOSING
     ),
-    Mutant("shards.remote.cloud:CloudBackend._call", "if self._is_closed:", "if False:", HTTP),
+    Mutant(
+        "shards.remote.http_client:HttpClient._response",
+        "if self._is_closed:",
+        "if False:",
+        CLOSING,
+    ),
+    Mutant("shards.remote.cloud:CloudBackend._call", "if self._is_closed:", "if False:", CLOSING),
     Mutant(
         "shards.remote.hub:HubBackend.refresh",
         "self._refused[url] = used.url",
@@ -121,7 +127,7 @@ MUTANTS = [
         "shards.remote.http_client:HttpClient.close",
         "_shut(connection)",
         "...",
-        HTTP,
+        CLOSING,
     ),
     Mutant(
         "shards.remote.http_client:_NotOurs.filter",

@@ -5,18 +5,11 @@ import json
 import re
 import tarfile
 from dataclasses import replace
-from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from lightning_shards.dataprep.writing import writer as writer_module
 from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.keys import check_field, check_key, escape_key, key_of_path
 from lightning_shards.dataprep.writing.tar_writer import (
-    TarWriter,
     member_header,
     read_back,
     write_shard,
@@ -26,33 +19,8 @@ from lightning_shards.errors import ConfigError, IndexMismatchError, SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.shards.tar.walk import split_name, walk_members
-
-SAMPLES = [
-    {"__key__": f"class.{number % 3}/{number:04d}", "jpg": bytes([number]) * number, "cls": "ä"}
-    for number in range(20)
-]
-
-
-@pytest.fixture
-def write(tmp_path):
-    def call(samples=SAMPLES, folder="out", **options):
-        options.setdefault("max_samples", 6)
-        with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache", **options) as writer:
-            for sample in samples:
-                writer.write(sample)
-        return writer
-
-    return call
-
-
-def tars(folder):
-    return sorted(Path(folder).glob("*.tar"))
-
-
-def visible(folder):
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    return {path.name: path.read_bytes() for path in files}
+from lightning_shards.shards.tar.walk import walk_members
+from tests.dataprep.writing.conftest import SAMPLES, tars, visible
 
 
 def as_read(folder):
@@ -301,164 +269,6 @@ def test_an_aborted_writer_writes_no_more(tmp_path):
         with pytest.raises(ConfigError, match="is aborted; make another one"):
             writer.write(SAMPLES[8])
     assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
-
-
-def failing_at(monkeypatch, owner, name, call):
-    """Lets one call of a function fail as on a full disk; later ones work."""
-    function, calls = getattr(owner, name), []
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == call:
-            raise OSError(28, "No space left on device")
-        return function(*arguments)
-
-    monkeypatch.setattr(owner, name, failing)
-
-
-def test_a_shard_that_could_not_be_begun_leaves_those_before_it(tmp_path, write, monkeypatch):
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
-    failing_at(monkeypatch, writer_module, "new_file", 2)
-    for sample in SAMPLES[:6]:
-        writer.write(sample)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(SAMPLES[6])
-    writer.close()
-    write(SAMPLES[:6], folder="expected")
-    assert visible(tmp_path / "out") == visible(tmp_path / "expected")
-
-
-def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
-    for sample in SAMPLES[:7]:
-        writer.write(sample)
-    failing_at(monkeypatch, TarWriter, "_put", 4)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(SAMPLES[7])
-    writer.close()
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
-    write()
-    write(folder="undisturbed")
-    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
-
-
-def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
-    write()
-    before = visible(tmp_path / "out")
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="finished data set"):
-            writer.write({"__key__": "other", "cls": "1"})
-    assert visible(tmp_path / "out") == before
-
-
-# --- folders
-
-
-def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
-    def failing():
-        yield from SAMPLES[:8]
-        raise RuntimeError("camera unplugged")
-
-    with pytest.raises(RuntimeError, match="camera"):
-        write(failing())
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
-    assert not list((tmp_path / "out").glob(".*.part"))
-    write()
-    write(folder="undisturbed")
-    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
-
-
-def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
-    def failing():
-        yield from SAMPLES
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        write(failing())
-    write(SAMPLES[:8])
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar", "shard-000001.tar", "wids.json"]
-
-
-def test_a_finished_folder_is_not_touched(tmp_path, write):
-    write()
-    before = visible(tmp_path / "out")
-    with pytest.raises(ConfigError, match="finished data set"):
-        write(SAMPLES[:3])
-    assert visible(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
-def test_files_of_others_are_not_overwritten(tmp_path, write, name):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match="name another folder"):
-        write()
-    assert visible(tmp_path / "out") == {name: b"precious"}
-
-
-def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
-    write(prefix="train")
-    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
-        write(prefix="val")
-
-
-def test_one_writer_at_a_time(tmp_path, write):
-    with ShardWriter(tmp_path / "out", cache_dir=tmp_path / "cache") as writer:
-        with pytest.raises(ConfigError, match="another run is writing"):
-            write(max_samples=None)
-        writer.write(SAMPLES[0])
-
-
-# --- keys
-
-
-@given(st.text(min_size=1).filter(lambda text: max(text) < "\ud800" or max(text) > "\udfff"))
-def test_an_escaped_name_gives_the_name_back(text):
-    assert unquote(escape_key(text)) == text
-
-
-@given(st.text(min_size=1, max_size=300) | st.text("./_a\udce9\ud800", min_size=1, max_size=9))
-@example("../a").via("a table beside the folder of its images")
-def test_any_escaped_name_is_a_key(text):
-    check_key(escape_key(text))
-
-
-@pytest.mark.parametrize(
-    ("path", "key"),
-    [
-        ("../images/1.jpg", "images/1"),
-        ("/data//images/./1.v2.jpg", "data/images/1%2Ev2"),
-        ("a/../../b/1.jpg", "b/1"),
-        ("./1.jpg", "1"),
-        ("../.jpg", "%2Ejpg"),
-    ],
-)
-def test_paths_become_keys_that_lead_nowhere(path, key):
-    assert key_of_path(path) == key
-    check_key(key)
-
-
-@given(st.text(), st.text())
-def test_what_is_accepted_is_read_back(key, field):
-    try:
-        check_key(key)
-        check_field(field)
-    except SampleError:
-        return
-    assert split_name(f"{key}.{field}") == (key, field)
-
-
-def test_file_names_that_are_not_utf8_become_keys():
-    key = escape_key("caf\udce9.x")
-    check_key(key)
-    assert unquote(key, encoding="latin-1") == "café.x"
-
-
-@pytest.mark.parametrize("name", ["__MACOSX__/a", "__x__", "__a/b__", "a/__x__/b"])
-def test_names_that_readers_pass_over_become_keys(name):
-    check_key(escape_key(name))
-    assert unquote(escape_key(name)) == name
 
 
 def test_two_members_for_one_field_are_refused(tmp_path):

@@ -1,7 +1,6 @@
 """Fused crops: the right part of the image at the right size, from any file, by both backends."""
 
 import importlib.util
-import io
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from lightning_shards.errors import ConfigError
@@ -19,45 +18,19 @@ from lightning_shards.samples.decoding.crops import (
     DecodeRandomResizedCrop,
     DecodeResize,
 )
-
-BACKENDS = ["pillow", "turbo"]
-WIDTH, HEIGHT = 320, 240
-ORIENTATION = 0x0112
-
-
-def encode(image, kind="JPEG", **options):
-    data = io.BytesIO()
-    image.save(data, kind, **options)
-    return data.getvalue()
-
-
-@pytest.fixture(scope="session")
-def photo():
-    return Image.fromarray(load_sample_image("china.jpg")).resize((WIDTH, HEIGHT))
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return request.param
+from tests.samples.decoding.conftest import (
+    BACKENDS,
+    HEIGHT,
+    WIDTH,
+    as_floats,
+    difference,
+    encode,
+    reference,
+)
 
 
 def generator(seed=0):
     return np.random.default_rng(seed)
-
-
-def as_floats(pixels):
-    return np.asarray(pixels).astype(float)
-
-
-def difference(one, other):
-    """The mean over all pixels, of 255."""
-    return np.abs(as_floats(one) - as_floats(other)).mean()
-
-
-def reference(image, box, size):
-    """What Pillow makes of a part of the whole image, channels first."""
-    resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(resized).transpose(2, 0, 1)
 
 
 # --- which part -----------------------------------------------------------------------------------
@@ -224,77 +197,6 @@ def test_whole_images_are_alike_in_both_backends(photo, decode):
         one, other = (decode(data, backend) for backend in BACKENDS)
         assert (one.shape, one.dtype) == (other.shape, other.dtype), kind
         assert difference(one, other) < 1, kind
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_upright_where_that_is_asked_for(photo, backend, orientation):
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    data = encode(photo, quality=95, exif=exif)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    whole = (0, 0, *upright.size)
-    oriented = DecodeResize(size=40, backend=backend, orient=True)(data)
-    assert difference(oriented, reference(upright, whole, 40)) < 7
-    stored = DecodeResize(size=40, backend=backend)(data)
-    assert difference(stored, reference(photo, (0, 0, WIDTH, HEIGHT), 40)) < 7
-
-
-def app1(data, content):
-    """A JPEG with this content as its first segment APP1."""
-    return data[:2] + b"\xff\xe1" + (2 + len(content)).to_bytes(2, "big") + content + data[2:]
-
-
-HEADER = b"Exif\0\0" + b"II*\0\x08\0\0\0"
-TURNED = b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
-DAMAGED_TAGS = {
-    "no tags": b"Exif\0\0garbage",
-    "a cut header": b"Exif\0\0II*\0",
-    "nothing": b"Exif\0\0",
-    "no number": HEADER + b"\x01\0\x12\x01\x02\0\x04\0\0\0six\0" + bytes(4),
-    "out of range": HEADER + b"\x01\0" + TURNED.replace(b"\x06", b"\x09") + bytes(4),
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED_TAGS.values(), ids=DAMAGED_TAGS)
-def test_tags_that_cannot_be_read_turn_nothing(photo, backend, content):
-    data = encode(photo, quality=95)
-    shown = DecodeResize(size=40, backend=backend, orient=True)(app1(data, content))
-    assert shown.equal(DecodeResize(size=40, backend=backend)(data))
-
-
-def test_other_tags_are_not_written_again(photo, backend):
-    """One holds a type that Pillow cannot write."""
-    other = b"\x0e\x01\x05\0\x01\0\0\0\x26\0\0\0"  # a text as a fraction
-    content = HEADER + b"\x02\0" + other + TURNED + bytes(4) + b"\xff" * 4 + bytes(4)
-    shown = DecodeResize(size=40, backend=backend, orient=True)(app1(encode(photo), content))
-    upright = photo.transpose(Image.Transpose.ROTATE_270)
-    assert difference(shown, reference(upright, (0, 0, *upright.size), 40)) < 7
-
-
-@pytest.mark.parametrize("orientation", [None, 1, 3, 6])
-def test_pillow_decodes_an_oriented_image_at_a_fraction_of_its_size(photo, orientation):
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation or 1
-    data = encode(photo, exif=exif) if orientation else encode(photo)
-    image = images.open_image(data, is_oriented=True)
-    image.cut(images.Box(0, 0, image.width, image.height), np.empty((30, 30, 3), np.uint8))
-    assert image._image.size == (WIDTH // 8, HEIGHT // 8)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
-def test_images_of_other_kinds_are_turned_once(photo, backend, kind, orientation):
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    data = encode(photo, kind, exif=exif)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    shown = DecodeResize(size=40, backend=backend, orient=True)(data)
-    assert difference(shown, reference(upright, (0, 0, *upright.size), 40)) < 1
-
-
-def test_a_cut_png_is_an_error_where_its_tags_are_looked_for(photo, backend):
-    with pytest.raises((OSError, ValueError)):
-        DecodeResize(size=40, backend=backend, orient=True)(encode(photo, "PNG")[:-9000])
 
 
 def test_a_pixel_is_an_image(backend):

@@ -1,0 +1,33 @@
+"""Samples, and a writer of them, for the tests of what is written."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.dataprep.writing.writer import ShardWriter
+
+SAMPLES = [
+    {"__key__": f"class.{number % 3}/{number:04d}", "jpg": bytes([number]) * number, "cls": "ä"}
+    for number in range(20)
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def call(samples=SAMPLES, folder="out", **options):
+        options.setdefault("max_samples", 6)
+        with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache", **options) as writer:
+            for sample in samples:
+                writer.write(sample)
+        return writer
+
+    return call
+
+
+def tars(folder):
+    return sorted(Path(folder).glob("*.tar"))
+
+
+def visible(folder):
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return {path.name: path.read_bytes() for path in files}

@@ -1,0 +1,118 @@
+"""What `ShardWriter` leaves after a failure, and what it does not touch in a folder of others."""
+
+import pytest
+
+from lightning_shards.dataprep.writing import writer as writer_module
+from lightning_shards.dataprep.writing.tar_writer import (
+    TarWriter,
+)
+from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.errors import ConfigError
+from tests.dataprep.writing.conftest import SAMPLES, visible
+
+
+def failing_at(monkeypatch, owner, name, call):
+    """Lets one call of a function fail as on a full disk; later ones work."""
+    function, calls = getattr(owner, name), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def test_a_shard_that_could_not_be_begun_leaves_those_before_it(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    failing_at(monkeypatch, writer_module, "new_file", 2)
+    for sample in SAMPLES[:6]:
+        writer.write(sample)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[6])
+    writer.close()
+    write(SAMPLES[:6], folder="expected")
+    assert visible(tmp_path / "out") == visible(tmp_path / "expected")
+
+
+def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for sample in SAMPLES[:7]:
+        writer.write(sample)
+    failing_at(monkeypatch, TarWriter, "_put", 4)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(SAMPLES[7])
+    writer.close()
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    write()
+    write(folder="undisturbed")
+    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+
+
+def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
+    write()
+    before = visible(tmp_path / "out")
+    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="finished data set"):
+            writer.write({"__key__": "other", "cls": "1"})
+    assert visible(tmp_path / "out") == before
+
+
+# --- folders
+
+
+def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
+    def failing():
+        yield from SAMPLES[:8]
+        raise RuntimeError("camera unplugged")
+
+    with pytest.raises(RuntimeError, match="camera"):
+        write(failing())
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    assert not list((tmp_path / "out").glob(".*.part"))
+    write()
+    write(folder="undisturbed")
+    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+
+
+def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
+    def failing():
+        yield from SAMPLES
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write(failing())
+    write(SAMPLES[:8])
+    assert list(visible(tmp_path / "out")) == ["shard-000000.tar", "shard-000001.tar", "wids.json"]
+
+
+def test_a_finished_folder_is_not_touched(tmp_path, write):
+    write()
+    before = visible(tmp_path / "out")
+    with pytest.raises(ConfigError, match="finished data set"):
+        write(SAMPLES[:3])
+    assert visible(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
+def test_files_of_others_are_not_overwritten(tmp_path, write, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(b"precious")
+    with pytest.raises(ConfigError, match="name another folder"):
+        write()
+    assert visible(tmp_path / "out") == {name: b"precious"}
+
+
+def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
+    write(prefix="train")
+    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
+        write(prefix="val")
+
+
+def test_one_writer_at_a_time(tmp_path, write):
+    with ShardWriter(tmp_path / "out", cache_dir=tmp_path / "cache") as writer:
+        with pytest.raises(ConfigError, match="another run is writing"):
+            write(max_samples=None)
+        writer.write(SAMPLES[0])

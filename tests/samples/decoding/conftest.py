@@ -1,0 +1,42 @@
+"""A photograph, both backends, and what Pillow makes of an image, for the tests of decoding."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+BACKENDS = ["pillow", "turbo"]
+WIDTH, HEIGHT = 320, 240
+
+
+def encode(image, kind="JPEG", **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+@pytest.fixture(scope="session")
+def photo():
+    return Image.fromarray(load_sample_image("china.jpg")).resize((WIDTH, HEIGHT))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def as_floats(pixels):
+    return np.asarray(pixels).astype(float)
+
+
+def difference(one, other):
+    """The mean over all pixels, of 255."""
+    return np.abs(as_floats(one) - as_floats(other)).mean()
+
+
+def reference(image, box, size):
+    """What Pillow makes of a part of the whole image, channels first."""
+    resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(resized).transpose(2, 0, 1)
