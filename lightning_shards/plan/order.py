@@ -246,10 +246,8 @@ class SampleOrder(Order):
         if not self._has_blocks:
             return self.at(epoch, start, stop)
         self._require_range(epoch, start, stop)
-        return self._ids_of(
-            self._mixed(epoch, *self._block_span(number))
-            for number in self._blocks_between(start, stop)
-        )
+        blocks = self._blocks_between(start, stop)
+        return self._ids_of(self._last_run_first(epoch, number) for number in blocks)
 
     # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
 
@@ -301,6 +299,12 @@ class SampleOrder(Order):
                 piece = self._mixed(epoch, position, min(position + stop - start, self._length))
             yield piece
             start += len(piece)
+
+    def _last_run_first(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Its sample numbers, unshuffled; no run goes on where the one before it ends."""
+        numbers = self._mixed(epoch, *self._block_span(block))
+        has_runs = self.sampling == "shuffled" and self.run
+        return numbers[np.argsort(-(numbers // self.run), kind="stable")] if has_runs else numbers
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:

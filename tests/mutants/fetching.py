@@ -154,7 +154,7 @@ MUTANTS = [
         THREADS,
     ),
     Mutant(
-        "shards.remote.fetching.link_speed:LinkSpeed._latency_s",
+        "shards.remote.fetching.link_speed:LinkSpeed.latency_s",
         "min(tuple",
         "max(tuple",
         "shards/remote/fetching/test_link_speed.py",

@@ -160,6 +160,12 @@ MUTANTS = [
         "workers/test_processes.py workers/test_messages.py",
     ),
     Mutant(
+        "plan.order:SampleOrder._last_run_first",
+        "-(numbers // self.run)",
+        "numbers // self.run",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
         "plan.pieces:_Intervals.of",
         "starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(stops)[:-1])",
         "pass",

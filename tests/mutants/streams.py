@@ -16,6 +16,30 @@ MUTANTS = [
         FETCHER,
     ),
     Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.most_batches",
+        "max(1, self._following(*until))",
+        "sys.maxsize",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.told",
+        "self.reach(turn, stop_of(step) - 1)",
+        "self.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.read_ahead:ReadAhead._planned",
+        "[self._stops > start][: self._buffer.most_batches()]",
+        "[self._stops > start]",
+        "readers/test_batch_reader.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._piece",
+        "self._link.large_bytes_per_s",
+        "(self._link.bytes_per_s or 0)",
+        "shards/remote/fetching/test_fetcher.py",
+    ),
+    Mutant(
         "readers.ahead.remote_batches:buffer_beside",
         "MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES",
         "_MOST_BYTES",

@@ -103,6 +103,19 @@ def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path):
     assert read_ahead == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
 
 
+def test_no_more_batches_are_read_ahead_than_may_be(urls, tmp_path):
+    left = iter([2, 1, 99])
+    buffer = ReadBuffer(17_000, most_batches=lambda: next(left))
+    ids = [(0, sample) for sample in range(7)]
+    with open_shards(urls, tmp_path) as shards:
+        reader = look_up(shards, ids, [1, 3, 4, 5, 6, 7], buffer=buffer)
+        read_ahead = []
+        for start, stop in ((0, 1), (3, 4), (4, 5)):
+            reader.members(start, stop)
+            read_ahead.append(reader._ahead.samples)
+    assert read_ahead == [range(3), range(3, 4), range(4, 7)]
+
+
 def test_more_and_more_is_read_ahead_so_that_the_first_batch_comes_soon(urls, tmp_path):
     buffer = ReadBuffer(10_000)
     ids = [(2, sample) for sample in range(40)]  # of 3 kB, headers included

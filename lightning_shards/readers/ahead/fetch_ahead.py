@@ -4,7 +4,9 @@ Only the first batch waits for the arithmetic, and not for long.
 """
 
 import logging
+import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Final
@@ -57,6 +59,8 @@ class FetchAhead:
         self._announcements, self._announce, self._end = announcements, announce, end
         self._changed = threading.Condition()
         self._reached = self._due = (0, -1)  # turns and positions
+        self._announced_until: tuple[int, int] | None = self._due
+        self._following: Callable[[int, int], int] = lambda _turn, _stop: 0
         self._batches, self._is_closed = 0, False
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
@@ -66,16 +70,33 @@ class FetchAhead:
         self, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
     ) -> Iterator[LoadedBatch]:
         """The batches of an epoch; each one is read when this has been told where it is."""
-        for step in epoch.own_steps():
-            self.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])
+        steps = epoch.own_steps()
+
+        def stop_of(step: int) -> int:
+            return epoch.plan.rank_span(step, epoch.place.rank)[1]
+
+        for number, step in enumerate(steps):
+            self._following = lambda turn_of_block, stop, left=steps[number:]: (
+                bisect_right(left, stop, key=stop_of) if turn_of_block == turn else 0
+            )
+            self.reach(turn, stop_of(step) - 1)
             yield next(batches)
+
+    def most_batches(self) -> int:
+        """How many batches may be read together from the one on that was told last.
+
+        The first batch of a block is read when that block has been announced with the next one.
+        Before that, nothing would be on the way behind the pieces that it waits for.
+        """
+        until = self._announced_until
+        return sys.maxsize if until is None else max(1, self._following(*until))
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position.
 
         Args:
             turn: How many epochs lie between the cursor and this one.
-            position: The first one of the next batch, in its epoch.
+            position: The last one of the next batch, in its epoch.
 
         Raises:
             IndexMismatchError: A shard is another one than when its members were listed.
@@ -110,17 +131,19 @@ class FetchAhead:
         except RuntimeError as error:  # the batches fetch what they need
             _log.warning("nothing is fetched ahead of the batches: %s (ulimit -u)", error)
             self._has_announced.set()
+            self._announced_until = None
             self._end()
 
     def _run(self) -> None:
         try:
-            for turn, position, reads in self._announcements:
+            for turn, position, stop, reads in self._announcements:
                 with self._changed:
                     self._due = (turn, position)
                     self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
                     if self._is_closed:
                         return
                     self._announce(reads)  # with the lock: nothing is announced after `close`
+                    self._announced_until = (turn, stop)
                     is_first = not self._has_announced.is_set()
                     self._has_announced.set()
                     if is_first:  # the first batch has the network for itself
@@ -134,5 +157,6 @@ class FetchAhead:
             if not is_closed:
                 _log.warning("nothing more is fetched ahead of the batches: %s", error)
         finally:
+            self._announced_until = None
             self._has_announced.set()
             self._end()

@@ -16,6 +16,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.source import Source
@@ -107,15 +108,16 @@ class Filling:
             return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=False)
 
     def _pieces(self, stack: ExitStack) -> Iterator[Piece]:
-        """The pieces in the order of first use: of the first blocks all, then those that stay."""
+        """Each piece once, in the order of first use: of the first blocks all, then what stays."""
         source, place = self._source, self._place
         tables = ShardTables(source.index, source.cache, source.storages, is_patient=False)
         stack.callback(tables.close)
         plan = PiecePlan(
             *(source.order, source.epochs, Cursor(), place, place.ranks_of_node),
             *(source.index.urls, tables.tables_of),
+            window=window_of(source.order),
         )
-        fraction = kept_fraction([self._cache.need])
+        fraction, named = kept_fraction([self._cache.need]), set[Piece]()
         for number, block in enumerate(plan.first_epoch()):
             pieces = [
                 Piece(url, version_of_stamp(stat), start, stop)
@@ -124,7 +126,10 @@ class Filling:
                 for start, stop in zip(starts, stops, strict=True)
             ]
             for piece in AnnouncedPieces(pieces).pieces:
+                if piece in named:
+                    continue  # a component of a mixture stays in its block, or is passed again
                 if number < _BLOCKS or share_of(piece.folder, piece.name) < fraction:
+                    named.add(piece)
                     yield piece
 
 

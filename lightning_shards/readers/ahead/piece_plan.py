@@ -73,11 +73,13 @@ class Announcement(NamedTuple):
     Attributes:
         turn: As of `PlannedBlock`.
         position: In the epoch.
+        stop: The position behind the block, where another announcement follows.
         reads: One range each, in the order in which they are fetched.
     """
 
     turn: int
     position: int
+    stop: int
     reads: list[ShardReads]
 
 
@@ -123,11 +125,11 @@ class PiecePlan:
         if is_large:
             yield from self._of_batches(checked)
             return
-        yield Announcement(block.turn, block.start, block.reads)
+        yield Announcement(block.turn, block.start, block.stop, block.reads)
         for following, _ in blocks:
-            middle = (block.start + block.stop) // 2
-            yield Announcement(block.turn, block.start, block.reads + following.reads)
-            yield Announcement(block.turn, middle, following.reads)
+            turn, start, stop, reads = block
+            yield Announcement(turn, start, stop, reads + following.reads)
+            yield Announcement(turn, (start + stop) // 2, stop, following.reads)
             block = following
 
     def first_epoch(self) -> Iterator[PlannedBlock]:
@@ -188,7 +190,7 @@ class PiecePlan:
             ahead.append(batch)
             reading = ahead.popleft()
             reads = [read for following in ahead for read in following.reads]
-            yield Announcement(reading.turn, reading.start, reads)
+            yield Announcement(reading.turn, reading.start, reading.stop, reads)
 
     def _batches(self, checked: set[int], place: Place) -> Iterator[PlannedBlock]:
         """The batches of one process, each sample as a piece."""

@@ -5,6 +5,7 @@ several batches into one buffer that is used again and again. Large ones are rea
 before they are decoded: they are still in the processor's caches then.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -100,12 +101,16 @@ class ReadBuffer:
     Args:
         limit: bytes that are read ahead together at first.
         most_bytes: What the limit grows up to; asked each time.
+        most_batches: Batches that are read together at most, at least 1; asked each time.
     """
 
     def __init__(
-        self, limit: int = _FIRST_BYTES, most_bytes: Callable[[], int] = lambda: MOST_BYTES
+        self,
+        limit: int = _FIRST_BYTES,
+        most_bytes: Callable[[], int] = lambda: MOST_BYTES,
+        most_batches: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        self._grown, self._most_bytes = limit, most_bytes
+        self._grown, self._most_bytes, self.most_batches = limit, most_bytes, most_batches
         self._memory = np.empty(0, np.uint8)
 
     @property
@@ -261,20 +266,20 @@ class ReadAhead:
     def _planned(self, start: int) -> tuple[int, _SortedMembers, _Reads]:
         """What is read together from this sample on, and the number of the sample behind it."""
         limit, extents = self._buffer.limit, self._small
+        stops = self._stops[self._stops > start][: self._buffer.most_batches()]
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
-        end = self._end_of_batch(start, int(np.searchsorted(sizes, limit, side="right")))
+        end = _last_stop(stops, start + int(np.searchsorted(sizes, limit, side="right")))
         while True:
             members = _sorted(extents.part(start, end))
             reads = _coalesced(members, self._storage)
-            is_one_batch = end <= self._end_of_batch(start, 0)
-            if is_one_batch or reads.lengths.sum() <= 2 * limit:
+            if end <= stops[0] or reads.lengths.sum() <= 2 * limit:
                 return end, members, reads
-            end = self._end_of_batch(start, (end - start) // 2)  # they are few among many others
+            end = _last_stop(stops, (start + end) // 2)  # they are few among many others
 
-    def _end_of_batch(self, start: int, samples: int) -> int:
-        """Where the last batch ends that is within so many samples; the first in any case."""
-        batches = self._stops[self._stops > start]
-        return int(max(batches[0], batches[batches <= start + samples].max(initial=0)))
+
+def _last_stop(stops: Ints, most: int) -> int:
+    """The last of these ends of batches up to `most`; the first in any case."""
+    return int(max(stops[0], stops[stops <= most].max(initial=0)))
 
 
 def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], int]:

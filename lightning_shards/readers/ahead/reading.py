@@ -17,6 +17,7 @@ from lightning_shards.readers.ahead.remote_batches import (
     buffer_beside,
     fetched_ahead,
 )
+from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
@@ -74,7 +75,7 @@ def reading_shards(
     tables = ShardTables(index, cache, shared, share)
     plan = PiecePlan(
         *(order, epochs, cursor, place, place.ranks_of_node, index.urls),
-        *(tables.tables_of, tables.require_same),
+        *(tables.tables_of, tables.require_same, window_of(order)),
     )
     with (
         OpenShards(

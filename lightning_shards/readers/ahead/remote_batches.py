@@ -55,6 +55,7 @@ def buffer_beside(ahead: FetchAhead | None, shards: OpenShards, share: int = 1) 
     return ReadBuffer(
         limit=1,
         most_bytes=lambda: (MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES) // share,
+        most_batches=ahead.most_batches,
     )
 
 

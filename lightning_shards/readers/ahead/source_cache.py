@@ -104,10 +104,25 @@ def size_of_run(
     else:
         of_shard, of_table = _bytes_of(url, count, folder, settings)
         size, tables = of_shard * index.samples // count, of_table * index.num_shards
-    components = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
-    block = sum(map(_read_of_block, components))
+    block = sum(map(_read_of_block, _components(order)))
     groups = groups_of(url for url in index.urls if not is_local(url))
     return RunSize(_data_of(index), size, index.samples, tables, block, prepared, groups)
+
+
+def window_of(order: Order) -> int:
+    """The window of `plan.pieces` with which no more is read at a time than a cache is told of."""
+    blocks = list(map(_block_of, _components(order)))
+    return WINDOW if 0 in blocks else min(WINDOW, sum(blocks))
+
+
+def _components(order: Order) -> list[Order]:
+    return [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+
+
+def _block_of(order: Order) -> int:
+    """Samples that are shuffled together; 0 where there are no blocks."""
+    block = int(order.identity().get("shuffle_block", 1))
+    return block if block > 1 else 0
 
 
 def _data_of(index: ShardIndex) -> str:
@@ -121,8 +136,7 @@ def _hash(text: str) -> str:
 
 def _read_of_block(order: Order) -> int:
     """Samples that are read for one block of an order without components, on average at most."""
-    block = int(order.identity().get("shuffle_block", 1))
-    samples = block if block > 1 else WINDOW
+    samples = _block_of(order) or WINDOW
     return order.with_gaps(samples) if isinstance(order, KeptOrder) else samples
 
 

@@ -1,11 +1,16 @@
 """When a storage is told what to fetch, and that no batch waits for it."""
 
+import sys
 import threading
+from itertools import chain, islice
 
 import pytest
 from waiting import wait_for
 
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError
+from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead import fetch_ahead
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import Announcement
@@ -16,6 +21,12 @@ WITHIN_S = 10
 
 def reads_named(name):
     return [ShardReads(name, [0], [1])]
+
+
+def forever():
+    """No announcement for as long as a test runs."""
+    threading.Event().wait(WITHIN_S)
+    yield from ()
 
 
 @pytest.fixture
@@ -40,7 +51,9 @@ def make_ahead(told):
 
 def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     due = [(0, 0), (0, 50), (1, 0), (1, 50)]
-    ahead = make_ahead(iter([Announcement(*each, reads_named(str(each))) for each in due]))
+    ahead = make_ahead(
+        iter([Announcement(*each, each[1] + 50, reads_named(str(each))) for each in due])
+    )
     ahead.reach(0, 10)
     assert wait_for(lambda: told == ["(0, 0)"], WITHIN_S)
     ahead.reach(0, 49)
@@ -53,7 +66,10 @@ def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
 
 def test_the_thread_is_woken_only_for_what_is_due(make_ahead, told, monkeypatch):
     due = [(0, 0), (0, 50), (0, 80)]
-    ahead, woken = make_ahead(iter([Announcement(*each, reads_named("x")) for each in due])), []
+    ahead, woken = (
+        make_ahead(iter([Announcement(*each, each[1] + 50, reads_named("x")) for each in due])),
+        [],
+    )
     for position in (10, 60):
         ahead.reach(0, position)
     assert wait_for(lambda: len(told) == 2 and ahead._due == due[2], WITHIN_S)
@@ -65,13 +81,46 @@ def test_the_thread_is_woken_only_for_what_is_due(make_ahead, told, monkeypatch)
     assert woken == [(0, 80)]
 
 
+def batches_together(ahead, steps, following, *, batch_size=10):
+    """How many batches may be read together at each of these steps, and those that follow."""
+    epochs = EpochSchedule(100, batch_size, "drop").worker_epochs(Place(0, 1), Cursor(0))
+    seen = {}
+    for turn, epoch in islice(enumerate(epochs), 2):
+        for step, _ in enumerate(ahead.told(turn, epoch, iter(epoch.own_steps()))):
+            if (turn, step) in steps:
+                wait_for(lambda: ahead.most_batches() == following[len(seen)], WITHIN_S)
+                seen[turn, step] = ahead.most_batches()
+    return list(seen.values())
+
+
+def test_batches_of_the_next_block_are_read_when_it_was_announced(make_ahead):
+    due = [(0, 0, 50), (0, 25, 50), (0, 50, 100), (1, 0, 50)]
+    ahead = make_ahead(chain((Announcement(*each, []) for each in due), forever()))
+    steps = [(0, 0), (0, 1), (0, 4), (0, 5), (0, 9), (1, 0), (1, 1)]
+    following = [5, 4, 1, 5, 1, 5, 4]
+    assert batches_together(ahead, steps, following) == following
+
+
+def test_a_batch_that_begins_in_the_block_before_has_both_announced(make_ahead):
+    due = [(0, 0, 50), (0, 50, 100)]
+    ahead = make_ahead(chain((Announcement(*each, []) for each in due), forever()))
+    following = [2, 1, 3]
+    together = batches_together(ahead, [(0, 0), (0, 1), (0, 2)], following, batch_size=20)
+    assert together == following
+
+
+def test_any_number_is_read_together_where_nothing_more_is_announced(make_ahead):
+    ahead = make_ahead(iter([]))
+    assert batches_together(ahead, [(0, 0)], [sys.maxsize]) == [sys.maxsize]
+
+
 def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeypatch):
     monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
     gate = threading.Event()
 
     def slow():
         assert gate.wait(WITHIN_S)
-        yield Announcement(0, 0, reads_named("late"))
+        yield Announcement(0, 0, 50, reads_named("late"))
 
     ahead = make_ahead(slow())
     ahead.reach(0, 0)
@@ -83,7 +132,7 @@ def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeyp
 
 def test_what_cannot_be_known_is_said_once_and_ends_the_thread(make_ahead, told, caplog):
     def failing():
-        yield Announcement(0, 0, reads_named("first"))
+        yield Announcement(0, 0, 50, reads_named("first"))
         raise ShardNotFoundError("no such table")
 
     ahead = make_ahead(failing())
@@ -98,7 +147,7 @@ def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
     asked = threading.Event()
 
     def announcements():
-        yield Announcement(0, 0, reads_named("first"))
+        yield Announcement(0, 0, 50, reads_named("first"))
         assert asked.wait(WITHIN_S)
         raise IndexMismatchError("another object")
 
@@ -124,9 +173,9 @@ def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):
     asked = threading.Event()
 
     def announcements():
-        yield Announcement(0, 0, reads_named("first"))
+        yield Announcement(0, 0, 50, reads_named("first"))
         asked.set()
-        yield Announcement(0, 5, reads_named("second"))
+        yield Announcement(0, 5, 50, reads_named("second"))
 
     ahead = make_ahead(announcements())
     ahead.reach(0, 9)
@@ -139,9 +188,9 @@ def test_nothing_is_told_after_closing(make_ahead, told, caplog):
     reached = threading.Event()
 
     def announcements():
-        yield Announcement(0, 0, reads_named("first"))
+        yield Announcement(0, 0, 50, reads_named("first"))
         assert reached.wait(WITHIN_S)
-        yield Announcement(0, 5, reads_named("second"))
+        yield Announcement(0, 5, 50, reads_named("second"))
 
     ahead = make_ahead(announcements())
     ahead.reach(0, 9)

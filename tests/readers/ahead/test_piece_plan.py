@@ -80,6 +80,7 @@ def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
     assert [(each.turn, each.position) for each in (first, *rest)] == [
         (0, 0), (0, 0), (0, 25), (0, 50), (0, 75), (0, 100), (0, 125),
     ]  # fmt: skip
+    assert [each.stop for each in (first, *rest)] == [50, 50, 50, 100, 100, 150, 150]
     assert ranges(rest[0].reads)[: len(first.reads)] == ranges(first.reads)
     assert ranges(rest[0].reads)[len(first.reads) :] == ranges(rest[1].reads)
     assert ranges(rest[2].reads)[: len(rest[1].reads)] == ranges(rest[1].reads)

@@ -1,11 +1,13 @@
 """How much batches read at once beside what is fetched ahead."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 from lightning_shards.readers.ahead.remote_batches import buffer_beside
 
 MIB = 2**20
+AHEAD = SimpleNamespace(most_batches=lambda: 3)
 
 
 @dataclass
@@ -20,8 +22,9 @@ class Shards:
 
 def test_as_much_is_read_at_once_as_of_local_files_when_all_is_there():
     shards = Shards()
-    buffer = buffer_beside(cast("Any", object()), cast("Any", shards))
+    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", shards))
     assert buffer.limit == 1  # the first batch comes alone
+    assert buffer.most_batches() == 3
     buffer.take(32 * MIB)
     assert buffer.limit == 4 * MIB
     shards.is_there = True
@@ -39,7 +42,7 @@ def test_without_a_cache_the_limit_grows_from_a_few_mebibytes():
 
 def test_memories_beside_each_other_have_together_what_one_has():
     shards = Shards()
-    buffer = buffer_beside(cast("Any", object()), cast("Any", shards), share=4)
+    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", shards), share=4)
     buffer.take(32 * MIB)
     assert buffer.limit == MIB
     shards.is_there = True

@@ -7,7 +7,7 @@ from small_mixtures import component, mixture
 
 from lightning_shards.plan.mixtures.mixture import MixtureComponent
 from lightning_shards.plan.pieces import WINDOW
-from lightning_shards.readers.ahead.source_cache import size_of_run
+from lightning_shards.readers.ahead.source_cache import size_of_run, window_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -47,6 +47,19 @@ def test_the_blocks_of_a_mixture_are_those_of_its_components_filtered_or_not(blo
     components = [*filtered, component("synth", [100], block=16)]
     order = mixture(components, {"web": 1, "labels": 1, "synth": 1})
     assert block_of(order) == 50 + 10 + 16
+
+
+@pytest.mark.parametrize(("block", "window"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, WINDOW)])
+def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, window):
+    assert window_of(kept_order([ALL], block=block)) == window
+
+
+def test_the_window_of_a_mixture_is_a_block_of_each_component():
+    components = [component("web", [100], block=16), component("labels", [100], block=8)]
+    both = {"web": 1, "labels": 1}
+    assert window_of(mixture(components, both)) == 24
+    components[1] = component("labels", [100], block=0)
+    assert window_of(mixture(components, both)) == WINDOW
 
 
 def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):

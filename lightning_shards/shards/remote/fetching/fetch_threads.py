@@ -33,8 +33,8 @@ class FetchThreads:
         self._idle = self._ahead = 0
         self._is_closed = False
 
-    def run(self, tasks: Iterable[Task]) -> None:
-        """Run tasks that a batch waits for.
+    def run(self, tasks: Iterable[Task], meanwhile: Task = lambda: None) -> None:
+        """Run tasks that a batch waits for; `meanwhile` is called when all of them are queued.
 
         The thread that calls this runs none of them: it only waits, and so it can be called off
         while a server does not answer. After an error a task may still be running.
@@ -54,9 +54,12 @@ class FetchThreads:
                 if not self._threads:
                     self._batches.remove(batch)
                     raise too_few_threads()
-            try:
+        try:
+            meanwhile()
+            with self._lock:
                 wait_until(batch.ended, lambda: batch.is_done)
-            finally:
+        finally:
+            with self._lock:
                 self._end(batch, None)
         if batch.error is not None:
             raise batch.error

@@ -62,9 +62,9 @@ class Fetcher:
     def announce(self, pieces: Sequence[Piece]) -> None:
         """Fetch these pieces ahead, in this order, and no others that were announced before.
 
-        It begins when the first batch is read, which so has the network for itself. Pieces that are
-        there cost next to nothing, and one that another process fetches at the moment is left to
-        it as long as it runs. Errors are not raised: whoever reads the bytes gets them.
+        It begins when all requests of the first batch have been made. Pieces that are there cost
+        next to nothing, and one that another process fetches at the moment is left to it as long
+        as it runs. Errors are not raised: whoever reads the bytes gets them.
 
         Args:
             pieces: What the node needs of this block and the next, with what this process is to

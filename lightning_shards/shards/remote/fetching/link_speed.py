@@ -27,6 +27,7 @@ class LinkSpeed:
         self._latencies_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._speeds: deque[float] = deque(maxlen=_REMEMBERED)
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)
+        self._large_rates: deque[float] = deque(maxlen=_REMEMBERED)
 
     def count(self, size: int, seconds: float, at_once: int = 1) -> None:
         """Learn from a request for so many bytes that took so long, one of so many at once."""
@@ -34,12 +35,13 @@ class LinkSpeed:
         if size <= _SMALL:
             self._latencies_s.append(max(0.0, seconds - size / self._speed))
         else:
+            self._large_rates.append(self._rates[-1])
             # Where the latency is known badly, at least a part of the time was for the bytes.
-            self._speeds.append(size / max(seconds - self._latency_s, seconds / 4, 1e-9))
+            self._speeds.append(size / max(seconds - self.latency_s, seconds / 4, 1e-9))
 
     def seconds_of(self, size: int) -> float:
         """How long a request for so many bytes takes."""
-        return self._latency_s + size / self._speed
+        return self.latency_s + size / self._speed
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -47,12 +49,18 @@ class LinkSpeed:
         return median(tuple(self._rates)) if self._rates else None
 
     @property
-    def gap(self) -> int:
-        """Bytes between two ranges that are read with them rather than by another request."""
-        return worthwhile_gap(self._latency_s, self._speed)
+    def large_bytes_per_s(self) -> float:
+        """The same of large requests, which do not spend their time waiting for the first byte."""
+        return median(tuple(self._large_rates) or [0.0])
 
     @property
-    def _latency_s(self) -> float:
+    def gap(self) -> int:
+        """Bytes between two ranges that are read with them rather than by another request."""
+        return worthwhile_gap(self.latency_s, self._speed)
+
+    @property
+    def latency_s(self) -> float:
+        """How long a request without a byte takes."""
         return min(tuple(self._latencies_s), default=_LATENCY_S)
 
     @property

@@ -47,9 +47,11 @@ that all of it is 64 MiB. That keeps a link of 1 GB/s busy, which carries 30 MB 
 _LOOK_S: Final = 0.03
 """How often a batch that waits for pieces looks which of them are there."""
 
-_PIECE_S: Final = 0.5
-"""So few pieces are fetched at once that each takes about this time. More of them would come no
-sooner together, and each of them later."""
+_PIECE_S: Final = 0.15
+_LATENCIES: Final = 3
+"""So few pieces are fetched at once that each takes about this time, and so many latencies more.
+Of more pieces each would come later, and all together no sooner: those of a block would end at
+one moment, with nothing on the way that was to follow them."""
 
 _FIRST_AHEAD, _LEAST_AHEAD = 4, 2
 _END_S: Final = 1.0
@@ -148,10 +150,14 @@ class ProcessFetcher:
             return self._read(reads, wanted)
         finally:
             self._patience.read(self._now())
-            if not self._has_read.is_set():
-                self._has_read.set()
-                for announced in tuple(self._announced)[-1:]:
-                    self._begin(announced)
+            self._begin_announced()
+
+    def _begin_announced(self) -> None:
+        """Begin what was announced before the first batch, behind the requests of that batch."""
+        if not self._has_read.is_set():
+            self._has_read.set()
+            for announced in tuple(self._announced)[-1:]:
+                self._begin(announced)
 
     def _read(self, reads: Sequence[ObjectReads], wanted: int) -> list[list[int]]:
         known = tuple(self._announced)
@@ -267,7 +273,8 @@ class ProcessFetcher:
 
     def _piece(self, piece: Piece) -> bytearray:
         body = self._body(piece.url, piece.version, piece.begin, piece.end)
-        at_once = int(_PIECE_S * (self._link.bytes_per_s or 0) / piece.size)
+        seconds = _PIECE_S + _LATENCIES * self._link.latency_s
+        at_once = int(seconds * self._link.large_bytes_per_s / piece.size)
         self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
         self._count(ahead_bytes=len(body.data), ahead_requests=1)
         return body.data
@@ -337,7 +344,7 @@ class ProcessFetcher:
             for part in parts_of(begin, end)
         ]
         try:
-            self._threads.run(tasks)
+            self._threads.run(tasks, self._begin_announced)
         finally:
             memory.take_back()
 

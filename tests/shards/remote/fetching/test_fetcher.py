@@ -78,14 +78,20 @@ def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, 
     assert not fetcher.has_all()  # what batches want is then fetched exactly
 
 
-def test_the_first_batch_has_the_network_for_itself(transport, tmp_path):
+def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path):
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     fetcher.announce(PIECES[:2])
     fetcher.announce(PIECES[2:])
-    bytes_read(fetcher, reads_of("u", [(0, 10)]))
-    assert is_fetched(fetcher, 6)
-    assert transport.asked[0] == ("u", 0, 10)
+    time.sleep(0.02)
+    assert not transport.asked
+    gate = transport.gates[10] = threading.Event()
+    reader = threading.Thread(target=lambda: fetcher.read([reads_of("u", [(10, 20)])]))
+    reader.start()
+    assert is_fetched(fetcher, 6)  # while the batch waits for an answer
+    assert transport.asked[0] == ("u", 10, 20)
     assert len(transport.asked) == 7
+    gate.set()
+    reader.join()
     fetcher.close()
 
 
@@ -304,6 +310,19 @@ def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetch
     for holder in holders:
         holder.join()
     others.close()
+
+
+def test_so_many_pieces_are_fetched_at_once_as_come_in_a_moment(make_fetcher):
+    here = make_fetcher(threads=64)._here()
+    for _ in range(20):
+        here._link.count(1_000_000, 0.05, at_once=4)
+        for _ in range(3):
+            here._link.count(4000, 0.05, at_once=4)  # which waits for its answer
+    here._piece(PIECES[0])
+    seconds = 0.15 + 3 * here._link.latency_s
+    assert here._threads._limit_ahead == 48  # of 64; so small pieces could be thousands
+    assert here._piece(Piece("large", '"v"', 0, 1_000_000))
+    assert here._threads._limit_ahead == int(80 * seconds)
 
 
 def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):

@@ -41,6 +41,16 @@ def test_requests_at_once_share_what_the_process_gets():
     assert link.bytes_per_s == pytest.approx(16e6)
 
 
+def test_small_requests_do_not_tell_how_many_large_ones_are_worth_it():
+    link = LinkSpeed()
+    assert link.large_bytes_per_s == 0
+    link.count(1_000_000, 0.05, at_once=4)
+    for _ in range(20):
+        link.count(4000, 0.04, at_once=32)
+    assert link.large_bytes_per_s == pytest.approx(80e6)
+    assert link.latency_s == pytest.approx(0.04, rel=0.05)
+
+
 def test_no_time_at_all_is_no_error():
     link = LinkSpeed()
     for _ in range(20):
