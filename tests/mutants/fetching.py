@@ -77,6 +77,12 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "named | self._coming & begun",
+        "named",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
         "if self._has_read.is_set():",
         "if True:",
         FETCHER,

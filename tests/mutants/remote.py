@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant("readers.ahead.filling:Filling._pieces", "if piece in named:", "if False:", PLANNED),
     Mutant(
         "readers.ahead.source_cache:window_of",
-        "min(WINDOW, sum(blocks))",
-        "WINDOW",
+        "_block_of(each) or WINDOW for",
+        "WINDOW for",
         "readers/ahead/test_source_cache.py",
     ),
     Mutant("tools.plan_network:_parts", "if all(map(is_local, part.urls)):", "if False:", PLANNED),

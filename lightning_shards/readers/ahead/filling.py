@@ -115,7 +115,7 @@ class Filling:
         plan = PiecePlan(
             *(source.order, source.epochs, Cursor(), place, place.ranks_of_node),
             *(source.index.urls, tables.tables_of),
-            window=window_of(source.order),
+            window=window_of(source.order, source.epochs, place),
         )
         fraction, named = kept_fraction([self._cache.need]), set[Piece]()
         for number, block in enumerate(plan.first_epoch()):

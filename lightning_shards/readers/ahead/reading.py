@@ -75,7 +75,7 @@ def reading_shards(
     tables = ShardTables(index, cache, shared, share)
     plan = PiecePlan(
         *(order, epochs, cursor, place, place.ranks_of_node, index.urls),
-        *(tables.tables_of, tables.require_same, window_of(order)),
+        *(tables.tables_of, tables.require_same, window_of(order, epochs, place)),
     )
     with (
         OpenShards(

@@ -10,6 +10,8 @@ from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixtures.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
@@ -83,8 +85,7 @@ def size_of_run(
         order: The order of their samples.
         folder: Where tables are kept.
         settings: How remote shards are reached.
-        prepared: Samples of a batch times the workers of a node; it matters only where samples have
-            1 MiB or more.
+        prepared: Samples of a batch times the workers of a node.
 
     Returns:
         None where nothing is fetched ahead: in the order of the files, or without samples.
@@ -109,10 +110,13 @@ def size_of_run(
     return RunSize(_data_of(index), size, index.samples, tables, block, prepared, groups)
 
 
-def window_of(order: Order) -> int:
-    """The window of `plan.pieces` with which no more is read at a time than a cache is told of."""
-    blocks = list(map(_block_of, _components(order)))
-    return WINDOW if 0 in blocks else min(WINDOW, sum(blocks))
+def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
+    """The window of `plan.pieces` with which no more is read at a time than a cache is told of.
+
+    A block of each component, or what all workers prepare at once where that is more.
+    """
+    prepared = epochs.batch_size * place.world_size * place.num_workers
+    return max(sum(_block_of(each) or WINDOW for each in _components(order)), prepared)
 
 
 def _components(order: Order) -> list[Order]:

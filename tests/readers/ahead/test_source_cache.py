@@ -7,6 +7,8 @@ from small_mixtures import component, mixture
 
 from lightning_shards.plan.mixtures.mixture import MixtureComponent
 from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.source_cache import size_of_run, window_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
@@ -49,17 +51,28 @@ def test_the_blocks_of_a_mixture_are_those_of_its_components_filtered_or_not(blo
     assert block_of(order) == 50 + 10 + 16
 
 
-@pytest.mark.parametrize(("block", "window"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, WINDOW)])
-def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, window):
-    assert window_of(kept_order([ALL], block=block)) == window
+def window(order, batch_size=2, world_size=1, num_workers=1):
+    place = Place(0, world_size, num_workers=num_workers)
+    return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
+
+
+@pytest.mark.parametrize(("block", "read"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, 2**15)])
+def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, read):
+    assert window(kept_order([ALL], block=block)) == read
+
+
+def test_a_window_has_all_batches_that_are_prepared_at_once():
+    order = kept_order([ALL], block=40)
+    assert window(order, batch_size=4, world_size=2, num_workers=3) == 40
+    assert window(order, batch_size=8, world_size=2, num_workers=3) == 48
 
 
 def test_the_window_of_a_mixture_is_a_block_of_each_component():
     components = [component("web", [100], block=16), component("labels", [100], block=8)]
     both = {"web": 1, "labels": 1}
-    assert window_of(mixture(components, both)) == 24
+    assert window(mixture(components, both)) == 24
     components[1] = component("labels", [100], block=0)
-    assert window_of(mixture(components, both)) == WINDOW
+    assert window(mixture(components, both)) == 16 + WINDOW
 
 
 def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):

@@ -51,14 +51,14 @@ class RunSize(NamedTuple):
 
     @property
     def working_set_bytes(self) -> int:
-        """Two blocks, or the batches in preparation where samples are large.
+        """Two blocks, or twice what is prepared if that is more; of large samples three times that.
 
         >>> kib = RunSize("", 1000 * 2**10, 1000, tables_bytes=0, block=100, prepared=32)
         >>> kib.working_set_bytes, kib._replace(size_bytes=1000 * 2**20).working_set_bytes
         (204800, 100663296)
         """
         is_large = is_sample_the_unit(self.size_bytes, self.samples)
-        samples = _BATCHES * self.prepared if is_large else _BLOCKS * self.block
+        samples = self.prepared * _BATCHES if is_large else _BLOCKS * max(self.block, self.prepared)
         return min(self.size_bytes, self.size_bytes * samples // max(self.samples, 1))
 
 

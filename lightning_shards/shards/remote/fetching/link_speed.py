@@ -8,8 +8,9 @@ from lightning_shards.shards.remote.byte_ranges import worthwhile_gap
 
 _LATENCY_S: Final = 0.03
 _BYTES_PER_S: Final = 5e6
+_GAP: Final = 1 << 16
 """Used until something was measured: little, since many requests begin at once and share a link. To
-read a gap too many costs bytes that all others wait for."""
+read a gap too many costs bytes that all others wait for, as those of a first batch do."""
 
 _REMEMBERED: Final = 15
 _SMALL: Final = 1 << 18
@@ -56,7 +57,7 @@ class LinkSpeed:
     @property
     def gap(self) -> int:
         """Bytes between two ranges that are read with them rather than by another request."""
-        return worthwhile_gap(self.latency_s, self._speed)
+        return worthwhile_gap(self.latency_s, self._speed) if self._speeds else _GAP
 
     @property
     def latency_s(self) -> float:

@@ -117,7 +117,8 @@ class ProcessFetcher:
             self._announced.append(announced)
             self._there &= named
             self._there.update(kept)
-            self._coming = named - self._there
+            begun = self._under_way.keys() | set(self._left_to_others)
+            self._coming = (named | self._coming & begun) - self._there
         if self._has_read.is_set():
             self._begin(announced)
 

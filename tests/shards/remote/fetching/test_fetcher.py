@@ -151,6 +151,18 @@ def test_what_was_announced_twice_costs_nothing(make_fetcher, transport, monkeyp
     assert len(transport.asked) == 8
 
 
+def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fetcher, transport):
+    """As in the middle of a block, where the next one is announced alone."""
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:1])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.announce(PIECES[1:2])
+    threading.Timer(0.15, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert fetcher.counts.exact_requests == 0
+
+
 def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher(threads=1)

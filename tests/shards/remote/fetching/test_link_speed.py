@@ -15,7 +15,7 @@ def measured():
 
 
 def test_before_anything_is_measured_little_is_read_in_vain():
-    assert LinkSpeed().gap == 150_000
+    assert LinkSpeed().gap == 65_536
 
 
 def test_small_requests_tell_the_latency_and_large_ones_the_speed():
