@@ -178,6 +178,7 @@ class _Slot:
         self._taken: deque[LoadedBatch] = deque()
         self._free = threading.Semaphore(prefetch_factor)
         self._is_stopped, self._given_at = False, 0.0
+        self._batch_s = 0.0  # the thread's time for each batch of its last message
         self._thread = threading.Thread(target=self._fill, daemon=True)
         self._thread.start()
 
@@ -228,8 +229,8 @@ class _Slot:
             self._is_mine = True
             if self._ready.empty():
                 return
-            waited_s = time.perf_counter() - begun
-            self._let_go_on(is_woken=begun - self._given_at >= self._worth * waited_s)
+            batch_s = max(self._batch_s, time.perf_counter() - begun)
+            self._let_go_on(is_woken=begun - self._given_at >= self._worth * batch_s)
         self._taken.extend(self._next_message())
 
     def _let_go_on(self, is_woken: bool = True) -> None:
@@ -255,7 +256,8 @@ class _Slot:
 
     def _put_message(self) -> None:
         message: list[LoadedBatch] = []
-        end = time.perf_counter() + _MESSAGE_S
+        begun = time.perf_counter()
+        end = begun + _MESSAGE_S
         try:
             while not self._is_stopped and len(message) < self._most_batches:
                 message.append(next(self._batches))
@@ -267,6 +269,7 @@ class _Slot:
                 self._ready.put(message)
             self._ready.put(_Failed(error))
         else:
+            self._batch_s = (time.perf_counter() - begun) / max(1, len(message))
             self._ready.put(message)
 
 

@@ -125,6 +125,12 @@ MUTANTS = [
     ),
     Mutant(
         "workers.threads:_Slot._receive",
+        "max(self._batch_s, time.perf_counter() - begun)",
+        "time.perf_counter() - begun",
+        "workers/test_threads.py",
+    ),
+    Mutant(
+        "workers.threads:_Slot._receive",
         "if self._ready.empty():",
         "if True:",
         "workers/test_threads.py seams/test_pool.py",

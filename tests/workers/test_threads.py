@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from waiting import wait_for
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
@@ -137,6 +138,23 @@ def test_the_only_thread_goes_on_when_the_trainer_computes_for_long_enough(
         slot._given_at = time.perf_counter() - away_s
         slot.take()
     assert slot._is_away.is_set() == goes_on
+    stream.close()
+
+
+@pytest.mark.parametrize(("batch_s", "goes_on"), [(10.0, False), (1.0, True)])
+def test_it_does_not_go_on_for_what_takes_it_as_long_as_the_trainer(
+    pack_shards, make_source, batch_s, goes_on
+):
+    """Although its message is there, so that nobody waits."""
+    source = make_source(pack_shards([40]))
+    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
+    slot = stream._slots[0]
+    assert wait_for(lambda: not slot._ready.empty() and not slot._making.locked(), 30)
+    assert 0 < slot._batch_s < batch_s
+    slot._batch_s, slot._given_at = batch_s, time.perf_counter() - 20.0
+    slot._receive()
+    assert slot._is_away.is_set() == goes_on
+    assert slot._taken
     stream.close()
 
 
