@@ -301,7 +301,7 @@ class SampleOrder(Order):
             start += len(piece)
 
     def _last_run_first(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """Its sample numbers, unshuffled; no run goes on where the one before it ends."""
+        """The sample numbers of a block; no run goes on where the one before it ends."""
         numbers = self._mixed(epoch, *self._block_span(block))
         has_runs = self.sampling == "shuffled" and self.run
         return numbers[np.argsort(-(numbers // self.run), kind="stable")] if has_runs else numbers

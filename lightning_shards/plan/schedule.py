@@ -34,6 +34,10 @@ class WorkerEpoch:
     steps: int
     place: Place
 
+    def span(self, step: int) -> tuple[int, int]:
+        """First position of the rank's batch, and the position behind its last one."""
+        return self.plan.rank_span(step, self.place.rank)
+
     def weights(self, step: int) -> list[int]:
         """1 for each sample of the rank's batch, 0 for each repeat at its end; [] under `drop`."""
         if self.plan.remainder == "drop":

@@ -8,8 +8,8 @@ PARTS = "readers/mixtures/test_mixture_parts.py readers/mixtures/test_mixture_so
 MUTANTS = [
     Mutant(
         "readers.mixtures.stream:MixtureStreamSource._batch",
-        "plan.rank_span(step, worker_epoch.place.rank)",
-        "plan.rank_span(step, 0)",
+        "worker_epoch.span(step)",
+        "worker_epoch.plan.rank_span(step, 0)",
         STREAM,
     ),
     Mutant(

@@ -17,14 +17,14 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead.most_batches",
-        "max(1, self._following(*until))",
+        "bisect_right(steps, until[1], key=lambda step: epoch.span(step)[1])",
         "sys.maxsize",
         "readers/ahead/test_fetch_ahead.py",
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead.told",
-        "self.reach(turn, stop_of(step) - 1)",
-        "self.reach(turn, epoch.plan.rank_span(step, epoch.place.rank)[0])",
+        "self.reach(turn, epoch.span(step)[1] - 1)",
+        "self.reach(turn, epoch.span(step)[0])",
         "readers/ahead/test_fetch_ahead.py",
     ),
     Mutant(

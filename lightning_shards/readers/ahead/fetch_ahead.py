@@ -60,7 +60,7 @@ class FetchAhead:
         self._changed = threading.Condition()
         self._reached = self._due = (0, -1)  # turns and positions
         self._announced_until: tuple[int, int] | None = self._due
-        self._following: Callable[[int, int], int] = lambda _turn, _stop: 0
+        self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
         self._batches, self._is_closed = 0, False
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
@@ -71,15 +71,9 @@ class FetchAhead:
     ) -> Iterator[LoadedBatch]:
         """The batches of an epoch; each one is read when this has been told where it is."""
         steps = epoch.own_steps()
-
-        def stop_of(step: int) -> int:
-            return epoch.plan.rank_span(step, epoch.place.rank)[1]
-
         for number, step in enumerate(steps):
-            self._following = lambda turn_of_block, stop, left=steps[number:]: (
-                bisect_right(left, stop, key=stop_of) if turn_of_block == turn else 0
-            )
-            self.reach(turn, stop_of(step) - 1)
+            self._left = turn, epoch, steps[number:]
+            self.reach(turn, epoch.span(step)[1] - 1)
             yield next(batches)
 
     def most_batches(self) -> int:
@@ -88,8 +82,13 @@ class FetchAhead:
         The first batch of a block is read when that block has been announced with the next one.
         Before that, nothing would be on the way behind the pieces that it waits for.
         """
-        until = self._announced_until
-        return sys.maxsize if until is None else max(1, self._following(*until))
+        until, left = self._announced_until, self._left
+        if until is None:
+            return sys.maxsize
+        if left is None or left[0] != until[0]:
+            return 1
+        _, epoch, steps = left
+        return max(1, bisect_right(steps, until[1], key=lambda step: epoch.span(step)[1]))
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position.
@@ -146,7 +145,7 @@ class FetchAhead:
                     self._announced_until = (turn, stop)
                     is_first = not self._has_announced.is_set()
                     self._has_announced.set()
-                    if is_first:  # the first batch has the network for itself
+                    if is_first:  # no tables of later blocks are fetched beside it
                         self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
         except IndexMismatchError as error:
             with self._changed:

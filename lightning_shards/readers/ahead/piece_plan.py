@@ -196,7 +196,7 @@ class PiecePlan:
         """The batches of one process, each sample as a piece."""
         for turn, epoch in enumerate(self.epochs.worker_epochs(place, self.cursor)):
             for step in epoch.own_steps():
-                start, stop = epoch.plan.rank_span(step, place.rank)
+                start, stop = epoch.span(step)
                 shards, samples = self.order.at(epoch.epoch, start, stop).T
                 pieces = self._pieces(shards, samples, samples + 1)
                 self._check(list(pieces.stamps), checked)

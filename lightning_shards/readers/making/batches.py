@@ -100,8 +100,8 @@ def batches_of_worker(
 
 def _batches_of_epoch(worker_epoch: WorkerEpoch, rows: RowMaker) -> Iterator[LoadedBatch]:
     """The batches of one epoch: field by field, or sample by sample if that is not possible."""
-    rank, by_fields, settings = worker_epoch.place.rank, rows.reads_by_fields, rows.settings
-    spans = ((step, worker_epoch.plan.rank_span(step, rank)) for step in worker_epoch.own_steps())
+    by_fields, settings = rows.reads_by_fields, rows.settings
+    spans = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
     for _, stretch in groupby(spans, lambda step_span: step_span[1][0] // settings.stretch):
         steps, spans_of_steps = map(list, zip(*stretch, strict=True))
         planned = [worker_epoch.weights(step) for step in steps]

@@ -241,7 +241,7 @@ class MixtureStreamSource:
         clock: StageClock,
         arena: Arena | None,
     ) -> LoadedBatch:
-        span = worker_epoch.plan.rank_span(step, worker_epoch.place.rank)
+        span = worker_epoch.span(step)
         numbers: list[int] = self.slots.components(worker_epoch.epoch, *span).tolist()
         taken = {
             number: pipelines[number].rows(numbers.count(number), step)

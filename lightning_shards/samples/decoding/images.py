@@ -347,8 +347,8 @@ def _resize_by_opencv(part: Pixels, out: Pixels) -> None:
     """Resize a part to `out`, by area averages where much of it is passed over.
 
     OpenCV's bilinear method looks at the four nearest pixels alone. Its area averages take ten
-    times as long, which is a fifth of a crop, so that they begin where a random crop hardly comes
-    to. They do not enlarge: a part which is too short is first averaged along the other side.
+    times as long, about 1 ms, so that they begin where a random crop hardly comes to. They do not
+    enlarge: a part which is too short is first averaged along the other side.
     """
     cv2, size = _cv2(), len(out)
     height, width = part.shape[:2]
