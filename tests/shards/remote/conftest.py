@@ -69,6 +69,13 @@ def url_of(server: FaultServer, face: str, name: str) -> str:
 
 
 @pytest.fixture
+def url(server: FaultServer) -> str:
+    """The URL of an object of our server that holds `DATA`."""
+    server.objects["data/a.tar"] = DATA
+    return url_of(server, "http", "a.tar")
+
+
+@pytest.fixture
 def make_transport(server: FaultServer, tmp_path: Path) -> Iterator[Callable[..., RemoteTransport]]:
     """Makes a transport for our server, closed at the end."""
     made: list[RemoteTransport] = []

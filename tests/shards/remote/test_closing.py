@@ -11,7 +11,6 @@ from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.retries import RetryPolicy
 from tests.shards.remote.conftest import url_of
-from tests.shards.remote.contract import DATA
 
 pytestmark = pytest.mark.network
 
@@ -31,12 +30,6 @@ def held_connecting(monkeypatch):
     monkeypatch.setattr(connection, "create_connection", held)
     yield has_begun, is_let
     is_let.set()
-
-
-@pytest.fixture
-def url(server):
-    server.objects["data/a.tar"] = DATA
-    return url_of(server, "http", "a.tar")
 
 
 @pytest.mark.parametrize(

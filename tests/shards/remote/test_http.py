@@ -24,12 +24,6 @@ def transport(make_transport):
     return make_transport()
 
 
-@pytest.fixture
-def url(server):
-    server.objects["data/a.tar"] = DATA
-    return url_of(server, "http", "a.tar")
-
-
 @pytest.mark.parametrize(("begin", "end"), RANGES)
 @pytest.mark.parametrize("face", ["http", "ais", "hf"])
 def test_a_range_is_cut_out_of_a_whole_object(face, begin, end, transport, url, server):
