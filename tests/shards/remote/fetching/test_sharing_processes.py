@@ -80,16 +80,18 @@ def test_processes_fetch_each_piece_once_and_the_share_of_one_that_is_killed(run
 def test_batches_are_right_with_room_for_two_blocks_and_failing_requests(run_processes, server):
     generator = random.Random(1)
     kinds = [Fault("status", 503), Fault("status", 500), Fault("reset"), Fault("cut", 700)]
-    server.faults = [
-        generator.choice(kinds) if generator.random() < 0.2 else None for _ in range(5000)
-    ]
+    faults = [generator.choice(kinds) if generator.random() < 0.2 else None for _ in range(5000)]
+    server.faults = list(faults)
     steps = 2 * SHARDS * SAMPLES // (2 * BATCH)  # two epochs
     limit = 2 * BLOCK * (SIZE + HEADER) * 9 // 8
     said, statuses = run_processes(limit_bytes=limit, steps=steps)
     assert statuses == [0, 0]
     for each in said:
         assert each["read_bytes"] == steps * BATCH * SIZE
-        assert each["repeated"] > 0
+    failed = sum(fault is not None for fault in faults[: len(server.asked)])
+    assert failed > 20
+    # one that lags asks for little; of three threads each is closed before it tries again
+    assert 0 <= failed - sum(each["repeated"] for each in said) <= 2 * 3
     assert sum(each["cached_bytes"] for each in said) > 0
 
 
