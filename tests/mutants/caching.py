@@ -168,6 +168,18 @@ MUTANTS = [
         "shards/remote/cache/test_limits.py",
     ),
     Mutant(
+        "shards.remote.cache.limits:_fraction",
+        "max(reads - works, 1)",
+        "reads",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_kept_fractions",
+        "min(sum(need.working_set_bytes for need in of_data), reads[data])",
+        "sum(need.working_set_bytes for need in of_data)",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
         "shards.remote.cache.limits:_kept_fractions",
         "if alone[data] >= common:",
         "if True:",

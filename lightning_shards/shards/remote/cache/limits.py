@@ -117,7 +117,7 @@ def own_share(needs: Iterable[CacheNeed], own: CacheNeed) -> OwnShare | None:
 def kept_fraction(needs: Collection[CacheNeed]) -> float:
     """The fraction of all pieces that stay for the next epoch, from 0 to 1.
 
-    >>> kept_fraction([CacheNeed("a", 160, reads_bytes=1000, working_set_bytes=50)])
+    >>> kept_fraction([CacheNeed("a", 160, reads_bytes=1050, working_set_bytes=50)])
     0.1
     >>> kept_fraction([CacheNeed("a", 160, reads_bytes=100, working_set_bytes=50)])
     1.0
@@ -133,7 +133,7 @@ def _kept_fractions(needs: Collection[CacheNeed]) -> dict[str, float]:
     alone: dict[str, float] = {}
     for data in reads:
         of_data = [need for need in needs if need.data == data]
-        works[data] = sum(need.working_set_bytes for need in of_data)
+        works[data] = min(sum(need.working_set_bytes for need in of_data), reads[data])
         alone[data] = _fraction(limit_of_pieces(of_data), reads[data], works[data])
     limit, fractions = limit_of_pieces(needs), dict[str, float]()
     left = sorted(reads, key=lambda data: (alone[data], data))
@@ -143,16 +143,19 @@ def _kept_fractions(needs: Collection[CacheNeed]) -> dict[str, float]:
         if alone[data] >= common:
             return fractions | dict.fromkeys(left, common)
         fractions[data] = alone[data]
-        limit -= round(alone[data] * reads[data]) + works[data]
+        limit -= works[data] + round(alone[data] * (reads[data] - works[data]))
         left.pop(0)
     return fractions
 
 
 def _fraction(limit: int, reads: int, works: int) -> float:
-    """Of what is read, as much as the limit holds beside what runs work on."""
+    """Of what is read, as much as the limit holds beside what runs work on.
+
+    Of what they work on, the same fraction stays. So its bytes are looked for in the rest alone.
+    """
     if reads <= limit:
         return 1.0
-    return min(max((limit - works - limit // _SLACK) / reads, 0.0), 1.0)
+    return max(limit - works - limit // _SLACK, 0) / max(reads - works, 1)
 
 
 def _reads(needs: Iterable[CacheNeed]) -> dict[str, int]:
@@ -177,11 +180,12 @@ def limit_for(fraction: float, need: CacheNeed) -> int:
     >>> need = CacheNeed("a", 0, reads_bytes=1000, working_set_bytes=50)
     >>> limit = limit_for(0.5, need)
     >>> limit, round(kept_fraction([need._replace(limit_bytes=limit)]), 2)
-    (587, 0.5)
+    (560, 0.5)
     """
     if fraction >= 1:
         return need.reads_bytes + need.tables_bytes
-    wanted = need.reads_bytes * fraction + need.working_set_bytes
+    works = min(need.working_set_bytes, need.reads_bytes)
+    wanted = works + (need.reads_bytes - works) * fraction
     with_slack = math.ceil(wanted * _SLACK / (_SLACK - 1))
     return min(with_slack, need.reads_bytes) + need.tables_bytes
 
