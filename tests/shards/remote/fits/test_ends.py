@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 from fault_server import Fault
-from waiting import is_alive, wait_for
+from waiting import is_alive, is_running, wait_for
 
 from tests.shards.remote.conftest import SIGNED
 from tests.shards.remote.fits.conftest import COUNTS, rows_of_ranks
@@ -61,12 +61,12 @@ def session_of(pid):
 def seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split):
     """Until the last process is gone after a signal; how many there were."""
     loader = POOLS[pool] | {"cache_dir": str(cache_dir)}
+    workers = 0 if pool == "inline" else 2
     if state == "idle":
         loader["cache_gib"] = 1.0
     elif not split:  # pieces are dropped and fetched again, without end
-        loader["cache_gib"] = two_blocks(urls, fits.folder, cache_dir=str(cache_dir))
+        loader["cache_gib"] = two_blocks(urls, fits.folder, num_workers=workers, **loader)
     server.always = None if state == "idle" else STATES["fetching"]
-    workers = 0 if pool == "inline" else 2
     path = fits.job(
         urls,
         epochs=10**6,
@@ -78,7 +78,8 @@ def seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split):
     with fits.started(path) as running:
         (pid,) = running.pids
         steps = lambda: len(rows_of_ranks(path.parent))  # noqa: E731
-        assert wait_for(lambda: steps() > 20 or not psutil.pid_exists(pid), 60)
+        assert wait_for(lambda: steps() > 20 or not is_running(pid), 60)
+        assert is_running(pid)
         if state == "stalled":
             server.always = STALL
             assert wait_for(lambda: steps() == (time.sleep(0.5), steps())[1], 30)

@@ -17,12 +17,12 @@ STEPS = sum(COUNTS) // GLOBAL_BATCH
 A_FIFTH = [None, None, Fault("status", 503), None, None, None, None, Fault("cut", 9), None, None]
 
 
-def module(urls, tmp_path, ranks=1, **loader):
+def module(urls, tmp_path, ranks=1, num_workers=0, **loader):
     return ShardDataModule(
         SplitConfig(urls, sampling="shuffled", shuffle_run=2, shuffle_block=12),
         fields={"image": "png", "label": "cls"},
         batch_size=GLOBAL_BATCH // ranks,
-        num_workers=0,
+        num_workers=num_workers,
         loader=LoaderConfig(**{"cache_dir": str(tmp_path / "own"), **loader}),
     )
 
@@ -42,9 +42,9 @@ def of_all_ranks(rows):
     return {key: [row for rank in of_ranks for row in rank] for key, of_ranks in rows.items()}
 
 
-def two_blocks(urls, tmp_path, **loader):
+def two_blocks(urls, tmp_path, **settings):
     """The limit of a cache that holds the block that is read and the next, in GiB."""
-    data = module(urls, tmp_path, cache_gib=1, **loader)
+    data = module(urls, tmp_path, cache_gib=1, **settings)
     (cache,) = {
         id(made.cache): made.cache for made in data.source("train").storages.values()
     }.values()
