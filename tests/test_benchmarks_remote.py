@@ -1,6 +1,7 @@
 """The parts of `benchmarks/remote` that only calculate, and its proxy before a small server."""
 
 import importlib
+import json
 import os
 import socket
 import threading
@@ -162,6 +163,35 @@ def test_bytes_and_requests_are_those_of_whole_epochs(modules, results):
     assert cells(modules, results, f"{start} GETs")[1] == "1.50 (1.00 to 2.00)"
     results["epochs"]["IMG"]["ours, 200 MB/s"]["samples"] = [960, 500]
     assert cells(modules, results, f"{start} bytes")[1] == "1.00 (1.00 to 1.00)"
+
+
+def test_a_long_epoch_needs_each_shard_several_times(modules, results):
+    results["epochs"]["IMG"]["ours, long epoch, 200 MB/s"] = row(
+        samples_per_s=[1800.0, 950.0], samples=[3968, 3000], bytes=[4.2e8, 1e8], requests=[80, 16]
+    )
+    start = "IMG, a long epoch, tables in it, 200 MB/s:"
+    assert cells(modules, results, f"{start} bytes")[1] == "1.05 (1.05 to 1.05)"
+    assert cells(modules, results, f"{start} GETs")[1] == "1.25 (1.25 to 1.25)"
+
+
+def test_a_long_epoch_reads_the_same_files_by_other_names(modules, tmp_path):
+    module, published = modules["job"], importlib.import_module("benchmarks.remote.published")
+    data = importlib.import_module("benchmarks.peers.job").Data("IMG", 640, 2)
+    job = module.RemoteJob("published", data, str(tmp_path))
+    Path(job.local_shards[0]).parent.mkdir(parents=True)
+    for path in job.local_shards:
+        Path(path).write_text(path)
+        Path(f"{path}.members").write_text("table")
+    sizes = Path(job.local_shards[0]).with_name("sizes.json")
+    sizes.write_text('{"0000.tar": 300, "0001.tar": 340}')
+    published._link(job, sizes)
+    long = job.long
+    assert long.data.samples == 640 * module.TIMES
+    assert [Path(path).read_text() for path in long.local_shards] == job.local_shards * module.TIMES
+    assert Path(f"{long.local_shards[-1]}.members").read_text() == "table"
+    counts = json.loads(Path(long.local_shards[0]).with_name("sizes.json").read_text())
+    assert counts["0007.tar"] == 340
+    assert sum(counts.values()) == long.data.samples
 
 
 def test_goals_of_starts_and_caches(modules, results):

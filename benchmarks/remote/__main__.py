@@ -49,7 +49,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", metavar="A,B", help="these beside webdataset and ours; '': none")
     parser.add_argument("--repeats", type=int, help="rounds (5)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of an epoch ({SECONDS})")
-    parser.add_argument("--timeout", type=float, default=180, help="seconds after which a run ends")
+    parser.add_argument("--timeout", type=float, default=500, help="seconds after which a run ends")
     parser.add_argument("--folder", type=Path, help="for environments and data")
     parser.add_argument("--out", type=Path, help="for remote.json and remote.md")
     options = parser.parse_args(arguments)

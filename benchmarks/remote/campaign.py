@@ -12,15 +12,16 @@ from benchmarks.peers.environment import Installed
 from benchmarks.peers.job import Data, Job
 from benchmarks.peers.processes import Outcome, run_job
 from benchmarks.remote.job import (
-    BLOCKS,
     DEFAULT,
     FAST,
     LITDATA,
     LOCAL,
+    LONG,
     MOSAIC,
     OURS,
     SLOW,
     WEBDATASET,
+    WEBDATASET_LONG,
     RemoteJob,
 )
 from benchmarks.remote.server import Rig, ask, cpu_s
@@ -92,7 +93,8 @@ class Campaign:
         self._measure_cpu()
 
     def _measure_epochs(self, name: str, number: int) -> None:
-        own = [OURS, LOCAL, WEBDATASET, BLOCKS, *([] if name == "IMG" else [DEFAULT])]
+        own = [OURS, LOCAL, WEBDATASET, LONG, WEBDATASET_LONG]
+        own += [] if name == "IMG" else [DEFAULT]
         turned = own[:: -1 if number % 2 else 1]
         links = self.data[name]
         if number % _SLOW_EVERY and FAST in links:

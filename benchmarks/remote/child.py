@@ -18,7 +18,18 @@ from typing import Any
 import torch
 
 from benchmarks.peers.child import check_batch
-from benchmarks.remote.job import FAST, LINKS, LITDATA, LOCAL, MOSAIC, OURS, RemoteJob
+from benchmarks.remote.job import (
+    FAST,
+    LINKS,
+    LITDATA,
+    LOCAL,
+    LONG,
+    MOSAIC,
+    OURS,
+    TIMES,
+    WEBDATASET_LONG,
+    RemoteJob,
+)
 from benchmarks.remote.loaders import LOADERS, close, litdata, mosaic
 from benchmarks.remote.server import ask
 
@@ -46,7 +57,10 @@ def _epoch(job: RemoteJob, name: str, rate: float) -> Result:
         loader = LOADERS[name](_as(job, name), cache)
         ask(job.control, mark=True)
         beside = _drained(job) if name == LOCAL else None
-        counted = Epoch(job, loader, beside)
+        is_long = name in (LONG, WEBDATASET_LONG)
+        counted = Epoch(
+            replace(job, seconds=TIMES * job.seconds) if is_long else job, loader, beside
+        )
         after = ask(job.control)
         if beside is not None:
             beside.kill()

@@ -10,21 +10,24 @@ from typing import Any, TypeAlias
 
 from benchmarks.peers.table import Values, interval, larger, number, spread
 from benchmarks.remote.job import (
-    BLOCKS,
     FAST,
     LINKS,
     LITDATA,
     LOCAL,
+    LONG,
     MOSAIC,
     OURS,
     SLOW,
+    TIMES,
     WEBDATASET,
+    WEBDATASET_LONG,
 )
 
 Results: TypeAlias = Mapping[str, Any]
 
 _PERCENT = 100.0
-_OURS = {OURS: "", BLOCKS: ", eight blocks an epoch"}
+_OURS = {OURS: "", LONG: ", long epoch"}
+_WEBDATASET = {OURS: WEBDATASET, LONG: WEBDATASET_LONG}
 _OVER_CURL = {"IMG": 1.3, "SMALL": 4.0, "TOK": 4.0}
 
 
@@ -113,7 +116,7 @@ def _over_webdataset(results: Results) -> Iterator[Goal]:
     for data in results["data"]:
         for link, limit in ((FAST, _OVER_CURL[data]), (SLOW, 1.0)):
             for loader, how in _OURS.items():
-                ours, theirs = _rates(results, data, link, loader, WEBDATASET)
+                ours, theirs = _rates(results, data, link, loader, _WEBDATASET[loader])
                 name = f"{data} against webdataset's curl pipe, two workers each{how}, {link}"
                 yield Goal(name, ratios(ours, theirs), limit, True, "x")
 
@@ -150,20 +153,22 @@ def _requests(results: Results) -> Iterator[Goal]:
         there = facts.get(FAST)
         if there is None:
             continue
-        name = f"{data}, an epoch, tables in it, {FAST}:"
-        fetched = whole_epochs(results, data, "bytes")
-        needed = [float(there["tar_bytes"])] * len(fetched)
-        yield Goal(f"{name} bytes fetched / needed", ratios(fetched, needed), 1.05, False)
-        requests = whole_epochs(results, data, "requests")
-        pieces = [float(there["pieces"])] * len(requests)
-        yield Goal(f"{name} GETs / pieces", ratios(requests, pieces), 1.15, False)
+        for loader, times, epoch in ((OURS, 1, "an epoch"), (LONG, TIMES, "a long epoch")):
+            name = f"{data}, {epoch}, tables in it, {FAST}:"
+            for what, of, limit in (
+                ("bytes fetched / needed", ("bytes", "tar_bytes"), 1.05),
+                ("GETs / pieces", ("requests", "pieces"), 1.15),
+            ):
+                counted = whole_epochs(results, data, loader, of[0])
+                needed = [float(times * there[of[1]])] * len(counted)
+                yield Goal(f"{name} {what}", ratios(counted, needed), limit, False)
 
 
-def whole_epochs(results: Results, data: str, what: str) -> list[float | None]:
+def whole_epochs(results: Results, data: str, loader: str, what: str) -> list[float | None]:
     """A counter of our epochs behind the fast link, where they were read to their end."""
-    samples = results["data"][data][FAST]["samples"]
-    counted = values_of(results, data, OURS, FAST, what)
-    read = values_of(results, data, OURS, FAST, "samples")
+    samples = results["data"][data][FAST]["samples"] * (TIMES if loader == LONG else 1)
+    counted = values_of(results, data, loader, FAST, what)
+    read = values_of(results, data, loader, FAST, "samples")
     return [
         value if number is not None and samples - number < results["settings"]["batch"] else None
         for value, number in zip(counted, read, strict=True)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from benchmarks.peers.job import Data, Job
 
@@ -13,10 +14,13 @@ LINKS = {FAST: 200e6, SLOW: 20e6}
 """Bytes/s of all connections together."""
 
 OURS, DEFAULT, LOCAL = "ours", "ours, default run", "ours, local files"
-BLOCKS = "ours, eight blocks"
-"""With blocks of an eighth of the data. The first block of a run has to be there before its batches
-come at the full rate, and one block is half of these short epochs or more."""
 WEBDATASET, MOSAIC, LITDATA = "webdataset", "MosaicML Streaming", "LitData"
+LONG, WEBDATASET_LONG = "ours, long epoch", "webdataset, long epoch"
+"""Over the same shards again and again, and ours with blocks of an eighth of them. The first block
+of a run has to be there before its batches come at the full rate, and one block is half of a short
+epoch or more; that of a user has dozens."""
+TIMES = 4
+"""How often a long epoch has each shard, by links to the file under other names."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class RemoteJob(Job):
         direct: The port of nginx.
         control: The port that the proxy is controlled by.
         sample_bytes: Of the tars, by data set.
+        is_long: Whether each shard is read several times; see `long`.
     """
 
     loaders: list[str] = field(default_factory=list)
@@ -38,6 +43,7 @@ class RemoteJob(Job):
     direct: int = 0
     control: int = 0
     sample_bytes: int = 0
+    is_long: bool = False
 
     def behind(self, link: str) -> "RemoteJob":
         """The same with the data set that is read behind this link."""
@@ -60,6 +66,19 @@ class RemoteJob(Job):
     def key_of(self, path: str) -> str:
         """The path of a file on the server, with the bucket."""
         return f"{BUCKET}{path.removeprefix(self.folder)}"
+
+    @property
+    def home(self) -> Path:
+        """The folder of the data set."""
+        home = super().home
+        return home.with_name(f"{home.name}-long") if self.is_long else home
+
+    @property
+    def long(self) -> "RemoteJob":
+        """The same with the data set that has each shard several times."""
+        data = self.data
+        times = Data(data.name, TIMES * data.samples, TIMES * data.shards)
+        return replace(self, data=times, is_long=True)
 
     @classmethod
     def from_json(cls, text: str) -> "RemoteJob":

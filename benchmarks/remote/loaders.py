@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.job import Job
 from benchmarks.remote.job import (
-    BLOCKS,
     DEFAULT,
     LITDATA,
     LOCAL,
+    LONG,
     MOSAIC,
     OURS,
     WEBDATASET,
+    WEBDATASET_LONG,
     RemoteJob,
 )
 
@@ -69,9 +70,10 @@ def _ours_default(job: RemoteJob, cache: str) -> Any:
     return ours(job, cache, run_and_block=(_DEFAULT_RUN, _DEFAULT_BLOCK))
 
 
-def _ours_blocks(job: RemoteJob, cache: str) -> Any:
+def _ours_long(job: RemoteJob, cache: str) -> Any:
     run = recommended(job).run
-    return ours(job, cache, run_and_block=(run, run * max(1, job.data.samples // (8 * run))))
+    block = run * max(1, job.data.samples // (8 * run))
+    return ours(job.long, cache, run_and_block=(run, block))
 
 
 def _ours_threads(job: RemoteJob, cache: str) -> Any:
@@ -102,6 +104,10 @@ def _webdataset(job: RemoteJob, _: str) -> Any:
     return fast(job)
 
 
+def _webdataset_long(job: RemoteJob, cache: str) -> Any:
+    return _webdataset(job.long, cache)
+
+
 def mosaic(job: RemoteJob, cache: str, **options: Any) -> Any:
     """Its environment names the endpoint; `options` limit its cache."""
     from benchmarks.peers.loaders.mosaic_shards import shards
@@ -127,11 +133,12 @@ def litdata(job: RemoteJob, cache: str, **options: Any) -> Any:
 LOADERS: dict[str, Maker] = {
     OURS: ours,
     DEFAULT: _ours_default,
-    BLOCKS: _ours_blocks,
+    LONG: _ours_long,
     "ours, threads": _ours_threads,
     "ours, s3": _ours_s3,
     LOCAL: ours_local,
     WEBDATASET: _webdataset,
+    WEBDATASET_LONG: _webdataset_long,
     MOSAIC: mosaic,
     LITDATA: litdata,
 }
