@@ -29,10 +29,11 @@ CONNECTIONS = 32
 
 
 def run(job: RemoteJob) -> Result:
-    """By scheme: pieces to memory, pieces to the cache, and small ranges."""
+    """By scheme: pieces to memory and to the cache, and small ranges; beside it, writing alone."""
     job = job.behind(FAST)
     ask(job.control, rate=LINKS[FAST])
     result: Result = {}
+    _write_files(result)
     for scheme in ("http", "s3") if find_spec("obstore") else ("http",):
         urls, settings = _reached(job, scheme)
         sizes = [Path(path).stat().st_size for path in job.local_shards]
@@ -99,6 +100,14 @@ def _fetch_ahead(
             while fetcher.counts.ahead_requests < len(pieces):
                 sleep(0.05)
         fetcher.close()
+
+
+def _write_files(result: Result) -> None:
+    """One write of each piece to a new file, which the way to the cache has in it."""
+    data = bytes(PIECE)
+    with scratch() as folder, _counted(result, "new files alone, s a GB", PIECES * PIECE / 1e9):
+        for number in range(PIECES):
+            Path(folder, str(number)).write_bytes(data)
 
 
 def _stamp(transport: RemoteTransport, url: str) -> str:
