@@ -25,9 +25,9 @@ last one, while as many bytes as each batch has go through proxy and server to n
 rates have the same load beside them. "bound" is the lesser of it and of the link's rate divided by
 the bytes of tar of a sample. A tar has 1,024 bytes for a sample of 200, and 5,120 for one of 4,224;
 the other formats have little more than the sample. Fetching to the cache has one write of each
-piece to a new file in it, which "new files alone" tells; a virtual machine that gives memory back to
-its host takes several times as long for it as one that has the memory at hand. Only ratios within one table mean anything on a
-machine that others use, too."""
+piece to a new file in it, which "new files alone" tells; a virtual machine that gives memory back
+to its host takes several times as long for it as one that has the memory at hand. Only ratios
+within one table mean anything on a machine that others use, too."""
 
 
 _ROUNDS = "rounds, every second one behind the slower link, too"
