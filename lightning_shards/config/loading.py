@@ -14,7 +14,7 @@ from lightning_shards.setting_checks import (
     require_text,
 )
 from lightning_shards.shards.remote.options import require_store_options
-from lightning_shards.shards.scheme_table import RANGED_SCHEMES
+from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
 
 _MOST = sys.float_info.max
 
@@ -42,7 +42,9 @@ class LoaderConfig:
             of the workers included. Then worker processes are ended, and the error says which one
             stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
             where they are. 0: never.
-        cache_dir: Where counts and member tables are kept. Default: ~/.cache/lightning_shards.
+        cache_dir: Where counts, member tables, pieces of remote shards, joined values and what
+            filters leave are kept; best on a disk of this machine. Default:
+            ~/.cache/lightning_shards.
         storage_options: How the stores of remote shards are reached, by scheme: ``endpoint``,
             ``region``, ``anonymous``, ``profile`` and others. No secrets: these stay where the
             tools of each provider keep them.
@@ -105,10 +107,10 @@ class LoaderConfig:
     def _require_storage_options(self) -> None:
         require_mapping("storage_options", self.storage_options, "{s3: {...}}")
         for scheme, options in self.storage_options.items():
-            if scheme not in RANGED_SCHEMES:
+            if scheme not in RANGED_SCHEMES and not is_further(scheme):
                 raise ConfigError(
                     f"storage_options has {scheme!r}; its keys are schemes: "
-                    f"{', '.join(RANGED_SCHEMES)}"
+                    f"{', '.join(RANGED_SCHEMES)}, and what fsspec reads"
                 )
             named = cast("Mapping[str, Any]", options)
             require_mapping(f"storage_options of {scheme}", named, "{endpoint: ...}")

@@ -1,7 +1,9 @@
 """How the shards of each scheme are read: the one table, and the place to add a scheme.
 
 `storage.schemes` has a storage for each `reading`, and `remote/` a module for each client. A store
-that obstore reaches needs a row in the tables of `remote/cloud.py` and `cloud_errors.py`, too.
+that obstore reaches needs rows in the tables of `remote/cloud.py`, `providers/cloud_errors.py` and
+`providers/cloud_endpoints.py` beside it, too. What is not in the table is read by fsspec, if that
+knows it.
 """
 
 from collections.abc import Mapping
@@ -44,7 +46,17 @@ _WEB: Final = Scheme(
 )
 
 FURTHER: Final = Scheme("ranges")
-"""A scheme that a user's own code names and that is not in the table: fsspec may know it."""
+"""A scheme that is not in the table: fsspec may know it."""
+
+ANY_FURTHER: Final = "*"
+"""What stands for all further schemes where storages are named by scheme."""
+
+_NO_STORES: Final = frozenset(
+    "async_wrapper asynclocal asyncwrapper blockcache cached data dir file filecache generic "
+    "libarchive local memory pyscript reference simplecache tar zip gcs s3a".split()
+)
+"""File systems of fsspec on this machine, in one process or around another one, and two names of
+stores that the table has by other names."""
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     "": _FILE,  # a plain path
@@ -96,4 +108,18 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
 RANGED_SCHEMES: Final = tuple(
     name for name, scheme in SCHEMES.items() if scheme.reading == "ranges"
 )
-"""The schemes of remote shards of which ranges can be read."""
+"""The schemes of the table of whose shards any range can be read."""
+
+
+def is_further(scheme: str) -> bool:
+    """Whether a scheme is not in the table, and fsspec reads it."""
+    if scheme in SCHEMES or scheme in _NO_STORES:
+        return False
+    from fsspec.registry import known_implementations, registry
+
+    return scheme in known_implementations or scheme in registry
+
+
+def row_of(scheme: str) -> Scheme | None:
+    """How a scheme is read; None if neither the table nor fsspec knows it."""
+    return FURTHER if is_further(scheme) else SCHEMES.get(scheme)

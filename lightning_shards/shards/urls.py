@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
 from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
 from lightning_shards.shards.regular_files import open_regular
-from lightning_shards.shards.scheme_table import SCHEMES
+from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
 
 MAX_EXPANDED: Final = 10**6
 """Shards that the braces of one data set may stand for."""
@@ -297,23 +297,24 @@ def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
 
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
     """Refuse unknown schemes, passwords and names that end too early, keys, and wildcards."""
-    if scheme not in SCHEMES:
+    row = row_of(scheme) if scheme in SCHEMES or "://" in url else None
+    if row is None:
         allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
         raise UrlError(
-            f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}; "
-            "a local file of that name is written with a leading ./"
+            f"unknown scheme {scheme!r} in {redact(url)!r}; known are {', '.join(allowed)}, and "
+            "what fsspec reads; a local file of that name is written with a leading ./"
         )
     if has_broken_password(url):
         raise UrlError(
             f"the password in {redact(url)!r} holds a /, ? or #, which would end it; write %2F, "
             "%3F or %23 instead"
         )
-    if SCHEMES[scheme].client == "cloud" and "@" in url.partition("://")[2].partition("/")[0]:
+    if row.client == "cloud" and "@" in url.partition("://")[2].partition("/")[0]:
         raise UrlError(
             f"{redact(url)!r} was given with a user or a key; write {scheme}://BUCKET/KEY, and "
             "keep keys where the tools of this store keep them"
         )
-    _require_whole_name(url, scheme)
+    _require_whole_name(url, scheme, row)
     if not _REMOTE_WILDCARDS.search(url):
         return
     plain = redact(url)
@@ -327,9 +328,8 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
         )
 
 
-def _require_whole_name(url: str, scheme: str) -> None:
+def _require_whole_name(url: str, scheme: str, row: Scheme) -> None:
     """Refuse a `#` or `?` in a name of which only what stands before it would be asked for."""
-    row = SCHEMES[scheme]
     if row.client == "http" and "#" in url:
         raise UrlError(
             f"a # behind {redact(url)!r}, which would end what the server is asked for; write %23 "

@@ -57,6 +57,30 @@ MUTANTS = [
     Mutant(PROVIDERS + ".proxies:proxy_of", ' or proxy_bypass(f"{host}:{port}")', "", PROXIES),
     Mutant(PROVIDERS + ".proxies:proxy_of", "if _is_in_networks(", "if not url and (", PROXIES),
     Mutant(
+        "shards.scheme_table:is_further",
+        " or scheme in _NO_STORES",
+        "",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.urls:_check_remote",
+        'if scheme in SCHEMES or "://" in url else None',
+        "",
+        "shards/test_urls.py",
+    ),
+    Mutant(
+        "shards.storage.schemes:Storages.of",
+        "scheme = ANY_FURTHER",
+        "pass",
+        "shards/remote/test_remote_reader.py",
+    ),
+    Mutant(
+        "shards.storage.schemes:has_ranges",
+        "row_of(scheme_of(url))",
+        "SCHEMES.get(scheme_of(url))",
+        "shards/remote/test_remote_reader.py",
+    ),
+    Mutant(
         "shards.urls:_require_whole_name",
         'if row.client == "http" and "#" in url:',
         "if False:",

@@ -124,6 +124,10 @@ def test_a_folder_is_an_error_that_names_its_tars(folder):
         ("s4://b/000.tar?secret", "unknown scheme 's4' in 's4://b/000.tar'"),
         ("gopher://h/a.tar", "unknown scheme 'gopher'.*file, http, https, s3, gs, az, hf, ais"),
         ("data:v2.tar", "unknown scheme 'data'.*leading ./"),
+        ("smb:v2.tar", "unknown scheme 'smb'.*leading ./"),
+        ("memory://a.tar", "unknown scheme 'memory'.*and what fsspec reads"),
+        ("gcs://b/a.tar", "unknown scheme 'gcs'.*gs"),
+        ("smb://h/d/a?secret.tar", "smb has no queries"),
         ("https://h/*.tar?secret", r"a wildcard in 'https://h/\*.tar'"),
         ("gs://b/[0-9].tar", "only local folders can be listed"),
         ("https://h/{a}.tar", "a wildcard"),
@@ -166,7 +170,7 @@ def test_a_pipe_that_is_allowed_is_kept():
         "pipe:cat 0.tar",
         "pipe:cat 1.tar",
     ]
-    with pytest.raises(UrlError, match=r"scp, htgs, pipe;"):
+    with pytest.raises(UrlError, match=r"scp, htgs, pipe, and what"):
         expand_urls("gopher://h/a.tar", allow_pipe=True)
 
 

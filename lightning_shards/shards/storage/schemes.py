@@ -12,7 +12,13 @@ from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, Fet
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.shards.scheme_table import RANGED_SCHEMES, SCHEMES
+from lightning_shards.shards.scheme_table import (
+    ANY_FURTHER,
+    RANGED_SCHEMES,
+    SCHEMES,
+    is_further,
+    row_of,
+)
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.remote import RemoteStorage
@@ -41,11 +47,14 @@ class Storages:
             ConfigError: There is none for its scheme.
         """
         scheme = scheme_of(url)
+        if scheme not in self._makers and is_further(scheme):
+            scheme = ANY_FURTHER
         if scheme not in self._made:
             if scheme not in self._makers:
+                known = ", ".join(name for name in self._makers if name not in ("", ANY_FURTHER))
                 raise ConfigError(
-                    f"no storage reads {redact(url)!r}; known schemes are "
-                    f"{', '.join(filter(None, self._makers))}; name one for {scheme!r} in storages"
+                    f"no storage reads {redact(url)!r}; known schemes are {known}, and what fsspec "
+                    f"reads; name one for {scheme!r} in storages"
                 )
             self._made[scheme] = self._makers[scheme]()
         return self._made[scheme]
@@ -134,12 +143,12 @@ def remote_storages(
     settings: TransportSettings, cache: PieceCache | None = None
 ) -> dict[str, MakeStorage]:
     """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
-    return dict.fromkeys(RANGED_SCHEMES, MakeRemoteStorage(settings, cache))
+    return dict.fromkeys((*RANGED_SCHEMES, ANY_FURTHER), MakeRemoteStorage(settings, cache))
 
 
 def has_ranges(url: str) -> bool:
     """Whether any range of this shard can be read; if not, it can only be streamed."""
-    scheme = SCHEMES.get(scheme_of(url))
+    scheme = row_of(scheme_of(url))
     return scheme is not None and scheme.reading != "opener"
 
 
@@ -151,5 +160,5 @@ _BY_READING: Final[Mapping[str, MakeStorage]] = {
 
 _MAKERS: Final[Mapping[str, MakeStorage]] = {
     name: _BY_READING[scheme.reading] for name, scheme in SCHEMES.items()
-}
+} | {ANY_FURTHER: _BY_READING["ranges"]}
 """What makes the storage of each scheme where none is given."""
