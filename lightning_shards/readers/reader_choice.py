@@ -1,4 +1,4 @@
-"""Which reader a split gets, by what is asked for and by what lies where its shards are."""
+"""The choice of a split's reader, by what is asked for and by what lies beside its shards."""
 
 import logging
 from collections.abc import Sequence

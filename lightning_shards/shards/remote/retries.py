@@ -1,4 +1,4 @@
-"""Which failures are tried again, how often and how long, and the error when it was in vain."""
+"""The retry policy: which failures are tried again, how often, how long, and the final error."""
 
 import zlib
 from collections.abc import Callable

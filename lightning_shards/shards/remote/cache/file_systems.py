@@ -1,4 +1,4 @@
-"""Where a folder lies: on a disk of this machine, in its memory, or on another machine."""
+"""The place of a folder: a disk of this machine, its memory, or another machine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Who fetches what: pieces that are needed soon, and exactly the bytes that a batch lacks.
+"""The fetcher: pieces that are needed soon, and exactly the bytes that a batch lacks.
 
 Pieces that were announced are fetched by a few threads, in the order given, and go to the cache of
 the node, where every process finds them. A batch reads from pieces what is there. What is not

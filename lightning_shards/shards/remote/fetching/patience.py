@@ -1,4 +1,4 @@
-"""Whether a batch waits for pieces that are on their way, or fetches exactly what it lacks.
+"""The choice of a batch between pieces that are on their way and fetching what it lacks exactly.
 
 What is fetched exactly is fetched once more with its piece. Where batches are used faster than the
 network brings them, those bytes are lost: everything waits for the network, and a batch that waits
