@@ -51,10 +51,11 @@ FURTHER: Final = Scheme("ranges")
 ANY_FURTHER: Final = "*"
 """What stands for all further schemes where storages are named by scheme."""
 
-_NO_STORES: Final = frozenset(
-    "async_wrapper asynclocal asyncwrapper blockcache cached data dir file filecache generic "
-    "libarchive local memory pyscript reference simplecache tar zip gcs s3a".split()
-)
+_NO_STORES: Final = frozenset({
+    "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data", "dir", "file",
+    "filecache", "generic", "libarchive", "local", "memory", "pyscript", "reference",
+    "simplecache", "tar", "zip", "gcs", "s3a",
+})  # fmt: skip
 """File systems of fsspec on this machine, in one process or around another one, and two names of
 stores that the table has by other names."""
 

@@ -221,8 +221,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
-        "self._there.update(kept)",
-        "pass",
+        "& named | set(kept)",
+        "& named",
         FETCHER,
     ),
     Mutant(

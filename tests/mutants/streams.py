@@ -35,9 +35,27 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._piece",
-        "self._link.large_bytes_per_s",
+        "self._link.pieces_bytes_per_s",
         "(self._link.bytes_per_s or 0)",
         "shards/remote/fetching/test_fetcher.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.link_speed:LinkSpeed.count",
+        "if is_piece:",
+        "if is_piece and size > _SMALL:",
+        "shards/remote/fetching/test_fetcher.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "self._kept(named - before, named & before)",
+        "self._kept(named - before, ()) + [each for each in named if each in before]",
+        "shards/remote/fetching/test_fetcher.py",
+    ),
+    Mutant(
+        "shards.remote.cache.file_locks:TakenLock.close",
+        "_try_lock(self.file, self.number, fcntl.F_UNLCK)",
+        "pass",
+        "shards/remote/cache/test_file_locks.py",
     ),
     Mutant(
         "readers.ahead.remote_batches:buffer_beside",

@@ -21,6 +21,11 @@ _NUM_FILES: Final = 64  # where only whole files can be locked
 _NUM_NAMED: Final = 2  # numbers that share their file with no other
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.02
+_OF_FILES: Final = {
+    fcntl.F_RDLCK: fcntl.LOCK_SH,
+    fcntl.F_WRLCK: fcntl.LOCK_EX,
+    fcntl.F_UNLCK: fcntl.LOCK_UN,
+}
 _TRIES: Final = 3  # until others may share a lock: they would wait for it in vain
 
 
@@ -28,15 +33,19 @@ class TakenLock(NamedTuple):
     """A lock that was given.
 
     Attributes:
-        file: The open file that holds it; the lock ends when this and its copies are closed.
+        file: The open file that holds it; the lock ends with `close`, or when this and its copies
+            are closed.
+        number: Which lock.
         is_sure: Whether all others are kept out. If not, the system did not say who has the lock.
     """
 
     file: int
+    number: int
     is_sure: bool
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back, also where a process was forked meanwhile and has a copy of it."""
+        _try_lock(self.file, self.number, fcntl.F_UNLCK)
         os.close(self.file)
 
 
@@ -70,7 +79,7 @@ class FileLocks:
             if is_sure is False:
                 return None
             stack.pop_all()
-        return TakenLock(file, is_sure=is_sure is not None)
+        return TakenLock(file, number, is_sure=is_sure is not None)
 
     def take_first(self, number: int, wait_s: float) -> tuple[TakenLock | None, bool]:
         """The lock alone if it is surely free, otherwise shared; and whether it is held alone.
@@ -97,7 +106,7 @@ class FileLocks:
     def share(self, file: int, number: int) -> None:
         """Let others share a lock that was taken for one alone."""
         for _ in range(_TRIES):
-            if _try_lock(file, number, shared=True):
+            if _try_lock(file, number, fcntl.F_RDLCK):
                 break
 
     def is_free(self, number: int) -> bool | None:
@@ -124,7 +133,8 @@ def kept_if(lock: TakenLock, holds: Callable[[], bool]) -> TakenLock | None:
 
 def _locked(file: int, number: int, *, shared: bool, wait_s: float) -> bool | None:
     end, pause = perf_counter() + wait_s, _FIRST_PAUSE_S
-    while (is_locked := _try_lock(file, number, shared=shared)) is False:
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+    while (is_locked := _try_lock(file, number, kind)) is False:
         if perf_counter() >= end:
             return False
         sleep(pause)
@@ -132,16 +142,15 @@ def _locked(file: int, number: int, *, shared: bool, wait_s: float) -> bool | No
     return is_locked
 
 
-def _try_lock(file: int, number: int, *, shared: bool) -> bool | None:
-    """Whether the lock is held now; None if the system does not say."""
+def _try_lock(file: int, number: int, kind: int) -> bool | None:
+    """Whether the lock is now of this kind (or none, `F_UNLCK`); None: the system does not say."""
     try:
         if _HAS_BYTES:
-            kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
             # struct flock: kind, whence, padding, start, length, pid (0), padding
             wanted = struct.pack("hhqqi4x", kind, os.SEEK_SET, number, 1, 0)
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
         else:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(file, _OF_FILES[kind] | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
         return False
     except OSError:  # the file system has no locks, or who keeps them does not answer

@@ -84,6 +84,15 @@ class PieceCache:
         here = self._here()
         return [piece for piece in pieces if here.has(piece)]
 
+    def not_dropped(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of these pieces, each of which was in the cache, that are still there.
+
+        Raises:
+            FileAccessError: As of `open`.
+        """
+        here = self._here()
+        return [piece for piece in pieces if here.still_has(piece)]
+
     def load(self, piece: Piece, fetch: Fetch, *, wait_s: float = 0.0) -> OpenPiece | None:
         """A piece from the cache, or fetched and kept; None if another process fetches it.
 
@@ -164,6 +173,10 @@ class _Entered:
     def has(self, piece: Piece) -> bool:
         """Whether the piece need not be loaded."""
         return self._held is not None and is_sealed(self._path_of(piece), piece.size)
+
+    def still_has(self, piece: Piece) -> bool:
+        """Whether a piece that was there was not dropped."""
+        return self._held is not None and os.path.exists(self._path_of(piece))  # noqa: PTH110 a string
 
     def load(self, piece: Piece, fetch: Fetch) -> OpenPiece | None:
         """The piece, fetched; None if another process fetches it."""

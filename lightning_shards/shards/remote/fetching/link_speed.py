@@ -28,15 +28,16 @@ class LinkSpeed:
         self._latencies_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._speeds: deque[float] = deque(maxlen=_REMEMBERED)
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)
-        self._large_rates: deque[float] = deque(maxlen=_REMEMBERED)
+        self._piece_rates: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def count(self, size: int, seconds: float, at_once: int = 1) -> None:
+    def count(self, size: int, seconds: float, at_once: int = 1, *, is_piece: bool = False) -> None:
         """Learn from a request for so many bytes that took so long, one of so many at once."""
         self._rates.append(at_once * size / max(seconds, 1e-9))
+        if is_piece:
+            self._piece_rates.append(self._rates[-1])
         if size <= _SMALL:
             self._latencies_s.append(max(0.0, seconds - size / self._speed))
         else:
-            self._large_rates.append(self._rates[-1])
             # Where the latency is known badly, at least a part of the time was for the bytes.
             self._speeds.append(size / max(seconds - self.latency_s, seconds / 4, 1e-9))
 
@@ -50,9 +51,9 @@ class LinkSpeed:
         return median(tuple(self._rates)) if self._rates else None
 
     @property
-    def large_bytes_per_s(self) -> float:
-        """The same of large requests, which do not spend their time waiting for the first byte."""
-        return median(tuple(self._large_rates) or [0.0])
+    def pieces_bytes_per_s(self) -> float:
+        """The same of pieces; batches fetch members, which wait for the first byte most of all."""
+        return median(tuple(self._piece_rates) or [0.0])
 
     @property
     def gap(self) -> int:

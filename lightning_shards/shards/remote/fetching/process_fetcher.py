@@ -111,22 +111,21 @@ class ProcessFetcher:
     def announce(self, pieces: Sequence[Piece]) -> None:
         """See `Fetcher.announce`."""
         announced = AnnouncedPieces(pieces)
-        named = set(announced.pieces)
-        kept = self._kept(named.difference(self._there))
+        named, before = set(announced.pieces), frozenset(self._there)
+        kept = self._kept(named - before, named & before)
         with self._lock:
             self._announced.append(announced)
-            self._there &= named
-            self._there.update(kept)
+            self._there = self._there.difference(before) & named | set(kept)
             begun = self._under_way.keys() | set(self._left_to_others)
             self._coming = (named | self._coming & begun) - self._there
         if self._has_read.is_set():
             self._begin(announced)
 
-    def _kept(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those of these pieces that an earlier epoch or run, or another process, has left."""
+    def _kept(self, others: Iterable[Piece], known: Iterable[Piece]) -> list[Piece]:
+        """The pieces that are in the cache: left by others, or known and not dropped meanwhile."""
         assert self._cache is not None
         try:
-            return self._cache.kept(pieces)
+            return [*self._cache.kept(others), *self._cache.not_dropped(known)]
         except ShardError:  # whoever reads a batch gets it
             return []
 
@@ -273,9 +272,9 @@ class ProcessFetcher:
             self._threads.add_soon(partial(self._fetch_ahead, piece))
 
     def _piece(self, piece: Piece) -> bytearray:
-        body = self._body(piece.url, piece.version, piece.begin, piece.end)
+        body = self._body(piece.url, piece.version, piece.begin, piece.end, is_piece=True)
         seconds = _PIECE_S + _LATENCIES * self._link.latency_s
-        at_once = int(seconds * self._link.large_bytes_per_s / piece.size)
+        at_once = int(seconds * self._link.pieces_bytes_per_s / piece.size)
         self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
         self._count(ahead_bytes=len(body.data), ahead_requests=1)
         return body.data
@@ -363,7 +362,9 @@ class ProcessFetcher:
         self._count(exact_bytes=len(body.data), exact_requests=1)
         self._transport.take_back(body.data)
 
-    def _body(self, url: str, version: str | None, begin: int, end: int) -> Body:
+    def _body(
+        self, url: str, version: str | None, begin: int, end: int, *, is_piece: bool = False
+    ) -> Body:
         with self._lock:
             self._requests += 1
         began = self._now()
@@ -372,7 +373,7 @@ class ProcessFetcher:
         finally:
             with self._lock:
                 at_once, self._requests = self._requests, self._requests - 1
-        self._link.count(len(body.data), self._now() - began, at_once)
+        self._link.count(len(body.data), self._now() - began, at_once, is_piece=is_piece)
         return body
 
     def _count(self, **more: float) -> None:

@@ -1,5 +1,7 @@
 """Locks exclude each other, in one process, too, and end with what holds them."""
 
+import os
+
 import pytest
 
 from lightning_shards.shards.remote.cache import file_locks
@@ -32,6 +34,14 @@ def test_shared_locks_keep_out_who_wants_it_alone(locks):
     assert not locks.is_free(1)
     second.close()
     assert locks.is_free(1)
+
+
+def test_a_lock_that_was_given_back_is_free_though_a_fork_has_its_file(locks):
+    lock = locks.take(4)
+    copy = os.dup(lock.file)  # as a process has it that is forked now
+    lock.close()
+    assert locks.is_free(4)
+    os.close(copy)
 
 
 def test_a_lock_can_be_shared_afterwards(locks):

@@ -327,7 +327,7 @@ def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetch
 def test_so_many_pieces_are_fetched_at_once_as_come_in_a_moment(make_fetcher):
     here = make_fetcher(threads=64)._here()
     for _ in range(20):
-        here._link.count(1_000_000, 0.05, at_once=4)
+        here._link.count(1_000_000, 0.05, at_once=4, is_piece=True)
         for _ in range(3):
             here._link.count(4000, 0.05, at_once=4)  # which waits for its answer
     here._piece(PIECES[0])
@@ -335,6 +335,29 @@ def test_so_many_pieces_are_fetched_at_once_as_come_in_a_moment(make_fetcher):
     assert here._threads._limit_ahead == 48  # of 64; so small pieces could be thousands
     assert here._piece(Piece("large", '"v"', 0, 1_000_000))
     assert here._threads._limit_ahead == int(80 * seconds)
+
+
+def test_small_pieces_too_are_fetched_many_at_once(make_fetcher, transport):
+    transport.objects["many"] = bytes(400 * 100)
+    pieces = [Piece("many", '"v"', begin, begin + 100) for begin in range(0, 400 * 100, 100)]
+    read = transport.read
+    transport.read = lambda *args: (time.sleep(0.01), read(*args))[1]
+    fetcher = make_fetcher(threads=64)
+    fetcher.announce(pieces)
+    assert is_fetched(fetcher, 400)
+    assert fetcher._here()._threads._limit_ahead > 16
+
+
+def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
+    fetcher = make_fetcher()
+    fetcher.announce(PIECES[:4])
+    assert is_fetched(fetcher, 4)
+    for piece in PIECES[:2]:
+        (tmp_path / "cache" / "pieces" / piece.folder / piece.name).unlink()
+    fetcher.announce(PIECES[:5])
+    assert not fetcher.has_all()
+    assert is_fetched(fetcher, 7)
+    assert sorted(begin for _, begin, _ in transport.asked[4:]) == [0, 8000, 32_000]
 
 
 def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):

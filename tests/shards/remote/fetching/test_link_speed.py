@@ -41,13 +41,14 @@ def test_requests_at_once_share_what_the_process_gets():
     assert link.bytes_per_s == pytest.approx(16e6)
 
 
-def test_small_requests_do_not_tell_how_many_large_ones_are_worth_it():
+@pytest.mark.parametrize("size", [1_000_000, 50_000])
+def test_what_batches_fetch_does_not_tell_how_many_pieces_are_worth_it(size):
     link = LinkSpeed()
-    assert link.large_bytes_per_s == 0
-    link.count(1_000_000, 0.05, at_once=4)
+    assert link.pieces_bytes_per_s == 0
+    link.count(size, 0.05, at_once=4, is_piece=True)
     for _ in range(20):
         link.count(4000, 0.04, at_once=32)
-    assert link.large_bytes_per_s == pytest.approx(80e6)
+    assert link.pieces_bytes_per_s == pytest.approx(80 * size)
     assert link.latency_s == pytest.approx(0.04, rel=0.05)
 
 
