@@ -276,8 +276,8 @@ class ShardDataModule(ModuleSettings):
             ShardError: The split is not configured, or its settings do not go with its shards.
         """
         shards = self._index(split) if index is None else index
-        ranks = self.trainer.num_devices if self.trainer else 1
-        return make_source(self._data_config(), split, shards, ranks)
+        there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (1, 1)
+        return make_source(self._data_config(), split, shards, *there)
 
     def _wanted_splits(self, stage: str | None = None) -> list[SplitName]:
         stage = stage or trainer_stage(self.trainer)

@@ -90,7 +90,7 @@ def _fetch_ahead(
     pieces = sorted({Piece(url, stamps[url], begin, end) for url, begin, end in ranges})
     total = sum(piece.size for piece in pieces)
     with scratch() as folder:
-        size = RunSize("cpu", total, len(pieces), 0, len(pieces), 1)
+        size = RunSize("cpu", total, tables_bytes=0, working_set_bytes=total)
         cache = cache_of_run(CacheFolder(folder), "cpu", size, CACHE_GIB)
         fetcher = Fetcher(StampedTransport(transport, version_number), cache, threads=CONNECTIONS)
         url, version = pieces[0].url, pieces[0].version

@@ -127,10 +127,12 @@ def _transport_settings(data: DataConfig) -> TransportSettings:
     )
 
 
-def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: int = 1) -> Source:
+def make_source(
+    data: DataConfig, split: SplitName, index: ShardIndex, ranks: int = 1, nodes: int = 1
+) -> Source:
     """The source of the batches of a split, from these shards.
 
-    `ranks` are those of a node; the cache of remote shards has room for what all of them prepare.
+    `ranks` are those of each node; the cache of remote shards has room for what all prepare.
 
     Raises:
         ConfigError: The split is not configured, or its settings do not go with the shards.
@@ -139,7 +141,7 @@ def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: in
     config = data.split(split)
     _require_forkable(data, config, index)
     if config.mix is not None:
-        return _make_mixture(data, split, config, index, ranks)
+        return _make_mixture(data, split, config, index, ranks, nodes)
     require_applied(split, sample_filter(config.keep, config.exclude), index)
     epochs, sampling = _schedule(split, config, index), config.sampling
     assert sampling is not None  # the settings are complete
@@ -147,12 +149,17 @@ def make_source(data: DataConfig, split: SplitName, index: ShardIndex, ranks: in
     if reader == "stream":
         return _streamed(data, split, config, index, epochs, data.seed)
     order = _order(config, index, data.seed)
-    storages = _storages(data, split, index, order, ranks)
+    storages = _storages(data, split, index, order, ranks, nodes)
     return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
 
 
 def _make_mixture(
-    data: DataConfig, split: SplitName, config: SplitConfig, index: ShardIndex, ranks: int
+    data: DataConfig,
+    split: SplitName,
+    config: SplitConfig,
+    index: ShardIndex,
+    ranks: int,
+    nodes: int,
 ) -> Source:
     reader, slots = choose_reader(split, config, index), make_slots(config, index, data.seed)
     batch_size, remainder = config.batch_size, config.remainder
@@ -181,7 +188,7 @@ def _make_mixture(
             alone[name] = _indexed(data, split, part, of_part, epochs, order, seed=seed)
     require_same_classes({name: source.fields for name, source in alone.items()})
     order = make_order(alone, slots)
-    storages = _storages(data, split, index, order, ranks)
+    storages = _storages(data, split, index, order, ranks, nodes)
     components = (replace(component, storages=storages) for component in alone.values())
     return MixtureSource(tuple(components), order, index)
 
@@ -279,10 +286,11 @@ def _storages(
     index: ShardIndex,
     order: Order,
     ranks: int,
+    nodes: int,
 ) -> dict[str, MakeStorage] | None:
     """What reads the shards of a split if some are remote, with the cache of the run.
 
-    `ranks` are those of a node.
+    `ranks` are those of each node.
     """
     if all(map(is_local, index.urls)):
         return None
@@ -291,7 +299,7 @@ def _storages(
     batch_size = data.split(split).batch_size
     assert batch_size is not None  # the settings are complete
     prepared = ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker)
-    size = size_of_run(index, order, folder, settings, prepared=prepared)
+    size = size_of_run(index, order, folder, settings, prepared=prepared, nodes=nodes)
     cache = cache_of_source(split, size, order, folder, loader.cache_gib, job=job_name(ranks))
     return remote_storages(settings, cache)
 

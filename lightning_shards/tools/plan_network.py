@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_shards.errors import count_of
 from lightning_shards.plan.mixtures.composition import samples_of_epoch
 from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed, kept_fraction, limit_for
-from lightning_shards.shards.remote.cache.run_cache import RunSize
+from lightning_shards.shards.remote.cache.run_cache import working_set_of
 from lightning_shards.shards.remote.fetching.fetch_needs import (
     FetchNeeds,
     NodeShare,
@@ -55,12 +56,24 @@ class FetchedPart:
         again = max(0.0, self.passes - 1)
         return (1 + again * (1 - kept)) / (1 + again)
 
-    def working_set_bytes(self, prepared: int) -> int:
-        """Of these shards, where so many samples of an epoch are prepared at once."""
+    @property
+    def is_drawn(self) -> bool:
+        """Whether runs are drawn anew in each epoch, so that none of its pieces comes again."""
         data = self.data
-        block = data.block if data.block > 1 else WINDOW
-        size = RunSize("", data.size_bytes, data.samples, 0, block, round(prepared * self.share))
-        return size.working_set_bytes if data.has_pieces else 0
+        is_large = is_sample_the_unit(data.size_bytes, data.samples)
+        return data.sampling == "resampled" and not is_large
+
+    @property
+    def block(self) -> int:
+        """Samples that are shuffled together, or read as if they were."""
+        return self.data.block if self.data.block > 1 else WINDOW
+
+    def working_set_bytes(self, blocks: int, prepared: int) -> int:
+        """With so many blocks in a window, and so many samples of an epoch prepared at once."""
+        data = self.data
+        window, own = blocks * self.block, round(prepared * self.share)
+        is_kept = data.has_pieces
+        return working_set_of(data.size_bytes, data.samples, window, own) if is_kept else 0
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,11 @@ class RemotePlan:
             if each.is_kept and part.passes
         ]
         prepared = plan.batch_size * self.workers * ranks
-        working_set = sum(part.working_set_bytes(prepared) for part in self.parts)
-        need = CacheNeed("", 0, round(sum(held)), working_set, tables)
+        of_blocks = sum(part.block for part in self.parts)
+        blocks = -(-plan.batch_size * self.workers * plan.world_size // of_blocks)
+        working_set = sum(part.working_set_bytes(blocks, prepared) for part in self.parts)
+        is_drawn = all(part.is_drawn for part in self.parts)
+        need = CacheNeed("", 0, round(sum(held)), working_set, tables, is_drawn=is_drawn)
         kept = 0.0
         if self.need is not None and held:
             kept = kept_fraction([need._replace(limit_bytes=self.need.limit_bytes)])
@@ -106,8 +122,8 @@ class RemotePlan:
             "working_set_bytes": working_set,
             "kept_fraction": kept,
             "bytes_of_later_epochs": round(later),
-            "cache_bytes_for_half": limit_for(0.5, need) if held else None,
-            "cache_bytes_for_all": limit_for(1.0, need) if held else None,
+            "cache_bytes_for_half": limit_for(0.5, need) if held and not is_drawn else None,
+            "cache_bytes_for_all": limit_for(1.0, need) if held and not is_drawn else None,
         }
 
     def _first_epoch(
@@ -162,11 +178,13 @@ def remote_plan(
     makers = [*(told.storages or {}).values()]
     caches = [each.cache for each in makers if isinstance(each, MakeRemoteStorage) and each.cache]
     need = caches[0].need if caches else None
-    if size_bytes is None:
-        size_bytes = need.reads_bytes if need is not None else None
     if index is None or index.counts is None:
         return None
-    parts = _parts(told, index, size_bytes, config)
+    reads_bytes = size_bytes
+    if size_bytes is None and need is not None:
+        reads_bytes = need.reads_bytes
+        size_bytes = None if any(map(is_local, index.urls)) else reads_bytes
+    parts = _parts(told, index, reads_bytes, config)
     return None if parts is None else RemotePlan(parts, size_bytes, need, workers, rate)
 
 
@@ -177,7 +195,7 @@ def _parts(
     if told.mixture is None:
         data = _read_data(index, size_bytes, told.sampling, config, told)
         return None if data is None else (FetchedPart("", data),)
-    mean = None if size_bytes is None else size_bytes / max(index.samples or 0, 1)
+    mean = _mean_of_unknown(index, size_bytes)
     in_epoch = samples_of_epoch(told.mixture.slots, 0).tolist()
     splits = config.component_splits().items()
     parts: list[FetchedPart] = []
@@ -193,6 +211,15 @@ def _parts(
         share = served / max(sum(in_epoch), 1)
         parts.append(FetchedPart(name, data, share, served / max(data.samples, 1)))
     return tuple(parts)
+
+
+def _mean_of_unknown(index: "ShardIndex", size_bytes: int | None) -> float | None:
+    """Bytes of a sample of the remote components whose sizes are not known by themselves."""
+    if size_bytes is None:
+        return None
+    remote = [part for part in index.components if not all(map(is_local, part.urls))]
+    left = size_bytes - sum(part.size_bytes or 0 for part in remote)
+    return left / max(sum(part.samples or 0 for part in remote if part.size_bytes is None), 1)
 
 
 def _read_data(

@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.cache.limits:pieces_to_drop",
-        "(2 if stays else int(is_read)), piece.changed_ns",
+        "(_STAYS if stays else int(is_read)), piece.changed_ns",
         "int(is_read), piece.changed_ns",
         "shards/remote/cache/test_limits.py shards/remote/cache/test_piece_cache.py",
     ),
@@ -165,6 +165,24 @@ MUTANTS = [
         "shards.remote.cache.limits:pieces_to_drop",
         " or piece.changed_ns >= since_ns",
         "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_kept_fractions",
+        "0.0 if is_drawn else",
+        "",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:pieces_to_drop",
+        "first = set(beyond)",
+        "beyond, first = [], set[CachedPiece]()",
+        "shards/remote/cache/test_limits.py",
+    ),
+    Mutant(
+        "shards.remote.cache.limits:_beyond_the_fraction",
+        "_DEVIATIONS * math.sqrt(variance * mean_size)",
+        "total",
         "shards/remote/cache/test_limits.py",
     ),
     Mutant(

@@ -16,6 +16,24 @@ MUTANTS = [
         CACHE,
     ),
     Mutant(
+        "readers.ahead.source_cache:size_of_run",
+        "prepared * nodes",
+        "prepared",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.source_cache:_bytes_of",
+        "if index.size_bytes is None:",
+        "if index.size_bytes is None or folder.sidecar_of(url).exists():",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.source_cache:_is_drawn",
+        " and not is_large",
+        "",
+        "readers/ahead/test_source_cache.py",
+    ),
+    Mutant(
         "shards.storage.request_threads:_Threads.put",
         "if not self._number:",
         "if False:",

@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant("readers.ahead.filling:Filling._pieces", " and not is_local(url)", "", PLANNED),
     Mutant("readers.ahead.filling:Filling._pieces", "if piece in named:", "if False:", PLANNED),
     Mutant(
-        "readers.ahead.source_cache:window_of",
+        "readers.ahead.source_cache:_samples_of_blocks",
         "_block_of(each) or WINDOW for",
         "WINDOW for",
         "readers/ahead/test_source_cache.py",

@@ -14,9 +14,10 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import groups_of
-from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
+from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run, working_set_of
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.tables import TableStore
@@ -39,7 +40,7 @@ def cache_of_source(
 ) -> PieceCache | None:
     """The cache that all processes of a node read these remote shards through.
 
-    Runs of one job and split with equal settings count as one run: the ranks of a node.
+    Runs of one job over the same data, split and seed count as one run: the ranks of a node.
 
     Args:
         split: The split, which has a need of its own.
@@ -59,7 +60,8 @@ def cache_of_source(
     """
     if size is None:
         return None
-    run = _hash(f"{job} {split} {size} {order.identity()['seed']} {cache_gib}")[:32]
+    # not by sizes: another rank may have found out more of them
+    run = _hash(f"{job} {split} {size.data} {order.identity()['seed']} {cache_gib}")[:32]
     try:
         return cache_of_run(folder, run, size, cache_gib)
     except OSError as error:
@@ -77,8 +79,11 @@ def size_of_run(
     settings: TransportSettings,
     *,
     prepared: int,
+    nodes: int = 1,
 ) -> RunSize | None:
-    """What is read, by the sizes in the index, or as if all samples were as large as those of one.
+    """What is read, by the sizes in the index; where it has none, as the table of one shard says.
+
+    The components of a mixture count by themselves, as their samples differ in size.
 
     Args:
         index: The shards and their counts; some are remote.
@@ -86,6 +91,7 @@ def size_of_run(
         folder: Where tables are kept.
         settings: How remote shards are reached.
         prepared: Samples of a batch times the workers of a node.
+        nodes: The number of nodes, all of which read from the same window.
 
     Returns:
         None where nothing is fetched ahead: in the order of the files, or without samples.
@@ -95,28 +101,44 @@ def size_of_run(
     """
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
-    shards = (number for number, url in enumerate(index.urls) if not is_local(url))
-    first = next((number for number in shards if index.counts[number]), None)
-    if first is None:
+    blocks = _blocks_of_window(order, prepared * nodes)
+    size = tables = works = 0
+    is_drawn = True
+    for part, each in zip(index.components or (index,), _components(order), strict=True):
+        found = _bytes_of(part, folder, settings)
+        if found is not None:
+            window = blocks * _read_of_block(each)
+            size, tables = size + found[0], tables + found[1]
+            works += working_set_of(found[0], part.samples or 0, window, prepared)
+            is_drawn = is_drawn and _is_drawn(each, found[0], part.samples or 0)
+    if not size:
         return None
-    url, count = index.urls[first], int(index.counts[first])
-    if index.size_bytes is not None and not folder.sidecar_of(url).exists():
-        size, tables = index.size_bytes, _TABLE_BYTES * index.samples
-    else:
-        of_shard, of_table = _bytes_of(url, count, folder, settings)
-        size, tables = of_shard * index.samples // count, of_table * index.num_shards
-    block = sum(map(_read_of_block, _components(order)))
     groups = groups_of(url for url in index.urls if not is_local(url))
-    return RunSize(_data_of(index), size, index.samples, tables, block, prepared, groups)
+    return RunSize(_data_of(index), size, tables, works, groups, is_drawn)
 
 
 def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
     """The window of `plan.pieces` with which no more is read at a time than a cache is told of.
 
-    A block of each component, or what all workers prepare at once where that is more.
+    A block of each component, or so many that they hold what all workers prepare at once.
     """
     prepared = epochs.batch_size * place.world_size * place.num_workers
-    return max(sum(_block_of(each) or WINDOW for each in _components(order)), prepared)
+    return _blocks_of_window(order, prepared) * _samples_of_blocks(order)
+
+
+def _blocks_of_window(order: Order, prepared: int) -> int:
+    """Whole blocks, as a window that ends within one is read to the end of that."""
+    return -(-prepared // _samples_of_blocks(order))
+
+
+def _is_drawn(order: Order, size_bytes: int, samples: int) -> bool:
+    """Whether runs begin at other samples in each epoch; of large samples each is a piece."""
+    is_large = is_sample_the_unit(size_bytes, samples)
+    return order.identity()["sampling"] == "resampled" and not is_large
+
+
+def _samples_of_blocks(order: Order) -> int:
+    return sum(_block_of(each) or WINDOW for each in _components(order))
 
 
 def _components(order: Order) -> list[Order]:
@@ -145,6 +167,25 @@ def _read_of_block(order: Order) -> int:
 
 
 def _bytes_of(
+    index: ShardIndex, folder: CacheFolder, settings: TransportSettings
+) -> tuple[int, int] | None:
+    """Of all shards and of their tables as they are kept; None if none is read from afar."""
+    counts, samples = index.counts, index.samples
+    assert counts is not None  # the caller sees to it
+    shards = (number for number, url in enumerate(index.urls) if not is_local(url))
+    first = next((number for number in shards if counts[number]), None)
+    if first is None or not samples:
+        return None
+    url, count = index.urls[first], int(counts[first])
+    if index.size_bytes is None:
+        of_shard, of_table = _bytes_of_shard(url, count, folder, settings)
+        return of_shard * samples // count, of_table * index.num_shards
+    with suppress(OSError):  # the table is not there yet
+        return index.size_bytes, folder.sidecar_of(url).stat().st_size * index.num_shards
+    return index.size_bytes, _TABLE_BYTES * samples
+
+
+def _bytes_of_shard(
     url: str, count: int, folder: CacheFolder, settings: TransportSettings
 ) -> tuple[int, int]:
     """Of a shard, and of its table as it is kept."""

@@ -5,15 +5,16 @@ import pytest
 from small_kept import kept_order
 from small_mixtures import component, mixture
 
-from lightning_shards.plan.mixtures.mixture import MixtureComponent
+from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.source_cache import size_of_run, window_of
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 
+SAMPLE_BYTES = 1000
 ALL = [True] * 100
 MOST = [True, True, True, True, False] * 20
 FEW = [True] + [False] * 19
@@ -24,12 +25,20 @@ def block_of(tmp_path):
     """The samples of a block as the cache is told of them; no shard is asked for."""
 
     def find(order):
-        index = ShardIndex(("https://host/0.tar",), np.array([100]), size_bytes=100_000)
-        cache = CacheFolder(tmp_path)
-        size = size_of_run(index, order, cache, TransportSettings(), prepared=1)
-        return size.block
+        return told(order, tmp_path).working_set_bytes // 2 // SAMPLE_BYTES
 
     return find
+
+
+def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
+    """What the cache is told of a million samples of each component, of these sizes."""
+    found = [
+        ShardIndex((f"https://host/{size}.tar",), np.array([10**6]), size_bytes=size * 10**6)
+        for size in sizes
+    ]
+    index = join_indexes(found) if isinstance(order, MixtureOrder) else found[0]
+    settings = TransportSettings()
+    return size_of_run(index, order, CacheFolder(folder), settings, prepared=prepared, **others)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,7 @@ def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, read):
 def test_a_window_has_all_batches_that_are_prepared_at_once():
     order = kept_order([ALL], block=40)
     assert window(order, batch_size=4, world_size=2, num_workers=3) == 40
-    assert window(order, batch_size=8, world_size=2, num_workers=3) == 48
+    assert window(order, batch_size=8, world_size=2, num_workers=3) == 80  # of whole blocks
 
 
 def test_the_window_of_a_mixture_is_a_block_of_each_component():
@@ -82,6 +91,38 @@ def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
         starts = range(0, order.samples, 64)
         read = np.mean([len(order.footing(0, at, min(at + 64, order.samples))) for at in starts])
         assert read <= block_of(order)
+
+
+def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):
+    """Also where the table of the first one is there, as in a later run on the same node."""
+    components = [component("images", [100], block=10), component("texts", [100], block=40)]
+    order = mixture(components, {"images": 1, "texts": 1})
+    first = told(order, tmp_path, sizes=(100_000, 2000))
+    assert first.working_set_bytes == 2 * (10 * 100_000 + 40 * 2000)
+    table = CacheFolder(tmp_path).sidecar_of("https://host/100000.tar")
+    table.parent.mkdir(parents=True)
+    table.write_bytes(bytes(77))
+    again = told(order, tmp_path, sizes=(100_000, 2000))
+    assert again == first._replace(tables_bytes=again.tables_bytes)
+    assert again.tables_bytes == 77 + first.tables_bytes // 2
+
+
+def test_the_cache_is_told_of_the_window_that_all_nodes_read_from(tmp_path):
+    order = kept_order([ALL], block=40)
+    here = told(order, tmp_path, prepared=16, nodes=8)
+    read = window(order, batch_size=4, world_size=16, num_workers=2)
+    assert here.working_set_bytes == 2 * read * SAMPLE_BYTES == 2 * 160 * SAMPLE_BYTES
+    large = told(order, tmp_path, (2 << 20,), prepared=16, nodes=8)
+    assert large.working_set_bytes == 3 * 16 * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sample_bytes", "expected"),
+    [("resampled", 1000, True), ("resampled", 2 << 20, False), ("shuffled", 1000, False)],
+)
+def test_pieces_of_drawn_runs_are_not_read_again(sampling, sample_bytes, expected, tmp_path):
+    order = kept_order([ALL], sampling)
+    assert told(order, tmp_path, (sample_bytes,)).is_drawn == expected
 
 
 def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):

@@ -12,7 +12,7 @@ first.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
@@ -25,6 +25,11 @@ LEFT_FREE_BYTES: Final = 50 * GIB
 _SLACK: Final = 16
 """This part of the limit is not promised to pieces that stay: they are chosen by chance, so their
 bytes vary, and an eviction makes more room than is needed at once."""
+
+_STAYS: Final = 2  # behind what nobody reads, 0, and what does not stay, 1
+
+_DEVIATIONS: Final = 3
+"""So many standard deviations more may stay than the fraction of what is read."""
 
 _EVICTED_AHEAD: Final = 32
 """An eviction makes this part free at once, because it begins by looking at every file."""
@@ -42,6 +47,8 @@ class CacheNeed(NamedTuple):
         left_free_bytes: What is always left free on the disk.
         groups: The groups of the pieces that it reads; see `piece_names.groups_of`.
         begun_ns: When it was set up, as files have their times.
+        is_drawn: Whether its runs are drawn anew in each epoch, so that none of its pieces is ever
+            read again.
     """
 
     data: str
@@ -52,6 +59,7 @@ class CacheNeed(NamedTuple):
     left_free_bytes: int = 0
     groups: tuple[str, ...] = ()
     begun_ns: int = 0
+    is_drawn: bool = False
 
 
 class CachedPiece(NamedTuple):
@@ -134,7 +142,9 @@ def _kept_fractions(needs: Collection[CacheNeed]) -> dict[str, float]:
     for data in reads:
         of_data = [need for need in needs if need.data == data]
         works[data] = min(sum(need.working_set_bytes for need in of_data), reads[data])
-        alone[data] = _fraction(limit_of_pieces(of_data), reads[data], works[data])
+        is_drawn = all(need.is_drawn for need in of_data)
+        room = limit_of_pieces(of_data)
+        alone[data] = 0.0 if is_drawn else _fraction(room, reads[data], works[data])
     limit, fractions = limit_of_pieces(needs), dict[str, float]()
     left = sorted(reads, key=lambda data: (alone[data], data))
     while left:
@@ -195,9 +205,11 @@ def pieces_to_drop(
 ) -> list[CachedPiece]:
     """Which pieces make so many bytes free, the first to go first.
 
-    First those go that no open run reads, if they are older than all of these runs; then those that
-    do not stay; of pieces that stay some are dropped only if the others are not enough. The oldest
-    go first. Younger ones that no open run reads may be those of an evaluation between two epochs.
+    First those go that no open run reads, if they are older than all of these runs, and the oldest
+    of those that would stay, as far as these are more than stay of what is read: they may belong to
+    other settings or to a version that was replaced. Then those go that do not stay; of pieces that
+    stay some are dropped only if the others are not enough. The oldest go first. Younger ones that
+    no open run reads may be those of an evaluation between two epochs.
     """
     since_ns = min((need.begun_ns for need in needs), default=0)
     fractions, of_others = _kept_fractions(needs), kept_fraction(needs)
@@ -209,15 +221,38 @@ def pieces_to_drop(
     def place(piece: CachedPiece) -> tuple[int, int, str]:
         is_read = piece.group in of_groups or piece.changed_ns >= since_ns
         stays = is_read and piece.share < of_groups.get(piece.group, of_others)
-        return (2 if stays else int(is_read)), piece.changed_ns, piece.path
+        return (_STAYS if stays else int(is_read)), piece.changed_ns, piece.path
 
-    dropped: list[CachedPiece] = []
-    for piece in sorted(pieces, key=place):
-        if lacking_bytes <= 0:
+    ordered = sorted(pieces, key=place)
+    beyond = _beyond_the_fraction(
+        needs, [each for each in ordered if each.group in of_groups and place(each)[0] == _STAYS]
+    )
+    first = set(beyond)
+    return _first_bytes([*beyond, *(each for each in ordered if each not in first)], lacking_bytes)
+
+
+def _first_bytes(pieces: Iterable[CachedPiece], size: int) -> list[CachedPiece]:
+    """The first ones that have so many bytes together."""
+    taken: list[CachedPiece] = []
+    for piece in pieces:
+        if size <= 0:
             break
-        dropped.append(piece)
-        lacking_bytes -= piece.size
-    return dropped
+        taken.append(piece)
+        size -= piece.size
+    return taken
+
+
+def _beyond_the_fraction(
+    needs: Collection[CacheNeed], staying: Sequence[CachedPiece]
+) -> list[CachedPiece]:
+    """The first ones, as far as they are more than chance chooses of what is read."""
+    reads, fractions = _reads(needs), _kept_fractions(needs)
+    expected = sum(fractions[data] * size for data, size in reads.items())
+    variance = sum(fractions[data] * (1 - fractions[data]) * size for data, size in reads.items())
+    total = sum(piece.size for piece in staying)
+    mean_size = total / max(len(staying), 1)
+    most = expected + _DEVIATIONS * math.sqrt(variance * mean_size)
+    return _first_bytes(staying, math.ceil(total - most))
 
 
 def evicted_ahead(limit_bytes: int, used_bytes: int) -> int:

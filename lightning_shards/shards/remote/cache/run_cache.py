@@ -22,7 +22,7 @@ from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 
-_BLOCKS: Final = 2  # that which is read and the next one
+_WINDOWS: Final = 2  # that which is read and the next one
 _BATCHES: Final = 3  # of large samples: that which is read and two that follow
 
 _log = logging.getLogger(__name__)
@@ -34,32 +34,37 @@ class RunSize(NamedTuple):
     Attributes:
         data: By what the data is recognised that several runs read: a hash of the URLs.
         size_bytes: Bytes of all shards.
-        samples: Samples in them.
         tables_bytes: Bytes of their member tables.
-        block: Samples that are shuffled together; if there are no blocks, `plan.pieces.WINDOW`.
-        prepared: Samples of a batch times the processes that prepare batches.
+        working_set_bytes: What is worked on at a time; see `working_set_of`.
         groups: The groups of the pieces of its shards; see `piece_names.groups_of`.
+        is_drawn: Whether runs are drawn, of which no piece comes again.
     """
 
     data: str
     size_bytes: int
-    samples: int
     tables_bytes: int
-    block: int
-    prepared: int
+    working_set_bytes: int
     groups: tuple[str, ...] = ()
+    is_drawn: bool = False
 
-    @property
-    def working_set_bytes(self) -> int:
-        """Two blocks, or twice what is prepared if that is more; of large samples three times that.
 
-        >>> kib = RunSize("", 1000 * 2**10, 1000, tables_bytes=0, block=100, prepared=32)
-        >>> kib.working_set_bytes, kib._replace(size_bytes=1000 * 2**20).working_set_bytes
-        (204800, 100663296)
-        """
-        is_large = is_sample_the_unit(self.size_bytes, self.samples)
-        samples = self.prepared * _BATCHES if is_large else _BLOCKS * max(self.block, self.prepared)
-        return min(self.size_bytes, self.size_bytes * samples // max(self.samples, 1))
+def working_set_of(size_bytes: int, samples: int, window: int, prepared: int) -> int:
+    """Bytes that a node works on: two windows, or of large samples three times what it prepares.
+
+    >>> working_set_of(1000 * 2**10, 1000, window=100, prepared=32)
+    204800
+    >>> working_set_of(1000 * 2**20, 1000, window=100, prepared=32)
+    100663296
+
+    Args:
+        size_bytes: Bytes of all shards.
+        samples: Samples in them.
+        window: Samples whose pieces are announced together.
+        prepared: Samples of a batch times the processes of the node that prepare batches.
+    """
+    is_large = is_sample_the_unit(size_bytes, samples)
+    at_a_time = _BATCHES * prepared if is_large else _WINDOWS * window
+    return min(size_bytes, size_bytes * at_a_time // max(samples, 1))
 
 
 def cache_of_run(
@@ -90,7 +95,7 @@ def cache_of_run(
     limit, left_free = _limit(pieces, cache_gib)
     working_set, tables = size.working_set_bytes, size.tables_bytes
     sizes = (limit, size.size_bytes, working_set, tables, left_free)
-    need = CacheNeed(size.data, *sizes, size.groups, time.time_ns())
+    need = CacheNeed(size.data, *sizes, size.groups, time.time_ns(), size.is_drawn)
     if has_room(need, is_set=cache_gib is not None):
         fits = _fits_beside_others(pieces, run, need, is_set=cache_gib is not None)
         return PieceCache(folder, path, run, need) if fits else None

@@ -98,6 +98,23 @@ def test_a_newcomer_has_room_beside_the_open_runs_or_is_told_why():
     assert not lack_beside(bench, [train._replace(limit_bytes=500 * GIB)])
 
 
+def test_of_what_is_drawn_anew_nothing_stays():
+    need = CacheNeed("a", 500, 1000, 50, is_drawn=True)
+    assert kept_fraction([need, need]) == 0
+    assert kept_fraction([need._replace(reads_bytes=100)]) == 0
+    assert 0 < kept_fraction([need, need._replace(data="b", is_drawn=False)]) < 0.25
+
+
+def test_what_would_stay_for_ever_and_is_too_much_goes_before_what_is_worked_on():
+    """As pieces of a version that was replaced: their group is read, and nobody reads them."""
+    need = CacheNeed("a", 5000, reads_bytes=10_000, working_set_bytes=500, groups=("a",))
+    dead = [CachedPiece(f"dead {n}", 1, n, 0.0, "a") for n in range(4700)]
+    works = [CachedPiece(f"works {n}", 1, 5000 + n, 0.9, "a") for n in range(10)]
+    assert pieces_to_drop([*works, *dead], [need], 20) == dead[:20]
+    few = dead[:4500]  # of 4,408 that are expected; now those go that do not stay
+    assert pieces_to_drop([*works, *few], [need], 20) == [*works, *few[:10]]
+
+
 def test_pieces_that_no_run_reads_go_first_unless_they_are_young():
     need = CacheNeed("a", 500, 1000, 50, groups=("a",), begun_ns=10)
     young, stays, goes, foreign = (

@@ -14,7 +14,7 @@ from lightning_shards.shards.remote.cache import run_cache
 from lightning_shards.shards.remote.cache.limits import GIB
 from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
 
-SIZE = RunSize("print", 100 * GIB, 10**6, tables_bytes=GIB, block=10_000, prepared=64)
+SIZE = RunSize("print", 100 * GIB, tables_bytes=GIB, working_set_bytes=2 * GIB)
 
 
 def made(folder, **others):
