@@ -224,12 +224,14 @@ def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
 
 
 def test_an_object_that_is_replaced_during_a_run_ends_it(published_shards, server, tmp_path):
-    source = module(published_shards, tmp_path).source("train")
+    source = module(published_shards, tmp_path, loader={"connections": 1}).source("train")
     stream = source.batches(Place(), Cursor())
+    server.always = Fault("late", 0.05)  # so that some pieces are not in the cache yet
     next(stream)
     old = {name: server.etag(name) for name in server.objects}
     for name in [name for name in server.objects if name.endswith(".tar")]:
         server.objects[name] = server.objects[name][::-1]
+    server.always = None
     with pytest.raises(IndexMismatchError) as caught:
         list(islice(stream, 50))
     versions = [
