@@ -25,7 +25,7 @@ from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import (
     State,
     read_count,
@@ -376,20 +376,12 @@ class ShardLoader:
             name_set(error, self.name)
             raise
         seconds = time.perf_counter() - begin
-        times = self.times
-        times.batches += 1
-        times.samples += samples
-        times.produce_s += loaded.seconds
-        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most stages take no time
-                times.stages[stage] += spent_s
-        if loaded.fetched is not None:
-            times.fetched = times.fetched.plus(loaded.fetched)
+        self.times.count(samples, loaded.seconds, loaded.stages, loaded.fetched)
         if self._is_first:
-            times.start_s += seconds
+            self.times.start_s += seconds
             self._is_first = False
         else:
-            times.wait_s += seconds
+            self.times.wait_s += seconds
         self._open = _OpenStream(self._open.stream, following, self._open.limit)
         return loaded
 
