@@ -32,6 +32,7 @@ from lightning_shards.saved_state import (
     require_resumable,
     require_same,
     require_state,
+    require_told_repeats,
     require_whole_units,
 )
 from lightning_shards.workers.pool import BatchStream, Pool
@@ -270,13 +271,14 @@ class ShardLoader:
 
         Raises:
             StateError: The state belongs to other shards, another seed or another version, or is
-                damaged.
+                damaged; or batches would not tell the repeats of the rest of its epoch.
         """
         state = require_state(state, "the train loader")
         told = self._source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
         require_same({"epoch_samples": self.epochs.samples}, state)
         require_whole_units(state, told, self.epochs, self.place.world_size)
+        require_told_repeats(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
         self._resumed = self._with_a_step(self._trained)
