@@ -27,6 +27,7 @@ from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import (
+    BY_HAND,
     State,
     read_count,
     require_resumable,
@@ -112,11 +113,11 @@ class ShardLoader:
         self._source = source
         self.identity = source.identity()
         self.progress = progress
+        self._loaded: State = {}
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._open: _OpenStream | None = None
-        self._is_first, self._is_led = True, False
-        self._iteration = 0
+        self._is_first, self._is_led, self._iteration = True, False, 0
 
     @property
     def source(self) -> Source:
@@ -186,9 +187,15 @@ class ShardLoader:
         """What stands for a batch sampler: by its `sampler` Lightning calls `set_epoch`.
 
         So a loader that was given to a Trainer by hand goes on with the next epoch where the
-        trainer cuts epochs, as by `limit_train_batches`.
+        trainer cuts epochs, as by `limit_train_batches`. Only a Trainer calls it so.
         """
-        return SimpleNamespace(sampler=self)
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))
+
+    def _set_epoch_of_trainer(self, epoch: int) -> None:
+        """Set the epoch, unless the trainer would count on from batches of another size."""
+        if self._resumed and self._trained != Cursor() and self.progress is None:
+            require_same(self.shape, self._loaded, BY_HAND)  # where it has a progress, that does
+        self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch; nothing starts before the first `next()`.
@@ -240,8 +247,7 @@ class ShardLoader:
     @property
     def shape(self) -> State:
         """The values that give a number of batches its meaning."""
-        plan = self.plan
-        return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
+        return {"epoch_samples": self.epochs.samples, "global_batch": self.plan.global_batch}
 
     @property
     def facts(self) -> State:
@@ -281,7 +287,7 @@ class ShardLoader:
         require_told_repeats(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._resumed = self._with_a_step(self._trained)
+        self._loaded, self._resumed = state, self._with_a_step(self._trained)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:

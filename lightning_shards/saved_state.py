@@ -24,6 +24,13 @@ TRANSLATE = (
     "checkpoints resume with another batch size and another number of ranks"
 )
 
+BY_HAND = (
+    "a trainer that is given a loader by hand goes on by its own count of batches: set it back to "
+    "resume, resume from a checkpoint of an epoch's end, or train with a ShardDataModule and "
+    "ExactResume() among the trainer's callbacks, whose checkpoints resume with another batch size "
+    "and another number of ranks"
+)
+
 _ANOTHER = "resume from another checkpoint, or start anew without this one's state"
 
 

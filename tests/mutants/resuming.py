@@ -183,4 +183,10 @@ MUTANTS = [
         "",
         "loader/test_state.py",
     ),
+    Mutant(
+        "loader:ShardLoader._set_epoch_of_trainer",
+        "if self._resumed and self._trained != Cursor() and self.progress is None:",
+        "if False:",
+        "callbacks/test_set_epoch.py",
+    ),
 ]

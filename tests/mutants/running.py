@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader.batch_sampler",
-        "SimpleNamespace(sampler=self)",
+        "SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))",
         "SimpleNamespace(sampler=None)",
         "callbacks/test_places.py",
     ),
