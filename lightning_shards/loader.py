@@ -25,13 +25,15 @@ from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import (
+    BY_HAND,
     State,
     read_count,
     require_resumable,
     require_same,
     require_state,
+    require_told_repeats,
     require_whole_units,
 )
 from lightning_shards.workers.pool import BatchStream, Pool
@@ -111,11 +113,11 @@ class ShardLoader:
         self._source = source
         self.identity = source.identity()
         self.progress = progress
+        self._loaded: State = {}
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._open: _OpenStream | None = None
-        self._is_first, self._is_led = True, False
-        self._iteration = 0
+        self._is_first, self._is_led, self._iteration = True, False, 0
 
     @property
     def source(self) -> Source:
@@ -185,9 +187,15 @@ class ShardLoader:
         """What stands for a batch sampler: by its `sampler` Lightning calls `set_epoch`.
 
         So a loader that was given to a Trainer by hand goes on with the next epoch where the
-        trainer cuts epochs, as by `limit_train_batches`.
+        trainer cuts epochs, as by `limit_train_batches`. Only a Trainer calls it so.
         """
-        return SimpleNamespace(sampler=self)
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))
+
+    def _set_epoch_of_trainer(self, epoch: int) -> None:
+        """Set the epoch, unless the trainer would count on from batches of another size."""
+        if self._resumed and self._trained != Cursor() and self.progress is None:
+            require_same(self.shape, self._loaded, BY_HAND)  # where it has a progress, that does
+        self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch; nothing starts before the first `next()`.
@@ -239,8 +247,7 @@ class ShardLoader:
     @property
     def shape(self) -> State:
         """The values that give a number of batches its meaning."""
-        plan = self.plan
-        return {"epoch_samples": plan.samples, "global_batch": plan.global_batch}
+        return {"epoch_samples": self.epochs.samples, "global_batch": self.plan.global_batch}
 
     @property
     def facts(self) -> State:
@@ -270,16 +277,17 @@ class ShardLoader:
 
         Raises:
             StateError: The state belongs to other shards, another seed or another version, or is
-                damaged.
+                damaged; or batches would not tell the repeats of the rest of its epoch.
         """
         state = require_state(state, "the train loader")
         told = self._source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
         require_same({"epoch_samples": self.epochs.samples}, state)
         require_whole_units(state, told, self.epochs, self.place.world_size)
+        require_told_repeats(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._resumed = self._with_a_step(self._trained)
+        self._loaded, self._resumed = state, self._with_a_step(self._trained)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -376,20 +384,12 @@ class ShardLoader:
             name_set(error, self.name)
             raise
         seconds = time.perf_counter() - begin
-        times = self.times
-        times.batches += 1
-        times.samples += samples
-        times.produce_s += loaded.seconds
-        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most stages take no time
-                times.stages[stage] += spent_s
-        if loaded.fetched is not None:
-            times.fetched = times.fetched.plus(loaded.fetched)
+        self.times.count(samples, loaded.seconds, loaded.stages, loaded.fetched)
         if self._is_first:
-            times.start_s += seconds
+            self.times.start_s += seconds
             self._is_first = False
         else:
-            times.wait_s += seconds
+            self.times.wait_s += seconds
         self._open = _OpenStream(self._open.stream, following, self._open.limit)
         return loaded
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from math import gcd
 from typing import Any, cast
 
-from lightning_shards.errors import StateError
+from lightning_shards.errors import StateError, count_of
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
@@ -22,6 +22,13 @@ MOST = 2**63 - 1
 TRANSLATE = (
     "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
     "checkpoints resume with another batch size and another number of ranks"
+)
+
+BY_HAND = (
+    "a trainer that is given a loader by hand goes on by its own count of batches: set it back to "
+    "resume, resume from a checkpoint of an epoch's end, or train with a ShardDataModule and "
+    "ExactResume() among the trainer's callbacks, whose checkpoints resume with another batch size "
+    "and another number of ranks"
 )
 
 _ANOTHER = "resume from another checkpoint, or start anew without this one's state"
@@ -166,6 +173,30 @@ def require_whole_units(
             f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
             f"of the {step} of a step, so steps would be of two units of {unit} samples; resume "
             f"with a global batch that divides both, such as {gcd(samples, unit)}"
+        )
+
+
+def require_told_repeats(
+    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+) -> None:
+    """Check that batches tell the repeats that fill the last step of the rest of an epoch.
+
+    The rest may have repeats where a whole epoch has none: 24 samples are three steps of 8, and the
+    12 that are left after 12 are one step and a half.
+
+    Raises:
+        StateError: There are repeats, and batches have no `__weight__`.
+    """
+    samples = read_count(state, "samples", epochs.samples)
+    rest = epochs.plan(world_size, samples)
+    reaches_repeats = rest.padded and epochs.steps(world_size, samples) == rest.steps
+    if reaches_repeats and "__weight__" not in told.reserved:
+        raise StateError(
+            f"the checkpoint was made after {samples} samples of its epoch, and in steps of "
+            f"{rest.global_batch} samples remainder={rest.remainder!r} fills the last step of the "
+            f"rest with {count_of(rest.padded, 'repeat')}, with `__weight__` 0, which batches "
+            "without `__weight__` do not tell; resume with the batch size and ranks that saved "
+            "it, or with batch_format='dict' and `__weight__` named in batch_keys if you set them"
         )
 
 

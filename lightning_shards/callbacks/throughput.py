@@ -19,6 +19,7 @@ from lightning_shards.profiling.rates import TimeTotals, find_steady_slow_rank, 
 from lightning_shards.profiling.report import RunContext, write_report
 from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import read_count
 from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.system.cpus import num_cpus
@@ -68,6 +69,7 @@ class DataThroughputMonitor(pl.Callback):
         self._plot = plot
         self._loader: ShardLoader | None = None
         self._mixture: MixtureProgress | None = None
+        self._all_times: dict[int, LoaderTimes] = {}
         self._fetched_before = NO_FETCHES
         self._forget()
 
@@ -76,34 +78,56 @@ class DataThroughputMonitor(pl.Callback):
         self._compares_forwards = False
         self._began: TimeTotals | None = None
         self._epoch_began = self._logged = TimeTotals()
+        self._of_earlier_loaders = TimeTotals()
         self._history = History()
         self._waited_s = self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget what an earlier fit fetched with the same loaders."""
-        self._fetched_before = _fetched_by(trainer)
+        self._all_times = {}
+        self._fetched_before = self._fetched_by_all(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the loader to watch."""
         loaders = train_loaders(trainer)
         require_own_places(trainer, loaders)
-        ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
+        self._note_loaders(trainer)
+        self._watch(trainer, _only_of_ours(loaders))
+
+    def _watch(self, trainer: pl.Trainer, loader: ShardLoader | None) -> None:
+        """Begin to measure this loader, if there is one, with nothing measured before."""
         self._forget()
-        self._loader = ours[0] if len(ours) == 1 else None
+        self._loader = loader
         self._mixture = None
-        if self._loader is not None:
-            self._mixture = MixtureProgress.of(self._loader.source)
+        if loader is not None:
+            self._mixture = MixtureProgress.of(loader.source)
             device = trainer.strategy.root_device
             self._clock = make_clock(device)
             is_timed = device.type in ("cpu", "cuda")
-            self._compares_forwards = is_timed and self._loader.place.world_size > 1
-            self._waited_s = self._loader.times.wait_s
+            self._compares_forwards = is_timed and loader.place.world_size > 1
+            self._waited_s = loader.times.wait_s
+
+    def _go_on_with(self, loader: ShardLoader, before: ShardLoader) -> None:
+        """Measure a loader that has replaced another one in the same fit."""
+        of_before = _counted(before.times).since(_counted(loader.times))
+        self._of_earlier_loaders = self._of_earlier_loaders.plus(of_before)
+        self._loader, self._mixture = loader, MixtureProgress.of(loader.source)
+        self._waited_s = loader.times.wait_s
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the figures of a new epoch: the report has those of the last one."""
-        if self._loader is not None and self._began is not None:
-            self._epoch_began = self._measure(self._loader)
+        """Begin the figures of a new epoch: the report has those of the last one.
+
+        `reload_dataloaders_every_n_epochs` may have made another loader for it.
+        """
+        self._note_loaders(trainer)
+        loader, before = _only_of_ours(train_loaders(trainer)), self._loader
+        if loader is not None and before is not None and loader is not before:
+            self._go_on_with(loader, before)
+        elif loader is not before:
+            self._watch(trainer, loader)
+        if loader is not None and self._began is not None:
+            self._epoch_began = self._measure(loader)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
@@ -144,6 +168,7 @@ class DataThroughputMonitor(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock."""
+        self._note_loaders(trainer)
         self._stopped_at = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -236,23 +261,29 @@ class DataThroughputMonitor(pl.Callback):
 
     def _fetched_in(self, trainer: pl.Trainer) -> TimeTotals:
         """What this rank has fetched since the fit began."""
-        return TimeTotals(**_fetches(_fetched_by(trainer).since(self._fetched_before)))
+        fetched = self._fetched_by_all(trainer).since(self._fetched_before)
+        return TimeTotals(**_fetches(fetched))
+
+    def _fetched_by_all(self, trainer: pl.Trainer) -> FetchTotals:
+        """What all loaders of a fit have fetched on this rank, those that were replaced, too."""
+        self._note_loaders(trainer)
+        all_times = self._all_times.values()
+        return reduce(FetchTotals.plus, (times.fetched for times in all_times), NO_FETCHES)
+
+    def _note_loaders(self, trainer: pl.Trainer) -> None:
+        """Keep the times of the loaders of this fit: Lightning forgets a loader that it reloads."""
+        ours = [loader for loader in fit_loaders(trainer) if isinstance(loader, ShardLoader)]
+        self._all_times |= {id(loader.times): loader.times for loader in ours}
 
     def _measure(self, loader: ShardLoader) -> TimeTotals:
-        times = loader.times
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
-        return TimeTotals(
-            batches=times.batches,
-            samples=times.samples,
-            wall_s=now_s - self._left_out_s - times.start_s,
-            wait_s=times.wait_s,
+        of_trainer = TimeTotals(
+            wall_s=now_s - self._left_out_s,
             starved_s=self._clock.starved_s,
-            produce_s=times.produce_s,
             forward_s=self._clock.forward_s,
             transfer_s=self._transfer_s,
-            **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
-            **_fetches(times.fetched),
         )
+        return of_trainer.plus(self._of_earlier_loaders).plus(_counted(loader.times))
 
     def _circumstances(self, trainer: pl.Trainer, loader: ShardLoader) -> RunContext:
         pool = loader.pool.describe()
@@ -266,10 +297,23 @@ class DataThroughputMonitor(pl.Callback):
         )
 
 
-def _fetched_by(trainer: pl.Trainer) -> FetchTotals:
-    """What all loaders of a fit have fetched on this rank."""
-    ours = [loader for loader in fit_loaders(trainer) if isinstance(loader, ShardLoader)]
-    return reduce(FetchTotals.plus, (loader.times.fetched for loader in ours), NO_FETCHES)
+def _only_of_ours(loaders: list[Any]) -> ShardLoader | None:
+    """The loader to watch; None unless there is just one of ours."""
+    ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
+    return ours[0] if len(ours) == 1 else None
+
+
+def _counted(times: LoaderTimes) -> TimeTotals:
+    """What a loader has counted; its `wall_s` is what the start of workers takes off the clock."""
+    return TimeTotals(
+        batches=times.batches,
+        samples=times.samples,
+        wall_s=-times.start_s,
+        wait_s=times.wait_s,
+        produce_s=times.produce_s,
+        **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
+        **_fetches(times.fetched),
+    )
 
 
 def _fetches(fetched: FetchTotals) -> dict[str, float]:

@@ -29,7 +29,8 @@ class FakeFit:
         self.clock = clock
         place = Place(0, world_size)
         source = SimpleNamespace(identity=dict, describe=lambda: SourceDescription("none", "none"))
-        self.loader = ShardLoader(cast("Any", source), pool or InlinePool(), place)
+        self.make_loader = lambda: ShardLoader(cast("Any", source), pool or InlinePool(), place)
+        self.loader = self.make_loader()
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.reported: list[str] = []
         self.gathered: list[torch.Tensor] = []
@@ -82,6 +83,14 @@ class FakeFit:
 
     def begin_epoch(self) -> None:
         self.monitor.on_train_epoch_start(self.trainer, None)
+
+    def reload(self, *loaders: object) -> None:
+        """Begin an epoch with these loaders, a new one of ours if none is given."""
+        if not loaders:
+            self.loader = self.make_loader()
+        combined = SimpleNamespace(flattened=list(loaders or [self.loader]))
+        self.trainer.fit_loop._combined_loader = combined
+        self.begin_epoch()
 
     def step(
         self,

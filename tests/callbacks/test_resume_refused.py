@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ToyData, ToySource, bare_trainer, make_trainer, positions_of
 
 from lightning_shards.errors import StateError
+from lightning_shards.readers.source import SourceDescription
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -52,6 +53,36 @@ def without_our_state(path: Path, folder: Path) -> Path:
     checkpoint["loops"]["fit_loop"]["state_dict"] = {}
     torch.save(checkpoint, folder / "foreign.ckpt")
     return folder / "foreign.ckpt"
+
+
+class TupleData(ToyData):
+    """Says of its batches that they have no reserved entries, as tuples have none."""
+
+    def source(self, split: Any, index: Any = None) -> Any:
+        source = super().source(split, index)
+        return TupleSource(source.index, source.epochs, source.seed)
+
+
+class TupleSource(ToySource):
+    def describe(self) -> SourceDescription:
+        return SourceDescription("toy", "shuffled", reserved=())
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_repeats_of_the_rest_of_an_epoch_that_tuples_do_not_tell_are_refused(
+    step: int, tmp_path: Path
+) -> None:
+    """24 samples are 3 steps of 8; behind 4 or 12 of them the last step of 8 has 4 repeats."""
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    options: dict[str, Any] = {"samples": 24, "remainder": "pad"}
+    make_trainer(tmp_path, [saver], max_epochs=2).fit(Ledger(), TupleData(4, **options))
+    path, samples = tmp_path / f"step={step}.ckpt", step * 4 % 24
+    with pytest.raises(StateError, match=rf"after {samples} samples .* with 4 repeats"):
+        make_trainer(tmp_path).fit(Ledger(), TupleData(8, **options), ckpt_path=path)
+    for data in (TupleData(4, **options), TupleData(2, **options)):
+        resumed = Ledger()
+        make_trainer(tmp_path, max_epochs=2).fit(resumed, data, ckpt_path=path)
+        assert positions_of(resumed.steps) == {epoch: list(range(24)) for epoch in range(2)}
 
 
 MAKERS = pytest.mark.parametrize("make", [bare_trainer, make_trainer])

@@ -1,6 +1,6 @@
 """Who is told which epoch it is, and whether in time for the data that is drawn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
 from lightning_shards.callbacks.set_epoch import find_set_epochs
+from lightning_shards.errors import StateError
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -163,9 +164,11 @@ class Saver(ModelCheckpoint):
         return {}
 
 
-def fit(loader: Any, folder: Path, **options: Any) -> Recorder:
+def fit(
+    loader: Any, folder: Path, callbacks: Sequence[Any] = (SetEpoch(),), **options: Any
+) -> Recorder:
     """Three epochs; every step is saved, and so is the end of every epoch."""
-    callbacks: list[Any] = [SetEpoch()]
+    callbacks = list(callbacks)
     if "ckpt_path" not in options:
         callbacks += [
             Saver(folder / "saved", "step-{step}", every_n_train_steps=1, save_top_k=-1),
@@ -266,14 +269,16 @@ def test_no_worker_is_left_of_the_iterator_that_was_made_anew(tmp_path: Path) ->
 
 
 @pytest.fixture
-def make_loader(pack_shards: Callable[..., list[str]], tmp_path: Path) -> Callable[[], ShardLoader]:
+def make_loader(
+    pack_shards: Callable[..., list[str]], tmp_path: Path
+) -> Callable[..., ShardLoader]:
     urls = pack_shards([5, 4, 3])
 
-    def made() -> ShardLoader:
+    def made(batch_size: int = BATCH_SIZE) -> ShardLoader:
         data = ShardDataModule(
             SplitConfig(urls),
             fields={"label": "cls"},
-            batch_size=BATCH_SIZE,
+            batch_size=batch_size,
             num_workers=0,
             loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
         )
@@ -311,6 +316,45 @@ def test_a_shard_loader_of_its_own_resumes_within_an_epoch(
     resumed = fit(make_loader(), tmp_path, ckpt_path=tmp_path / "saved" / "step-step=6.ckpt")
     assert [each[:2] for each in resumed.batches] == [each[:2] for each in whole.batches[6:]]
     assert resumed.batches[2:] == whole.batches[8:]  # after fresh draws
+
+
+@pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["no callback", "SetEpoch"])
+@pytest.mark.parametrize("batch_size", [2, 4])
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_shard_loader_of_its_own_with_other_batches_is_refused_within_an_epoch(
+    step: int,
+    batch_size: int,
+    callbacks: list[Any],
+    make_loader: Callable[..., ShardLoader],
+    tmp_path: Path,
+) -> None:
+    """Lightning would go on by its count of batches: step 4 is the last one of its epoch."""
+    fit(make_loader(), tmp_path)
+    path, loader = tmp_path / "saved" / f"step-step={step}.ckpt", make_loader(batch_size)
+    message = rf"global_batch=3, this run has {batch_size}; .* ShardDataModule and ExactResume\(\)"
+    with pytest.raises(StateError, match=message):
+        fit(loader, tmp_path, callbacks, ckpt_path=path)
+    loader = make_loader(batch_size)  # a loop that is no Trainer's has no count of batches
+    loader.load_state_dict(
+        torch.load(path)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
+    )
+    loader.set_epoch(loader.epoch)
+    left = SAMPLES - BATCH_SIZE * (step % STEPS)
+    steps = left // batch_size or SAMPLES // batch_size  # of the next epoch, if none is left
+    assert [len(batch["__id__"]) for batch in loader] == [batch_size] * steps
+
+
+@pytest.mark.parametrize("batch_size", [2, 6])
+def test_a_shard_loader_of_its_own_with_other_batches_resumes_at_an_epochs_end(
+    batch_size: int, make_loader: Callable[..., ShardLoader], tmp_path: Path
+) -> None:
+    fit(make_loader(), tmp_path)
+    loader, expected = make_loader(batch_size), make_loader(batch_size)
+    model = fit(loader, tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt")
+    expected.set_epoch(1)
+    assert [ids for _, _, ids in model.batches] == [
+        batch["__id__"].tolist() for _ in range(2) for batch in expected
+    ]
 
 
 def test_a_shard_loader_beside_a_foreign_loader_is_told_and_restarted_with_it(

@@ -54,6 +54,56 @@ def test_workers_that_start_again_are_not_counted(fake_fit: Any) -> None:
     assert fake_fit.windows("wait_fraction") == [pytest.approx(0.5)]
 
 
+def test_a_loader_that_replaces_another_one_is_measured_from_its_first_batch_on(
+    fake_fit: Any,
+) -> None:
+    fake_fit.begin()
+    fake_fit.step(wait_s=0, busy_s=1)
+    fake_fit.step(wait_s=1, busy_s=1, transfer_s=1, start_s=1000, read=1)
+    fake_fit.reload()
+    fake_fit.step(wait_s=0, busy_s=1, samples=2, start_s=1000)  # a new stream: no wait
+    fake_fit.step(wait_s=1, busy_s=1, samples=2, transfer_s=2, decode=1)
+    fake_fit.end()
+    assert fake_fit.windows("samples_per_s") == pytest.approx([8 / 3, 2, 2 / 4])
+    assert fake_fit.windows("wait_fraction") == pytest.approx([1 / 3, 0, 1 / 4])
+    assert fake_fit.windows("trainer_samples_per_s") == pytest.approx([4, 2, 2 / 3])
+    assert fake_fit.windows("transfer_fraction") == pytest.approx([1 / 3, 0, 1 / 2])
+    assert fake_fit.run("samples_per_s") == pytest.approx((8 + 4) / 8)
+    assert fake_fit.run("transfer_fraction") == pytest.approx(3 / 8)
+    assert fake_fit.run("loader_read_fraction") == pytest.approx(1 / 2)
+    assert fake_fit.row("trained, samples/s") == ["1.5", "0.8"]
+
+
+def test_a_loader_that_comes_back_counts_what_it_serves_from_then_on(fake_fit: Any) -> None:
+    first = fake_fit.loader
+    fake_fit.begin()
+    fake_fit.step(wait_s=0, busy_s=1)
+    for samples, loaders in ((4, []), (16, [first])):
+        fake_fit.loader = first
+        fake_fit.reload(*loaders)
+        fake_fit.step(wait_s=1, busy_s=1, samples=samples)
+    fake_fit.end()
+    assert fake_fit.windows("samples_per_s") == pytest.approx([2, 8])
+    assert fake_fit.windows("wait_fraction") == pytest.approx([0.5, 0.5])
+    assert fake_fit.run("samples_per_s") == pytest.approx(5)
+
+
+def test_a_loader_that_is_not_the_only_one_any_more_is_not_measured(fake_fit: Any) -> None:
+    """And a fit that has one again is measured from there on."""
+    fake_fit.begin()
+    for _ in range(2):
+        fake_fit.step(wait_s=0, busy_s=1)
+    fake_fit.reload(fake_fit.loader, fake_fit.make_loader())
+    fake_fit.step(wait_s=0, busy_s=100)
+    assert fake_fit.windows("samples_per_s") == [8]
+    fake_fit.reload()
+    for _ in range(2):
+        fake_fit.step(wait_s=1, busy_s=1)
+    fake_fit.end()
+    assert fake_fit.windows("samples_per_s") == [8, 4]
+    assert fake_fit.run("samples_per_s") == 4
+
+
 def test_what_the_clock_of_the_device_saw_is_what_the_trainer_lost(
     fake_fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,24 @@ def slowly(label: int) -> int:
     return label
 
 
-def fit(model: Net, data: Any, plot: str | None = None, **options: Any) -> KeptMetrics:
+class HalvesBatches(pl.Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        trainer.datamodule.batch_size = 2
+
+
+def fit(
+    model: Net,
+    data: Any,
+    plot: str | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    **options: Any,
+) -> KeptMetrics:
     logger = KeptMetrics()
     defaults: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 4, "logger": logger}
     pl.Trainer(
         accelerator="cpu",
         devices=1,
-        callbacks=[DataThroughputMonitor(plot=plot)],
+        callbacks=[DataThroughputMonitor(plot=plot), *callbacks],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -163,6 +174,17 @@ def test_every_figure_is_in_its_range(make_data: MakeData) -> None:
             assert len(logger.values(name)) == times
             assert all(math.isfinite(value) and value >= 0 for value in logger.values(name))
             assert "fraction" not in name or max(logger.values(name)) <= 1
+
+
+def test_a_loader_of_other_batches_in_the_same_fit_is_measured_too(make_data: MakeData) -> None:
+    options: dict[str, Any] = {"log_every_n_steps": 1, "reload_dataloaders_every_n_epochs": 1}
+    model, data = Net(step_s=0.02), make_data(batch_size=4)
+    logger = fit(model, data, callbacks=[HalvesBatches()], **options)
+    rates = logger.values("data/samples_per_s")
+    assert len(rates) == 4 + 10  # the clock starts after the first batch of the fit
+    assert min(rates) > 0
+    assert max(logger.values("data/transfer_fraction")) <= 1
+    assert max(logger.values("data/wait_fraction")) <= 1
 
 
 def read_events(folder: Path) -> dict[str, dict[int, float]]:

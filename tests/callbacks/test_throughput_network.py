@@ -74,3 +74,25 @@ def test_a_fit_that_is_interrupted_says_what_its_own_rank_fetched(make_fit: Any)
     assert fit.reported[-1] == (
         "fetched 5.0 MB in 1 request (0 repeated), 0 % of 4.0 MB came from the cache"
     )
+
+
+def test_the_last_line_is_of_the_loaders_that_were_replaced_too(make_fit: Any) -> None:
+    fit = make_fit(1)
+    val_loop = fit.trainer.fit_loop.epoch_loop.val_loop
+    fetch(fit, 1000, 0, 9e9, 9e9)  # by an earlier fit
+    fit.monitor.on_fit_start(fit.trainer, None)
+    fit.begin()
+    for _ in range(2):
+        fetch(fit, 10, 1, 1e6, 2e6)
+        fit.step(wait_s=0, busy_s=1)
+        val = fit.make_loader()
+        val_loop._combined_loader = SimpleNamespace(flattened=[val])
+        fit.monitor.on_validation_start(fit.trainer, None)
+        val.times.fetched = FetchTotals(1, 0, 1e6, 2e6)
+        fit.monitor.on_validation_end(fit.trainer, None)
+        fit.reload()
+    fit.step(wait_s=0, busy_s=1)
+    fit.end()
+    assert fit.reported[-1] == (
+        "fetched 4.0 MB in 22 requests (2 repeated), 50 % of 8.0 MB came from the cache"
+    )

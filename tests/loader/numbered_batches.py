@@ -10,7 +10,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
-from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.workers.inline import produce
 
 
@@ -49,12 +49,13 @@ class NumberedSource:
     epochs: EpochSchedule
     fails_in: int | None = None
     named: dict[str, object] = field(default_factory=dict)
+    reserved: tuple[str, ...] = RESERVED_KEYS
 
     def identity(self):
         return self.named
 
     def describe(self):
-        return SourceDescription("numbers", "sequential")
+        return SourceDescription("numbers", "sequential", reserved=self.reserved)
 
     def with_epochs(self, epochs):
         return replace(self, epochs=epochs)

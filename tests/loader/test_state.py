@@ -5,10 +5,11 @@ import json
 
 import pytest
 import torch
-from numbered_batches import make_loader
+from numbered_batches import NumberedSource, RoundRobinPool, make_loader
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, Place, ShardDataModule, ShardLoader, SplitConfig
 from lightning_shards.errors import StateError
+from lightning_shards.plan.schedule import EpochSchedule
 
 
 def test_the_state_counts_what_was_handed_out():
@@ -103,6 +104,48 @@ def test_a_state_of_another_run_is_refused(name, value):
         loader.load_state_dict(other)
     assert f"{name}={value!r}, this run has {state[name]!r}" in str(caught.value)
     assert "set it back to resume, or start anew" in str(caught.value)
+
+
+def make_loader_of_16(reserved, rank, **settings):
+    """16 samples, which fill two steps of 4 ranks x 2 samples."""
+    source = NumberedSource(EpochSchedule(16, **({"batch_size": 2} | settings)), reserved=reserved)
+    return ShardLoader(source, RoundRobinPool(), Place(rank, 4))
+
+
+REST_OF_4 = {"epoch": 0, "samples": 12, "epoch_samples": 16, "global_batch": 4, "version": 1}
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["without repeats", "with repeats"])
+@pytest.mark.parametrize("reserved", [(), ("__key__", "__id__")], ids=["tuples", "batch_keys"])
+@pytest.mark.parametrize(
+    ("remainder", "samples", "padded"), [("pad", 12, 4), ("pad", 7, 7), ("balanced", 13, 5)]
+)
+def test_a_rest_with_repeats_that_batches_do_not_tell_is_refused_on_all_ranks(
+    remainder, samples, padded, reserved, rank
+):
+    loader = make_loader_of_16(reserved, rank, remainder=remainder)
+    assert not loader.plan.padded
+    message = rf"after {samples} samples .*{remainder!r} fills .* {padded} repeats, .* batch_keys"
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict(REST_OF_4 | {"samples": samples})
+
+
+@pytest.mark.parametrize(
+    ("reserved", "settings", "samples"),
+    [
+        (("__weight__",), {"remainder": "pad"}, 12),
+        ((), {"remainder": "drop"}, 12),
+        ((), {"remainder": "pad"}, 8),
+        ((), {"remainder": "balanced"}, 12),
+        ((), {"remainder": "pad", "limit": 1}, 7),
+        ((), {"remainder": "pad"}, 16),
+    ],
+    ids=["told", "dropped", "whole steps", "balanced", "not reached", "nothing left"],
+)
+def test_a_rest_whose_repeats_are_told_or_not_there_is_resumed(reserved, settings, samples):
+    loader = make_loader_of_16(reserved, 3, **settings)
+    loader.load_state_dict(REST_OF_4 | {"samples": samples})
+    assert loader.state_dict()["samples"] == samples
 
 
 MISSING = "nothing"

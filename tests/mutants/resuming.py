@@ -171,4 +171,22 @@ MUTANTS = [
         "",
         "callbacks/test_resume_refused.py loader/test_state.py",
     ),
+    Mutant(
+        "saved_state:require_told_repeats",
+        "epochs.plan(world_size, samples)",
+        "epochs.plan(world_size)",
+        "loader/test_state.py callbacks/test_resume_refused.py",
+    ),
+    Mutant(
+        "saved_state:require_told_repeats",
+        "and epochs.steps(world_size, samples) == rest.steps",
+        "",
+        "loader/test_state.py",
+    ),
+    Mutant(
+        "loader:ShardLoader._set_epoch_of_trainer",
+        "if self._resumed and self._trained != Cursor() and self.progress is None:",
+        "if False:",
+        "callbacks/test_set_epoch.py",
+    ),
 ]

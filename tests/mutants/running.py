@@ -2,6 +2,8 @@
 
 from tests.mutants.planting import Mutant
 
+MONITOR = "callbacks/test_throughput.py"
+
 MUTANTS = [
     Mutant(
         "build.pools:_is_made_by_python",
@@ -113,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader.batch_sampler",
-        "SimpleNamespace(sampler=self)",
+        "SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))",
         "SimpleNamespace(sampler=None)",
         "callbacks/test_places.py",
     ),
@@ -236,5 +238,23 @@ MUTANTS = [
         "self._agreed.get(name) is loader",
         "False",
         "resume/test_agreed_loaders.py",
+    ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor._go_on_with",
+        "_counted(before.times).since(_counted(loader.times))",
+        "_counted(before.times)",
+        MONITOR,
+    ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor._go_on_with",
+        "self._waited_s = loader.times.wait_s",
+        "pass",
+        MONITOR,
+    ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor.on_train_epoch_start",
+        "and loader is not before:",
+        "and False:",
+        MONITOR,
     ),
 ]

@@ -35,6 +35,12 @@ MUTANTS = [
         "",
         MONITOR,
     ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor._note_loaders",
+        "self._all_times |= {",
+        "self._all_times = {",
+        MONITOR,
+    ),
     Mutant("progress:fit_loaders", "list(combined.flattened)", "[]", MONITOR),
     Mutant(
         "shards.remote.cache.upkeep:clear_pieces",
