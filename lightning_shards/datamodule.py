@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, cast, get_args
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
@@ -140,7 +141,7 @@ class ShardDataModule(ModuleSettings):
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
         self._left = ""
-        if not self.eval_names("val"):
+        if not (self.eval_names("val") or is_overridden("val_dataloader", self, ShardDataModule)):
             # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = partial(pl.LightningDataModule.val_dataloader, self)
 
@@ -177,7 +178,7 @@ class ShardDataModule(ModuleSettings):
         self._agreed = {}
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
-        if stage == "validate" and not self.eval_names("val"):
+        if stage == "validate" and not is_overridden("val_dataloader", self):
             self._config("val")  # otherwise Lightning would ask for a val_dataloader method
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)

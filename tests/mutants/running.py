@@ -237,4 +237,16 @@ MUTANTS = [
         "False",
         "resume/test_agreed_loaders.py",
     ),
+    Mutant(
+        "datamodule:ShardDataModule.__init__",
+        'or is_overridden("val_dataloader", self, ShardDataModule)',
+        "",
+        "trainer/test_missing_splits.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule.setup",
+        'not is_overridden("val_dataloader", self)',
+        'not self.eval_names("val")',
+        "trainer/test_missing_splits.py",
+    ),
 ]
