@@ -313,6 +313,8 @@ class ShardDataModule(ModuleSettings):
                             loaders[name] = self._current_loader(name, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
+        if error is not None and all(name in self._agreed for name in names):
+            raise error  # the other ranks find their loaders agreed on, and none of them waits here
         agreed = [self._agreed.get(name) is loader for name, loader in loaders.items()]
         if error is not None or not all(agreed):  # else a rank may ask alone
             agree(facts_of(loaders), error)
@@ -330,6 +332,7 @@ class ShardDataModule(ModuleSettings):
         settings = (trainer, place, source, self.num_workers)
         is_new = self._settings.get(split) != settings
         if is_new:
+            self._agreed.pop(split, None)  # all ranks make another one, and agree on it
             sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:

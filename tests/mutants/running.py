@@ -249,4 +249,16 @@ MUTANTS = [
         'not self.eval_names("val")',
         "trainer/test_missing_splits.py",
     ),
+    Mutant(
+        "datamodule:ShardDataModule._agreed_loaders",
+        "error is not None and all(name in self._agreed for name in names)",
+        "False",
+        "resume/test_agreed_loaders.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "self._agreed.pop(split, None)",
+        "pass",
+        "resume/test_agreed_loaders.py",
+    ),
 ]
