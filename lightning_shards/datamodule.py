@@ -44,7 +44,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
+from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
@@ -210,14 +210,6 @@ class ShardDataModule(ModuleSettings):
         """
         require_choice("the split of eval_names", split, get_args(EvaluationSplit))
         return splits_of(self.splits, (split,))
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
-        assert self.trainer is not None  # only a trainer calls hooks
-        read = splits_of(self.splits, [split_read_by(self.trainer)])
-        config = self.splits[read[min(dataloader_idx, len(read) - 1)]] if read else None
-        batch = self._transformed(batch, config)
-        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """The values that a resumed run must agree with: plain, and equal on all ranks."""
