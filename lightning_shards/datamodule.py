@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, cast, get_args
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
@@ -43,7 +44,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
+from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
@@ -140,7 +141,7 @@ class ShardDataModule(ModuleSettings):
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
         self._left = ""
-        if not self.eval_names("val"):
+        if not (self.eval_names("val") or is_overridden("val_dataloader", self, ShardDataModule)):
             # if the method were overridden, Lightning would require a validation_step
             self.val_dataloader = partial(pl.LightningDataModule.val_dataloader, self)
 
@@ -177,7 +178,7 @@ class ShardDataModule(ModuleSettings):
         self._agreed = {}
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
-        if stage == "validate" and not self.eval_names("val"):
+        if stage == "validate" and not is_overridden("val_dataloader", self):
             self._config("val")  # otherwise Lightning would ask for a val_dataloader method
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
@@ -209,14 +210,6 @@ class ShardDataModule(ModuleSettings):
         """
         require_choice("the split of eval_names", split, get_args(EvaluationSplit))
         return splits_of(self.splits, (split,))
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
-        assert self.trainer is not None  # only a trainer calls hooks
-        read = splits_of(self.splits, [split_read_by(self.trainer)])
-        config = self.splits[read[min(dataloader_idx, len(read) - 1)]] if read else None
-        batch = self._transformed(batch, config)
-        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """The values that a resumed run must agree with: plain, and equal on all ranks."""
@@ -312,6 +305,8 @@ class ShardDataModule(ModuleSettings):
                             loaders[name] = self._current_loader(name, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
+        if error is not None and all(name in self._agreed for name in names):
+            raise error  # the other ranks find their loaders agreed on, and none of them waits here
         agreed = [self._agreed.get(name) is loader for name, loader in loaders.items()]
         if error is not None or not all(agreed):  # else a rank may ask alone
             agree(facts_of(loaders), error)
@@ -329,6 +324,7 @@ class ShardDataModule(ModuleSettings):
         settings = (trainer, place, source, self.num_workers)
         is_new = self._settings.get(split) != settings
         if is_new:
+            self._agreed.pop(split, None)  # all ranks make another one, and agree on it
             sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:

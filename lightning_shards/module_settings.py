@@ -4,12 +4,13 @@ from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 
+from lightning_shards.combined import change_parts
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName, as_settings
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.setting_checks import require_at_least
-from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
+from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 
 
 class ModuleSettings(pl.LightningDataModule):
@@ -50,8 +51,17 @@ class ModuleSettings(pl.LightningDataModule):
             )
         self._batch_size = batch_size
 
-    def _transformed(self, batch: Any, config: SplitConfig | None) -> Any:
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
+        assert self.trainer is not None  # only a trainer calls hooks
+        if self.device_transforms:
+            read = splits_of(self.splits, [split_read_by(self.trainer)])
+            batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
+        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
+
+    def _transformed(self, batch: Any, split: SplitName | None) -> Any:
         """A batch of a split on the device, after `device_transforms`."""
+        config = self.splits.get(split) if split is not None else None
         fields = config.batch_fields(self.fields) if config else list(self.fields)
         fields += config.batch_joins if config else ()
         is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
@@ -68,6 +78,12 @@ class ModuleSettings(pl.LightningDataModule):
                     f"device_transforms names {name!r}, and the batch has no such entry: a sample "
                     "transform or a hook took it out; keep it, or leave it out of "
                     "device_transforms"
+                )
+            elif name in fields and not isinstance(batch, list | tuple):
+                kind = type(cast("object", batch)).__name__
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch is no dict or tuple, but a "
+                    f"{kind}, which a hook has made of it; leave device_transforms out, or the hook"
                 )
             elif name in fields:
                 number = fields.index(name)

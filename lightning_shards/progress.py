@@ -310,7 +310,7 @@ class EvaluationProgress:
         if self._trainer.state.stopped:
             return None
         loaders = evaluation_loaders(self._trainer)
-        steps = _evaluation_loop(self._trainer).max_batches
+        steps = evaluation_loop(self._trainer).max_batches
         # Lightning keeps the steps of loaders that it has forgotten
         limits = [limit for listed, limit in zip(loaders, steps, strict=False) if listed is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
@@ -320,7 +320,8 @@ class EvaluationProgress:
         return Cursor()
 
 
-def _evaluation_loop(trainer: Any) -> Any:
+def evaluation_loop(trainer: Any) -> Any:
+    """The loop of a validation, test or prediction that is running or has just ended."""
     stage = trainer.state.stage
     if stage is RunningStage.TESTING:
         return trainer.test_loop
@@ -372,7 +373,7 @@ def train_loaders(trainer: Any) -> list[Any]:
 
 def evaluation_loaders(trainer: Any) -> list[Any]:
     """The loaders of a validation, test or prediction that is running or has just ended."""
-    combined = _evaluation_loop(trainer)._combined_loader  # noqa: SLF001 as above
+    combined = evaluation_loop(trainer)._combined_loader  # noqa: SLF001 as above
     return [] if combined is None else list(combined.flattened)
 
 

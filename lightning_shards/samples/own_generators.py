@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -128,8 +129,6 @@ class RepeatedTransform:
             kept = copy.deepcopy(made)
         try:
             is_same = are_same(kept, self._made(value))
-        except RecursionError:
-            is_same = True  # a value that holds itself, or is too deep to be compared
         except Exception:  # noqa: BLE001 the first run raised nothing
             is_same = False
         if not is_same:
@@ -236,16 +235,38 @@ class WatchedCollateFn:
 
 
 def are_same(first: object, second: object) -> bool:
-    """Whether two values are equal to the last bit, as far as they can be compared."""
-    return first is second or bool(_comparable(first) == _comparable(second))
+    """Whether two values are equal to the last bit; True where they cannot be compared."""
+    try:
+        return first is second or bool(_comparable(first) == _comparable(second))
+    except Exception:  # noqa: BLE001 a value that holds itself, is too deep, or hides what it holds
+        return True
+
+
+class _Unknown:
+    """A value of a class that only its own `==` compares; equal where that has no truth value.
+
+    The `==` of a DataFrame or of a sparse matrix of scipy is one of its elements.
+    """
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Unknown)
+        try:
+            return self._value is other._value or bool(self._value == other._value)
+        except Exception:  # noqa: BLE001 whatever it is, it tells of no difference
+            return True
 
 
 def _comparable(value: object) -> object:
     """A form that is equal for equal values: types with bytes, in which NaN equals itself."""
-    contents: object = value
+    contents: object = _Unknown(value)
     if is_tensor(value):
         contents = (value.dtype, tuple(value.shape), _bytes_of(value))
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, np.ndarray | np.generic):  # a float64 is a float, too
         array = cast("NDArray[Any]", value)
         contents = array.tolist() if array.dtype.hasobject else array.tobytes()
         contents = (array.dtype, array.shape, _comparable(contents))
@@ -253,13 +274,20 @@ def _comparable(value: object) -> object:
         contents = [_comparable(item) for item in cast("Mapping[Any, Any]", value).items()]
     elif isinstance(value, list | tuple):
         contents = [_comparable(item) for item in cast("list[Any]", value)]
-    elif isinstance(value, float):
-        contents = value.hex()
+    elif isinstance(value, float | complex | Decimal):
+        contents = _digits_of(value)
     elif is_dataclass(value):  # its own comparison fails where it holds tensors
         contents = [_comparable(getattr(value, field.name, None)) for field in fields(value)]
     elif type(value).__eq__ is object.__eq__:  # equal only to itself: compare its contents
         contents = _comparable(getattr(value, "__dict__", {}))
     return type(cast("object", value)), contents
+
+
+def _digits_of(number: complex | Decimal) -> object:
+    if isinstance(number, Decimal):
+        return number.as_tuple()
+    parts = complex(number)
+    return parts.real.hex(), parts.imag.hex()
 
 
 def _bytes_of(tensor: "torch.Tensor") -> object:

@@ -257,4 +257,28 @@ MUTANTS = [
         "and False:",
         MONITOR,
     ),
+    Mutant(
+        "datamodule:ShardDataModule.__init__",
+        'or is_overridden("val_dataloader", self, ShardDataModule)',
+        "",
+        "trainer/test_missing_splits.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule.setup",
+        'not is_overridden("val_dataloader", self)',
+        'not self.eval_names("val")',
+        "trainer/test_missing_splits.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._agreed_loaders",
+        "error is not None and all(name in self._agreed for name in names)",
+        "False",
+        "resume/test_agreed_loaders.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "self._agreed.pop(split, None)",
+        "pass",
+        "resume/test_agreed_loaders.py",
+    ),
 ]

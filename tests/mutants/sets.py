@@ -2,6 +2,7 @@
 
 from tests.mutants.planting import Mutant
 
+_COMBINED = "trainer/test_combined.py"
 _FITS, _SETTINGS = "trainer/test_evaluation_sets.py", "config/test_sets.py"
 
 MUTANTS = [
@@ -72,10 +73,34 @@ MUTANTS = [
         "trainer/test_evaluation_sets.py",
     ),
     Mutant(
-        "datamodule:ShardDataModule.on_after_batch_transfer",
+        "combined:change_parts",
         "min(dataloader_idx, len(read) - 1)",
         "0",
-        _FITS,
+        _COMBINED,
+    ),
+    Mutant(
+        "combined:change_parts",
+        "if has_ours and not isinstance(tree, ShardLoader):",
+        "if False:",
+        _COMBINED,
+    ),
+    Mutant(
+        "combined:change_parts",
+        "or not _is_like(tree, batch)",
+        "",
+        _COMBINED,
+    ),
+    Mutant(
+        "combined:_changed",
+        "or not isinstance(loaders, ShardLoader)",
+        "",
+        _COMBINED,
+    ),
+    Mutant(
+        "combined:_split_of",
+        'loader.name if isinstance(loader, ShardLoader) else ""',
+        '""',
+        _COMBINED,
     ),
     Mutant(
         "datamodule:ShardDataModule._make_loader",

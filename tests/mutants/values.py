@@ -255,4 +255,22 @@ MUTANTS = [
         "",
         "samples/test_collate.py",
     ),
+    Mutant(
+        "samples.own_generators:_comparable",
+        "np.ndarray | np.generic",
+        "np.ndarray",
+        "samples/test_own_generators.py",
+    ),
+    Mutant(
+        "samples.own_generators:_digits_of",
+        "parts.real.hex(), parts.imag.hex()",
+        "parts.real.hex()",
+        "samples/test_own_generators.py",
+    ),
+    Mutant(
+        "samples.own_generators:_Unknown.__eq__",
+        "return True",
+        "return False",
+        "samples/test_own_generators.py",
+    ),
 ]

@@ -66,6 +66,39 @@ def test_a_loader_of_other_settings_is_agreed_on(asking: Asking, tmp_path: Path)
     assert len(asking.agreed) == 3  # train, val, and train again
 
 
+class FailingData(ToyData):
+    """Fails after the first epoch, before or after it is known that a loader has to be made."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def source(self, split: Any, index: Any = None) -> Any:
+        if self._fails("source"):
+            raise ShardError("no source on this rank")
+        return super().source(split, index)
+
+    def _make_loader(self, *arguments: Any) -> Any:
+        if self._fails("loader"):
+            raise ShardError("no loader on this rank")
+        return super()._make_loader(*arguments)
+
+    def _fails(self, stage: str) -> bool:
+        return stage == self.stage and self.trainer is not None and self.trainer.current_epoch > 0
+
+
+@pytest.mark.parametrize(("stage", "agreements"), [("source", 2), ("loader", 3)])
+def test_a_rank_that_fails_meets_the_others_only_where_they_make_new_loaders_too(
+    stage: str, agreements: int, asking: Asking, tmp_path: Path
+) -> None:
+    """Elsewhere they are in Lightning's barrier, and a collective would wait for them for ever."""
+    callbacks = [asking, Halving()] if stage == "loader" else [asking]
+    options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
+    with pytest.raises(ShardError, match=f"no {stage} on this rank"):
+        make_trainer(tmp_path, callbacks, **options).fit(Ledger(), FailingData(stage))
+    assert len(asking.agreed) == agreements
+
+
 class AsksTooLate(pl.Callback):
     """Changes the batch size within an epoch, and asks for another loader."""
 

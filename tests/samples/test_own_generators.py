@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 
 import numpy as np
@@ -202,6 +203,18 @@ class Target:
     name: str = "a"
 
 
+class Elementwise:
+    """Compared element by element, as a DataFrame or a sparse matrix is."""
+
+    def __init__(self, *numbers):
+        self.numbers = np.array(numbers)
+
+    def __eq__(self, other):
+        return self.numbers == other.numbers
+
+    __hash__ = None
+
+
 NAN = float("nan")
 SAME = [
     (NAN, float("nan")),
@@ -212,6 +225,12 @@ SAME = [
     (Plain(np.ones(3)), Plain(np.ones(3))),
     (Target(torch.ones(2, 4)), Target(torch.ones(2, 4))),
     (np.array([b"a", None], object), np.array([b"a", None], object)),
+    *((kind("nan"), kind("nan")) for kind in (np.float16, np.float32, np.float64, Decimal)),
+    (np.datetime64("NaT"), np.datetime64("NaT")),
+    (np.complex64(complex(1, NAN)), np.complex64(complex(1, NAN))),
+    (complex(NAN, 2), complex(float("nan"), 2)),
+    ([1, complex(0, NAN)], [1, complex(0, float("nan"))]),
+    (Elementwise(1, 2), Elementwise(1, 2)),
 ]
 OTHERS = [
     (1, 1.0),
@@ -223,6 +242,13 @@ OTHERS = [
     (Plain(np.ones(3)), Plain(np.zeros(3))),
     (Target(torch.ones(2, 4)), Target(torch.zeros(2, 4))),
     (Target(torch.ones(2, 4)), Target(torch.ones(2, 4), "b")),
+    (np.float32(1), np.float32(2)),
+    (np.float32(1), np.float16(1)),
+    (np.datetime64(1, "D"), np.datetime64(1, "h")),
+    (complex(NAN, 2), complex(NAN, 3)),
+    (complex(2, NAN), complex(3, NAN)),
+    (Decimal("1.0"), Decimal("1.00")),
+    ([Elementwise(1, 2), 3], [Elementwise(1, 2), 4]),
 ]
 
 
@@ -231,6 +257,17 @@ OTHERS = [
 )
 def test_values_are_compared_to_the_last_bit(pairs, expected):
     assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
+
+
+@pytest.mark.parametrize("made", [np.float16, complex, lambda value: Elementwise(value, 1)])
+def test_a_value_that_equals_no_other_is_no_draw(made, caplog):
+    RepeatedTransform("a transform of field 'x'", made)(float("nan"))
+    assert not caplog.text
+
+
+def test_a_transform_that_fails_in_its_second_run_is_warned_of(caplog):
+    RepeatedTransform("a transform of field 'x'", [1].pop)(0)
+    assert "a transform of field 'x' made two values" in caplog.text
 
 
 def test_a_value_that_holds_itself_is_no_draw(caplog):

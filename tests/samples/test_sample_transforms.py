@@ -1,10 +1,12 @@
 """Transforms of whole samples: what they get, what they may return, and where it goes."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.trainer.states import RunningStage
 from PIL import Image
 from webdataset.writer import TarWriter
 
@@ -202,14 +204,14 @@ def test_the_global_generators_are_seeded_and_given_back(make_module, reader):
 
 def test_device_transforms_find_a_field_that_was_added(make_module):
     module = make_module(draw, device_transforms={"drawn": len, "another splits": len})
-    module.trainer = type("Trainer", (), {"lightning_module": Untouched, "state": Fitting})
+    module.trainer = Fitting()
     changed = module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
     assert changed == {"drawn": 2}
 
 
 def test_a_field_for_the_device_that_was_dropped_is_an_error(make_module):
     module = make_module(draw, device_transforms={"drawn": len, "image": torch.Tensor.float})
-    module.trainer = type("Trainer", (), {"lightning_module": Untouched, "state": Fitting})
+    module.trainer = Fitting()
     with pytest.raises(ConfigError, match=r"names 'image', and the batch has no such entry"):
         module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
 
@@ -221,9 +223,9 @@ class Untouched:
 
 
 class Fitting:
-    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-
-    fn, stage = TrainerFn.FITTING, RunningStage.TRAINING
+    lightning_module, state = Untouched, SimpleNamespace(stage=RunningStage.TRAINING)
+    loader = SimpleNamespace(flattened=[0], iterables=0, _mode="")
+    fit_loop = SimpleNamespace(_combined_loader=loader)
 
 
 def test_the_map_dataset_applies_them(urls, tmp_path):

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from fit_recorder import STEPS, Recorder, TrainsOnly
+from fit_recorder import STEPS, CountedModule, Recorder, TrainsOnly
 
 from lightning_shards.errors import ConfigError
 
@@ -45,3 +45,42 @@ def test_a_missing_val_split_is_an_error_for_validate(
 ) -> None:
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
         make_trainer().validate(Recorder(), make_data(val=None))
+
+
+class OwnLoaders(CountedModule):
+    """Evaluates on what is not configured for it: `train` stands for each of the other splits."""
+
+    def val_dataloader(self) -> Any:
+        return self.loader("train")
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+class Batches(pl.Callback):
+    """Counts the batches of each evaluation."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def _count(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.seen += not trainer.sanity_checking
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _count
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("is_assigned", [False, True], ids=["overridden", "assigned"])
+def test_an_own_method_for_a_loader_needs_no_configured_split(
+    verb: str,
+    is_assigned: bool,
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    data = make_data(CountedModule if is_assigned else OwnLoaders, val=None)
+    if is_assigned:
+        for split in ("val", "test", "predict"):
+            setattr(data, f"{split}_dataloader", lambda: data.loader("train"))
+    counter = Batches()
+    trainer = make_trainer(callbacks=[counter], max_epochs=1, enable_checkpointing=False)
+    getattr(trainer, verb)(Recorder(), data)
+    assert counter.seen == STEPS

@@ -1,0 +1,110 @@
+"""Combined loaders: which parts of a batch come from loaders of shards, and of which split.
+
+A dict or a list of loaders is combined by the Trainer, or by a CombinedLoader.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_shards.config.sets import SplitName
+from lightning_shards.errors import ConfigError
+from lightning_shards.loader import ShardLoader
+from lightning_shards.progress import evaluation_loop
+
+Change = Callable[[Any, SplitName | None], Any]
+
+
+def change_parts(
+    trainer: Any, batch: Any, dataloader_idx: int, read: Sequence[SplitName], change: Change
+) -> Any:
+    """A batch whose parts that come from a `ShardLoader` are changed, and no others.
+
+    The batch of a loader that stands alone is changed, whatever loader that is; so is a batch of
+    combined loaders that a hook has given another shape.
+
+    Args:
+        trainer: Reads the batch.
+        batch: Is on the device.
+        dataloader_idx: Position of its loader, where loaders are read one after the other.
+        read: The splits and sets that the trainer reads in this stage, in the order of their
+            loaders.
+        change: Makes the new part of a part and the name of its split, None without one.
+
+    Raises:
+        ConfigError: None of the loaders that are combined is a `ShardLoader`, and there are shards
+            to be read.
+    """
+    combined = _combined_loader(trainer)
+    if combined is None:  # no loader gave it: it is an example input, for instance
+        return batch
+    loaders = combined.flattened
+    default = read[min(dataloader_idx, len(read) - 1)] if read else None
+    has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
+    tree = combined.iterables
+    if cast("Any", combined)._mode == "sequential":  # noqa: SLF001 Lightning names no other way
+        tree = loaders[dataloader_idx]
+        if has_ours and not isinstance(tree, ShardLoader):
+            return batch
+    if _container_of(tree) is None or not _is_like(tree, batch):
+        return change(batch, _split_of(tree, default))
+    if has_ours:
+        return _changed(tree, batch, default, change)
+    if default is not None:
+        _refuse(loaders)
+    return batch
+
+
+def _refuse(loaders: Sequence[Any]) -> NoReturn:
+    raise ConfigError(
+        "device_transforms are for batches of shards, and none of the loaders that are combined in "
+        f"this batch is a ShardLoader, but {[type(loader).__name__ for loader in loaders]}; "
+        "combine what super() gives, without a wrapper, or leave device_transforms out and change "
+        "batches in on_after_batch_transfer of the LightningModule"
+    )
+
+
+def _combined_loader(trainer: Any) -> CombinedLoader | None:
+    is_training = trainer.state.stage is RunningStage.TRAINING
+    loop = trainer.fit_loop if is_training else evaluation_loop(trainer)
+    return loop._combined_loader  # noqa: SLF001 as above
+
+
+def _split_of(loader: Any, default: SplitName | None) -> SplitName | None:
+    return (loader.name if isinstance(loader, ShardLoader) else "") or default
+
+
+def _is_like(loaders: Any, batch: Any) -> bool:
+    """Whether a batch has a part for each loader, in containers like those of the loaders."""
+    kind = _container_of(loaders)
+    if kind is None:
+        return True
+    if kind is not _container_of(batch) or len(loaders) != len(batch):
+        return False
+    names = loaders if kind is dict else range(len(loaders))
+    try:
+        return all(_is_like(loaders[name], batch[name]) for name in names)
+    except KeyError:
+        return False
+
+
+def _container_of(value: Any) -> type | None:
+    """What a pytree has: a dict, or a list, which stands for a tuple as well."""
+    if isinstance(value, dict):
+        return dict
+    return list if isinstance(value, list | tuple) else None
+
+
+def _changed(loaders: Any, batch: Any, default: SplitName | None, change: Change) -> Any:
+    if isinstance(loaders, dict):
+        parts = {name: _changed(loaders[name], batch[name], default, change) for name in batch}
+        return batch | parts  # of its own class
+    if _container_of(loaders) is list:
+        pairs = zip(loaders, batch, strict=True)
+        parts = [_changed(loader, part, default, change) for loader, part in pairs]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if batch is None or not isinstance(loaders, ShardLoader):  # None: it is exhausted (max_size)
+        return batch
+    return change(batch, _split_of(loaders, default))
