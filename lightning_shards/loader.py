@@ -19,13 +19,13 @@ import torch.distributed
 from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import WAYS_TO_A_PLACE, Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.stage_clock import LoaderTimes
+from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import (
     BY_HAND,
     State,
@@ -39,12 +39,6 @@ from lightning_shards.saved_state import (
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
-
-WAYS_TO_A_PLACE = (
-    "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "
-    "the loader with the numbers of its process: data.loader(split, rank=rank, "
-    "world_size=world_size), as in trainer.distributed_sampler_kwargs"
-)
 
 
 class Progress(Protocol):
@@ -207,7 +201,9 @@ class ShardLoader:
         cursor, limit = self._begin()
         self._iteration += 1
         iteration = self._iteration
-        epochs = self.epochs if limit is None else self.epochs.with_limit(self._shorter(limit))
+        epochs = self.epochs
+        if limit is not None:
+            epochs = epochs.with_limit(min(limit, epochs.limit or limit))
         plan = epochs.plan(self.place.world_size, cursor.samples)
         last = epochs.steps(self.place.world_size, cursor.samples) - 1
         self._stand_at(cursor, epochs)
@@ -348,9 +344,6 @@ class ShardLoader:
         is_over = not self.epochs.steps(self.place.world_size, cursor.samples)
         return self.epochs.next_epoch(cursor) if is_over else cursor
 
-    def _shorter(self, limit: int) -> int:
-        return limit if self.epochs.limit is None else min(limit, self.epochs.limit)
-
     def _stand_at(self, cursor: Cursor, epochs: EpochSchedule) -> None:
         opened = self._open
         if opened and (opened.cursor, opened.limit) == (cursor, epochs.limit):
@@ -384,12 +377,19 @@ class ShardLoader:
             name_set(error, self.name)
             raise
         seconds = time.perf_counter() - begin
-        self.times.count(samples, loaded.seconds, loaded.stages, loaded.fetched)
+        times = self.times
+        times.batches, times.samples = times.batches + 1, times.samples + samples
+        times.produce_s += loaded.seconds
+        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
+            if spent_s:  # most stages take no time
+                times.stages[stage] += spent_s
+        if loaded.fetched is not None:
+            times.fetched = times.fetched.plus(loaded.fetched)
         if self._is_first:
-            self.times.start_s += seconds
+            times.start_s += seconds
             self._is_first = False
         else:
-            self.times.wait_s += seconds
+            times.wait_s += seconds
         self._open = _OpenStream(self._open.stream, following, self._open.limit)
         return loaded
 

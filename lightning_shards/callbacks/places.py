@@ -5,7 +5,8 @@ from typing import Any
 
 from lightning_shards.config.sets import set_of
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import WAYS_TO_A_PLACE, ShardLoader
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.place import WAYS_TO_A_PLACE
 from lightning_shards.progress import place_of
 
 

@@ -4,6 +4,12 @@ from dataclasses import dataclass, replace
 
 from lightning_shards.errors import ConfigError
 
+WAYS_TO_A_PLACE = (
+    "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "
+    "the loader with the numbers of its process: data.loader(split, rank=rank, "
+    "world_size=world_size), as in trainer.distributed_sampler_kwargs"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -111,23 +111,6 @@ class LoaderTimes:
     handed_at: float = 0.0
     fetched: FetchTotals = NO_FETCHES
 
-    def count(
-        self,
-        samples: int,
-        produce_s: float,
-        stages: tuple[float, ...],
-        fetched: FetchTotals | None,
-    ) -> None:
-        """Count one batch: its samples, and what its worker spent on it and fetched for it."""
-        self.batches += 1
-        self.samples += samples
-        self.produce_s += produce_s
-        for stage, spent_s in zip(STAGES, stages, strict=False):
-            if spent_s:  # most stages take no time
-                self.stages[stage] += spent_s
-        if fetched is not None:
-            self.fetched = self.fetched.plus(fetched)
-
     def measured_stages(self) -> dict[str, float]:
         """A copy of `stages`, without `fetch` where no shard is remote."""
         is_fetched = self.fetched != NO_FETCHES

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from contextlib import closing, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.plan.kept_order import KeptOrder
@@ -60,7 +60,6 @@ def cache_of_source(
     """
     if size is None:
         return None
-    # not by sizes: another rank may have found out more of them
     run = _hash(f"{job} {split} {size.data} {order.identity()['seed']} {cache_gib}")[:32]
     try:
         return cache_of_run(folder, run, size, cache_gib)
@@ -83,7 +82,7 @@ def size_of_run(
 ) -> RunSize | None:
     """What is read, by the sizes in the index; where it has none, as the table of one shard says.
 
-    The components of a mixture count by themselves, as their samples differ in size.
+    Each component of a mixture counts by itself, as their samples differ in size.
 
     Args:
         index: The shards and their counts; some are remote.
@@ -91,7 +90,7 @@ def size_of_run(
         folder: Where tables are kept.
         settings: How remote shards are reached.
         prepared: Samples of a batch times the workers of a node.
-        nodes: The number of nodes, all of which read from the same window.
+        nodes: How many nodes read from the same window.
 
     Returns:
         None where nothing is fetched ahead: in the order of the files, or without samples.
@@ -102,19 +101,41 @@ def size_of_run(
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
     blocks = _blocks_of_window(order, prepared * nodes)
-    size = tables = works = 0
-    is_drawn = True
-    for part, each in zip(index.components or (index,), _components(order), strict=True):
-        found = _bytes_of(part, folder, settings)
-        if found is not None:
-            window = blocks * _read_of_block(each)
-            size, tables = size + found[0], tables + found[1]
-            works += working_set_of(found[0], part.samples or 0, window, prepared)
-            is_drawn = is_drawn and _is_drawn(each, found[0], part.samples or 0)
-    if not size:
+    parts = [
+        _Part.of(part.samples or 0, each, found, blocks, prepared)
+        for part, each in zip(index.components or (index,), _components(order), strict=True)
+        if (found := _bytes_of(part, folder, settings)) is not None
+    ]
+    if not parts:
         return None
+    size, tables, works, are_drawn = zip(*parts, strict=True)
     groups = groups_of(url for url in index.urls if not is_local(url))
-    return RunSize(_data_of(index), size, tables, works, groups, is_drawn)
+    return RunSize(_data_of(index), sum(size), sum(tables), sum(works), groups, all(are_drawn))
+
+
+class _Part(NamedTuple):
+    """What is read of one component, or of all shards where there are none.
+
+    Attributes:
+        size_bytes: Of its shards.
+        tables_bytes: Of their tables.
+        works_bytes: Of what is worked on.
+        is_drawn: Whether its runs are drawn, of which no piece comes again.
+    """
+
+    size_bytes: int
+    tables_bytes: int
+    works_bytes: int
+    is_drawn: bool
+
+    @classmethod
+    def of(
+        cls, samples: int, order: Order, found: tuple[int, int], blocks: int, prepared: int
+    ) -> "_Part":
+        """With so many blocks in a window."""
+        size, tables = found
+        works = working_set_of(size, samples, blocks * _read_of_block(order), prepared)
+        return cls(size, tables, works, _is_drawn(order, size, samples))
 
 
 def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:

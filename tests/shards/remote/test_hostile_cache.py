@@ -94,7 +94,7 @@ def test_a_folder_that_is_taken_away_costs_no_byte(
 ):
     stream, found = fill(published_shards, tmp_path, kept)
     folder = tmp_path / "cache" / "pieces"
-    shutil.rmtree(folder)
+    wait_for(lambda: not shutil.rmtree(folder, ignore_errors=True) and not folder.exists(), 10)
     other = None
     if instead == "a file":
         folder.write_bytes(b"x")
