@@ -128,7 +128,7 @@ class RepeatedTransform:
         with suppress(Exception):  # a reused buffer would be compared with itself
             kept = copy.deepcopy(made)
         try:
-            is_same = are_same(kept, self._made(value))
+            is_same = may_be_same(kept, self._made(value))
         except Exception:  # noqa: BLE001 the first run raised nothing
             is_same = False
         if not is_same:
@@ -229,57 +229,69 @@ class WatchedCollateFn:
         after = globals_state()
         if any(old != new for old, new in zip(before, after, strict=False)):
             return "drew random numbers from the generators of the whole process"
-        if not are_same(made, self._collate_fn(copy.deepcopy(samples))):
+        if not may_be_same(made, self._collate_fn(copy.deepcopy(samples))):
             return "made two batches of the same samples: it has a random generator of its own"
         return ""
 
 
 def are_same(first: object, second: object) -> bool:
-    """Whether two values are equal to the last bit; True where they cannot be compared."""
+    """Whether two values are equal to the last bit; False where they cannot be compared."""
+    return _are_equal(first, second, if_unknown=False)
+
+
+def may_be_same(first: object, second: object) -> bool:
+    """Whether two values do not differ as far as they can be compared."""
+    return _are_equal(first, second, if_unknown=True)
+
+
+def _are_equal(first: object, second: object, *, if_unknown: bool) -> bool:
     try:
-        return first is second or bool(_comparable(first) == _comparable(second))
+        return first is second or bool(
+            _comparable(first, if_unknown) == _comparable(second, if_unknown)
+        )
     except Exception:  # noqa: BLE001 a value that holds itself, is too deep, or hides what it holds
-        return True
+        return if_unknown
 
 
-class _Unknown:
-    """A value of a class that only its own `==` compares; equal where that has no truth value.
+class _OwnEquality:
+    """A value of a class that only its own `==` compares, which may have no truth value.
 
     The `==` of a DataFrame or of a sparse matrix of scipy is one of its elements.
     """
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Any, if_unknown: bool) -> None:
+        self._value, self._if_unknown = value, if_unknown
 
     def __eq__(self, other: object) -> bool:
-        assert isinstance(other, _Unknown)
+        assert isinstance(other, _OwnEquality)
         try:
             return self._value is other._value or bool(self._value == other._value)
         except Exception:  # noqa: BLE001 whatever it is, it tells of no difference
-            return True
+            return self._if_unknown
 
 
-def _comparable(value: object) -> object:
+def _comparable(value: object, if_unknown: bool) -> object:
     """A form that is equal for equal values: types with bytes, in which NaN equals itself."""
-    contents: object = _Unknown(value)
+    part = partial(_comparable, if_unknown=if_unknown)
+    contents: object = _OwnEquality(value, if_unknown)
     if is_tensor(value):
         contents = (value.dtype, tuple(value.shape), _bytes_of(value))
     elif isinstance(value, np.ndarray | np.generic):  # a float64 is a float, too
         array = cast("NDArray[Any]", value)
         contents = array.tolist() if array.dtype.hasobject else array.tobytes()
-        contents = (array.dtype, array.shape, _comparable(contents))
+        contents = (array.dtype, array.shape, part(contents))
     elif isinstance(value, Mapping):
-        contents = [_comparable(item) for item in cast("Mapping[Any, Any]", value).items()]
+        contents = [part(item) for item in cast("Mapping[Any, Any]", value).items()]
     elif isinstance(value, list | tuple):
-        contents = [_comparable(item) for item in cast("list[Any]", value)]
+        contents = [part(item) for item in cast("list[Any]", value)]
     elif isinstance(value, float | complex | Decimal):
         contents = _digits_of(value)
     elif is_dataclass(value):  # its own comparison fails where it holds tensors
-        contents = [_comparable(getattr(value, field.name, None)) for field in fields(value)]
+        contents = [part(getattr(value, field.name, None)) for field in fields(value)]
     elif type(value).__eq__ is object.__eq__:  # equal only to itself: compare its contents
-        contents = _comparable(getattr(value, "__dict__", {}))
+        contents = part(getattr(value, "__dict__", {}))
     return type(cast("object", value)), contents
 
 

@@ -268,8 +268,14 @@ MUTANTS = [
         "samples/test_own_generators.py",
     ),
     Mutant(
-        "samples.own_generators:_Unknown.__eq__",
+        "samples.own_generators:_OwnEquality.__eq__",
+        "return self._if_unknown",
         "return True",
+        "samples/test_own_generators.py",
+    ),
+    Mutant(
+        "samples.own_generators:_OwnEquality.__eq__",
+        "return self._if_unknown",
         "return False",
         "samples/test_own_generators.py",
     ),

@@ -16,7 +16,12 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.samples.own_generators import RepeatedTransform, are_same, seeded_objects
+from lightning_shards.samples.own_generators import (
+    RepeatedTransform,
+    are_same,
+    may_be_same,
+    seeded_objects,
+)
 from lightning_shards.workers.threads import require_own_randomness
 
 
@@ -230,7 +235,10 @@ SAME = [
     (np.complex64(complex(1, NAN)), np.complex64(complex(1, NAN))),
     (complex(NAN, 2), complex(float("nan"), 2)),
     ([1, complex(0, NAN)], [1, complex(0, float("nan"))]),
+]
+UNKNOWN = [
     (Elementwise(1, 2), Elementwise(1, 2)),
+    ([Elementwise(1, 2), 3], [Elementwise(1, 2), 3]),
 ]
 OTHERS = [
     (1, 1.0),
@@ -257,6 +265,16 @@ OTHERS = [
 )
 def test_values_are_compared_to_the_last_bit(pairs, expected):
     assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
+    assert [may_be_same(*pair) for pair in pairs] == [expected] * len(pairs)
+
+
+def test_what_cannot_be_compared_is_not_proved_the_same_and_may_be():
+    holds_itself = [1]
+    holds_itself.append(holds_itself)
+    for first, second in [*UNKNOWN, (holds_itself, [1, holds_itself])]:
+        assert not are_same(first, second)
+        assert may_be_same(first, second)
+        assert are_same(first, first)
 
 
 @pytest.mark.parametrize("made", [np.float16, complex, lambda value: Elementwise(value, 1)])
