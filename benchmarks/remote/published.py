@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 from benchmarks.remote.job import TIMES, RemoteJob
@@ -43,12 +44,14 @@ def run(job: RemoteJob) -> dict[str, float]:
 def _link(job: RemoteJob, sizes: Path) -> None:
     """Give the shards and their tables the names that a long epoch reads."""
     named = job.long.local_shards
-    if Path(named[0]).exists():
+    long_sizes = Path(named[0]).with_name(sizes.name)
+    if long_sizes.exists():  # the last thing that is made
         return
-    Path(named[0]).parent.mkdir(parents=True)
+    shutil.rmtree(long_sizes.parent, ignore_errors=True)
+    long_sizes.parent.mkdir(parents=True)
     known, counts = json.loads(sizes.read_text()), dict[str, int]()
     for path, link in zip(TIMES * job.local_shards, named, strict=True):
         os.link(published_url(path), published_url(link))
         os.link(path, link)
         counts[Path(link).name] = known[Path(path).name]
-    Path(named[0]).with_name(sizes.name).write_text(json.dumps(counts))
+    long_sizes.write_text(json.dumps(counts))

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_shards.errors import count_of
 from lightning_shards.plan.mixtures.composition import samples_of_epoch
 from lightning_shards.plan.pieces import WINDOW
-from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed, kept_fraction, limit_for
-from lightning_shards.shards.remote.cache.run_cache import working_set_of
+from lightning_shards.shards.remote.cache.run_cache import (
+    blocks_of_window,
+    is_drawn_anew,
+    working_set_of,
+)
 from lightning_shards.shards.remote.fetching.fetch_needs import (
     FetchNeeds,
     NodeShare,
@@ -59,9 +62,7 @@ class FetchedPart:
     @property
     def is_drawn(self) -> bool:
         """Whether runs are drawn anew in each epoch, so that none of its pieces comes again."""
-        data = self.data
-        is_large = is_sample_the_unit(data.size_bytes, data.samples)
-        return data.sampling == "resampled" and not is_large
+        return is_drawn_anew(self.data.sampling, self.data.size_bytes, self.data.samples)
 
     @property
     def block(self) -> int:
@@ -106,8 +107,8 @@ class RemotePlan:
             if each.is_kept and part.passes
         ]
         prepared = plan.batch_size * self.workers * ranks
-        of_blocks = sum(part.block for part in self.parts)
-        blocks = -(-plan.batch_size * self.workers * plan.world_size // of_blocks)
+        of_world = plan.batch_size * self.workers * plan.world_size
+        blocks = blocks_of_window(of_world, sum(part.block for part in self.parts))
         working_set = sum(part.working_set_bytes(blocks, prepared) for part in self.parts)
         is_drawn = all(part.is_drawn for part in self.parts)
         need = CacheNeed("", 0, round(sum(held)), working_set, tables, is_drawn=is_drawn)

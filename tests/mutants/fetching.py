@@ -28,8 +28,8 @@ MUTANTS = [
         "readers/ahead/test_source_cache.py",
     ),
     Mutant(
-        "readers.ahead.source_cache:_is_drawn",
-        " and not is_large",
+        "shards.remote.cache.run_cache:is_drawn_anew",
+        " and not is_sample_the_unit(size_bytes, samples)",
         "",
         "readers/ahead/test_source_cache.py",
     ),

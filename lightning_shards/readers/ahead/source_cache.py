@@ -14,10 +14,15 @@ from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import groups_of
-from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run, working_set_of
+from lightning_shards.shards.remote.cache.run_cache import (
+    RunSize,
+    blocks_of_window,
+    cache_of_run,
+    is_drawn_anew,
+    working_set_of,
+)
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.tables import TableStore
@@ -100,7 +105,7 @@ def size_of_run(
     """
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
-    blocks = _blocks_of_window(order, prepared * nodes)
+    blocks = blocks_of_window(prepared * nodes, _samples_of_blocks(order))
     parts = [
         _Part.of(part.samples or 0, each, found, blocks, prepared)
         for part, each in zip(index.components or (index,), _components(order), strict=True)
@@ -135,7 +140,8 @@ class _Part(NamedTuple):
         """With so many blocks in a window."""
         size, tables = found
         works = working_set_of(size, samples, blocks * _read_of_block(order), prepared)
-        return cls(size, tables, works, _is_drawn(order, size, samples))
+        is_drawn = is_drawn_anew(str(order.identity()["sampling"]), size, samples)
+        return cls(size, tables, works, is_drawn)
 
 
 def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
@@ -144,18 +150,8 @@ def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
     A block of each component, or so many that they hold what all workers prepare at once.
     """
     prepared = epochs.batch_size * place.world_size * place.num_workers
-    return _blocks_of_window(order, prepared) * _samples_of_blocks(order)
-
-
-def _blocks_of_window(order: Order, prepared: int) -> int:
-    """Whole blocks, as a window that ends within one is read to the end of that."""
-    return -(-prepared // _samples_of_blocks(order))
-
-
-def _is_drawn(order: Order, size_bytes: int, samples: int) -> bool:
-    """Whether runs begin at other samples in each epoch; of large samples each is a piece."""
-    is_large = is_sample_the_unit(size_bytes, samples)
-    return order.identity()["sampling"] == "resampled" and not is_large
+    of_blocks = _samples_of_blocks(order)
+    return blocks_of_window(prepared, of_blocks) * of_blocks
 
 
 def _samples_of_blocks(order: Order) -> int:
