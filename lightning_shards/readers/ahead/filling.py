@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event
 from typing import Final, NamedTuple
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
@@ -41,6 +41,9 @@ fraction, and only that is worth fetching before the run."""
 
 _OTHERS_S: Final = 60.0
 """Seconds that a piece of another process is waited for until a warning says so."""
+
+_BEGUN_S: Final = 5.0
+"""Seconds for what is under way when a piece cannot be had: what comes till then is kept."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +88,8 @@ class Filling:
             step: Called with the bytes of each piece that is there.
 
         Raises:
-            ShardError: A table or a piece cannot be had; what was fetched before stays.
+            ShardError: A table or a piece cannot be had; what was fetched before stays, and what
+                comes within seconds.
         """
         with ExitStack() as stack:
             cache = copy(self._cache)
@@ -173,10 +177,19 @@ def _loaded(
             break
         begun.append((piece, threads.begin(partial(load, piece))))
         if len(begun) >= threads.limit:
-            first, future = begun.popleft()
-            yield first, future.result()
-    for piece, future in begun:
-        yield piece, future.result()
+            yield _first(begun)
+    while begun:
+        yield _first(begun)
+
+
+def _first(begun: deque[tuple[Piece, Future[bool]]]) -> tuple[Piece, bool]:
+    """The first of the pieces that are under way; where it cannot be had, others may yet come."""
+    piece, future = begun.popleft()
+    try:
+        return piece, future.result()
+    except ShardError:
+        wait([each for _, each in begun], _BEGUN_S)
+        raise
 
 
 def _is_kept(piece: Piece, cache: PieceCache, transport: Transport, ended: Event) -> bool:

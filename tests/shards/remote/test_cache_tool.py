@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ import yaml
 from fault_server import Fault
 from waiting import wait_for
 
+from lightning_shards.errors import StorageError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.remote.cache.piece_folder import PRESENCE_LOCK, lock_of
-from lightning_shards.shards.remote.cache.piece_names import number_of
+from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
+from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.tools import cache, plan
 from tests.shards.remote.published import batches, module
 
@@ -102,16 +105,40 @@ def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, publ
     assert (status, "name one of ['train', 'val/web'] by --split" in told) == (2, True)
 
 
-def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server, tmp_path):
-    run_document("fill", "--config", config({"cache_dir": str(tmp_path / "another")}))
-    # several connections ask, so the first pieces are kept for certain before the last is refused
-    server.faults = [None] * (len(server.asked) - 1) + [Fault("status", 404)] * 99
-    status, told = run("fill", "--config", config())
+def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
+    written = config()
+    whole = run_document("fill", "--config", written)
+    server.asked.clear()
+    run("clear", "--config", written)
+    run("fill", "--config", written)
+    before = len(server.asked) - whole["pieces"]
+    run("clear", "--config", written)
+    server.faults = [*[None] * before, Fault("status", 404), *[Fault("late", 0.1)] * 99]
+    status, told = run("fill", "--config", written)
     assert status == 2
     assert "s3cr3t" not in told
     server.faults = []
-    whole = run_document("fill", "--config", config())
-    assert 0 < whole["fetched_bytes"] < whole["size_bytes"]
+    rest = run_document("fill", "--config", written)
+    assert 0 < rest["fetched_bytes"] < whole["size_bytes"] / 2
+    assert rest == whole | {"fetched_bytes": rest["fetched_bytes"]}
+
+
+def test_what_is_under_way_when_a_piece_is_refused_is_waited_for():
+    pieces = [Piece("http://host/0.tar", "1", 10 * k, 10 * k + 10) for k in range(4)]
+    refused, kept = threading.Event(), []
+
+    def load(piece):
+        if piece is pieces[0]:
+            refused.set()
+            raise StorageError("404")
+        refused.wait(WITHIN_S)
+        time.sleep(0.1)
+        kept.append(piece)
+        return True
+
+    with pytest.raises(StorageError, match="404"):
+        list(filling._loaded(iter(pieces), load, RequestThreads(4), room=1 << 20))
+    assert sorted(kept) == pieces[1:]
 
 
 @pytest.mark.parametrize("asked_before", [0, 6])

@@ -93,12 +93,14 @@ class PieceRoom:
     def take(self, piece: Piece) -> NewPiece | None:
         """Room for a piece; None if there is none within the limit, whatever is dropped.
 
+        None, too, for a download that outlived its run: who has left keeps nothing.
+
         Raises:
             OSError: The folder cannot be used.
         """
         size = piece.size + TRAILER_BYTES
         with self._counter() as file:
-            if file is None:
+            if file is None or self._runs.own is None:
                 return None
             used, needs = self._folder.read_used(file), self._needs()
             if max(self._lacking(used, size, needs), self._lacking_share(size, needs)) > 0:

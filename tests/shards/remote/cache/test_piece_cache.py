@@ -42,6 +42,17 @@ def test_what_was_loaded_is_there_for_all_processes(cache, folder):
     assert cache.counts.fetched == 1
 
 
+def test_what_comes_after_the_cache_was_left_is_not_kept_and_no_warning_says_so(cache, caplog):
+    def fetch():
+        cache.close()  # by another thread, as a run ends
+        return bytes_of(PIECE)
+
+    opened = cache.load(PIECE, fetch)
+    assert (opened.read(*PIECE[2:]), opened.file) == (bytes_of(PIECE), None)
+    assert not caplog.records
+    assert cache.open(PIECE) is None
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_all_kinds_of_bytes_can_be_fetched(cache, kind):
     assert cache.load(PIECE, lambda: kind(bytes_of(PIECE))).read(*PIECE[2:]) == bytes_of(PIECE)
