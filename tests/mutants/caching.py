@@ -246,6 +246,30 @@ MUTANTS = [
         "shards/remote/cache/test_run_cache.py",
     ),
     Mutant(
+        "shards.remote.cache.run_cache:_lack_beside_others",
+        "if not lack or time.monotonic() >= until:",
+        "if True:",
+        "shards/remote/cache/test_run_cache.py",
+    ),
+    Mutant(
+        "shards.remote.cache.piece_room:PieceRoom.take",
+        "if file is None or self._runs.own is None:",
+        "if file is None:",
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
+        "readers.ahead.filling:_first",
+        "wait([each for _, each in begun], _BEGUN_S)",
+        "pass",
+        "shards/remote/test_cache_tool.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_exactly",
+        "self._threads.run(tasks, self._begin_announced)",
+        "self._begin_announced() or self._threads.run(tasks)",
+        "shards/remote/fetching/test_fetcher.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_names:_stem_of",
         "name.translate(_NO_DIGITS)",
         "name",

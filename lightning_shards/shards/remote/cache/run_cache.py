@@ -5,6 +5,7 @@ import os
 import time
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
@@ -24,6 +25,9 @@ from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folde
 
 _WINDOWS: Final = 2  # that which is read and the next one
 _BATCHES: Final = 3  # of large samples: that which is read and two that follow
+
+_ENDING_S: Final = 6.0  # workers find within five seconds that their trainer was killed
+_LOOK_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -128,9 +132,7 @@ def cache_of_run(
 
 def _fits_beside_others(pieces: PieceFolder, run: str, need: CacheNeed, *, is_set: bool) -> bool:
     """Whether there is room beside the runs that have the folder open; if not, it is said."""
-    lack = ""
-    with suppress(OSError):  # no run has been there yet
-        lack = lack_beside(need, OpenRuns(pieces).others(run))
+    lack = _lack_beside_others(pieces, run, need)
     if not lack:
         return True
     remedy = "raise cache_gib, name another cache_dir, or wait until they end"
@@ -139,6 +141,27 @@ def _fits_beside_others(pieces: PieceFolder, run: str, need: CacheNeed, *, is_se
         raise ConfigError(f"cache_gib={gib:.3g} is too little in {pieces.path}: {lack}; {remedy}")
     _warn_once(f"nothing is kept of remote shards in {pieces.path}: {lack}; {remedy}")
     return False
+
+
+def _lack_beside_others(pieces: PieceFolder, run: str, need: CacheNeed) -> str:
+    """Why there is no room beside the open runs, of which some may be about to end."""
+    until = _killed_runs_ended_s(pieces.path)
+    while True:
+        lack = ""
+        with suppress(OSError):  # no run has been there yet
+            lack = lack_beside(need, OpenRuns(pieces).others(run))
+        if not lack or time.monotonic() >= until:
+            return lack
+        time.sleep(_LOOK_S)
+
+
+@cache
+def _killed_runs_ended_s(_folder: Path) -> float:
+    """When the workers of all trainers have ended that were killed before this was first asked.
+
+    So a job that is started again at once finds room, and nobody waits twice for runs that go on.
+    """
+    return time.monotonic() + _ENDING_S
 
 
 @cache

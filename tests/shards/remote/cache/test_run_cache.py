@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,7 @@ def test_a_limit_that_is_too_low_is_refused_if_it_was_given(tmp_path, monkeypatc
 def test_a_limit_that_is_too_low_beside_open_runs_is_refused_if_it_was_given(
     tmp_path, monkeypatch, caplog
 ):
+    monkeypatch.setattr(run_cache, "_ENDING_S", 0.2)
     works = {"working_set_bytes": 3 * GIB, "limit_bytes": 5 * GIB}
     other = make_cache(tmp_path, make_need(1, **works), "other")
     other.open(piece_number(0))
@@ -65,6 +67,30 @@ def test_a_limit_that_is_too_low_beside_open_runs_is_refused_if_it_was_given(
     other.close()
     assert made(tmp_path, cache_gib=5) is not None
     assert made(tmp_path) is not None
+
+
+def test_the_workers_of_a_killed_run_are_waited_for(tmp_path):
+    works = {"working_set_bytes": 3 * GIB, "limit_bytes": 5 * GIB}
+    killed = make_cache(tmp_path, make_need(1, **works), "killed")
+    killed.open(piece_number(0))
+    ending = threading.Timer(0.3, killed.close)
+    ending.start()
+    assert made(tmp_path, cache_gib=5) is not None
+    ending.join()
+
+
+def test_runs_that_go_on_are_waited_for_once(tmp_path, monkeypatch):
+    """Each loader of a run asks again, in each epoch if loaders are made anew."""
+    waits = []
+    monkeypatch.setattr(run_cache.time, "monotonic", lambda: sum(waits))
+    monkeypatch.setattr(run_cache.time, "sleep", waits.append)
+    other = make_cache(tmp_path, make_need(1, working_set_bytes=9 * GIB), "other")
+    other.open(piece_number(0))
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="open runs work on"):
+            made(tmp_path, cache_gib=5)
+    assert sum(waits) == pytest.approx(run_cache._ENDING_S, abs=run_cache._LOOK_S)
+    other.close()
 
 
 def test_a_run_is_not_held_against_itself(tmp_path):

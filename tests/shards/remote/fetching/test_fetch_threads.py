@@ -44,6 +44,17 @@ def test_all_tasks_of_a_batch_run_at_once(make_threads):
     make_threads(4).run([lambda: together.wait(LONGEST_S)] * 5)
 
 
+def test_what_is_done_meanwhile_finds_all_tasks_of_the_batch_queued(make_threads):
+    """Else what it adds for later would run first."""
+    gate, begun, tasks = held(2)
+
+    def meanwhile():
+        assert all(begun.acquire(timeout=LONGEST_S) for _ in tasks)
+        gate.set()
+
+    make_threads(2).run(tasks, meanwhile)
+
+
 def test_what_is_no_exception_is_raised_by_the_batch_too(make_threads):
     class Panic(BaseException):
         """As extensions in Rust raise."""

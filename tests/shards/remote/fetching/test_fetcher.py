@@ -15,6 +15,7 @@ from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.cache import piece_cache
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching import patience
+from lightning_shards.shards.remote.fetching.fetch_threads import FetchThreads
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher
 
 
@@ -78,7 +79,13 @@ def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, 
     assert not fetcher.has_all()  # what batches want is then fetched exactly
 
 
-def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path):
+def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path, monkeypatch):
+    """Queued behind them: which of two threads asks first is chance."""
+    queued = []
+    for name in ("run", "replace_soon"):
+        method = getattr(FetchThreads, name)
+        spy = lambda *args, name=name, method=method: (queued.append(name), method(*args))[1]  # noqa: E731
+        monkeypatch.setattr(FetchThreads, name, spy)
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     fetcher.announce(PIECES[:2])
     fetcher.announce(PIECES[2:])
@@ -87,12 +94,13 @@ def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path
     gate = transport.gates[10] = threading.Event()
     reader = threading.Thread(target=lambda: fetcher.read([reads_of("u", [(10, 20)])]))
     reader.start()
-    assert is_fetched(fetcher, 6)  # while the batch waits for an answer
-    assert transport.asked[0] == ("u", 10, 20)
-    assert len(transport.asked) == 7
+    is_ahead = is_fetched(fetcher, 6)  # while the batch waits for an answer
     gate.set()
-    reader.join()
+    reader.join(WITHIN_S)
     fetcher.close()
+    assert is_ahead
+    assert queued[:2] == ["run", "replace_soon"]
+    assert len(transport.asked) == 7
 
 
 def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport, tmp_path):
