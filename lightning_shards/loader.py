@@ -30,11 +30,10 @@ from lightning_shards.saved_state import (
     BY_HAND,
     State,
     read_count,
+    require_rest,
     require_resumable,
     require_same,
     require_state,
-    require_told_repeats,
-    require_whole_units,
 )
 from lightning_shards.workers.pool import BatchStream, Pool
 
@@ -279,8 +278,7 @@ class ShardLoader:
         told = self._source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
         require_same({"epoch_samples": self.epochs.samples}, state)
-        require_whole_units(state, told, self.epochs, self.place.world_size)
-        require_told_repeats(state, told, self.epochs, self.place.world_size)
+        require_rest(state, told, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
         self._loaded, self._resumed = state, self._with_a_step(self._trained)

@@ -149,14 +149,22 @@ def require_resumable(
     told.mixture.require_resumable(state, trained)
 
 
-def require_whole_units(
+def require_rest(
     state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
 ) -> None:
-    """Check that no batch of the rest of an epoch is of two units, and so of two components.
+    """Check that the batches of this run can be those of the rest of a saved epoch.
 
     Raises:
-        StateError: One would be.
+        StateError: One would be of two units of a mixture, or would not tell its repeats.
     """
+    _require_whole_units(state, told, epochs, world_size)
+    _require_told_repeats(state, told, epochs, world_size)
+
+
+def _require_whole_units(
+    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+) -> None:
+    """Check that no batch of the rest of an epoch is of two units, and so of two components."""
     samples = read_count(state, "samples", epochs.samples)
     unit = 1 if told.mixture is None else told.mixture.slots.schedule.unit
     if unit == 1 or not epochs.steps(world_size, samples):
@@ -176,16 +184,13 @@ def require_whole_units(
         )
 
 
-def require_told_repeats(
+def _require_told_repeats(
     state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
 ) -> None:
     """Check that batches tell the repeats that fill the last step of the rest of an epoch.
 
     The rest may have repeats where a whole epoch has none: 24 samples are three steps of 8, and the
     12 that are left after 12 are one step and a half.
-
-    Raises:
-        StateError: There are repeats, and batches have no `__weight__`.
     """
     samples = read_count(state, "samples", epochs.samples)
     rest = epochs.plan(world_size, samples)

@@ -37,10 +37,9 @@ from lightning_shards.saved_state import (
     read_choice,
     read_count,
     reading_counters,
+    require_rest,
     require_resumable,
     require_state,
-    require_told_repeats,
-    require_whole_units,
 )
 
 CHECKPOINT_VERSION = 1
@@ -248,8 +247,7 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     epoch = read_count(state, "epoch")
     read_count(state, "ended", epoch, least=max(0, epoch - 1))
     read_count(state, "samples", loader.epochs.samples)
-    require_whole_units(state, told, loader.epochs, loader.place.world_size)
-    require_told_repeats(state, told, loader.epochs, loader.place.world_size)
+    require_rest(state, told, loader.epochs, loader.place.world_size)
     read_count(state, "batches")
     read_choice(state, "validation", ("due", "done", "none"))
     return state

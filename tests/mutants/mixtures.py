@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant("build.mixtures:_require_whole_units", "config.unit % batch_size:", "False:", BUILD),
     Mutant("build.sources:_make_mixture", "component_seed(data.seed, name)", "data.seed", BUILD),
     Mutant("saved_state:require_resumable", "epochs + read_count", "0 * read_count", BUILD),
-    Mutant("saved_state:require_whole_units", "samples % epochs.batch_size", "False", BUILD),
+    Mutant("saved_state:_require_whole_units", "samples % epochs.batch_size", "False", BUILD),
     Mutant(
         "readers.mixtures.readers:ComponentReaders._look_up_of",
         "(rows[batch] + spans[batch][0])",

@@ -172,13 +172,13 @@ MUTANTS = [
         "callbacks/test_resume_refused.py loader/test_state.py",
     ),
     Mutant(
-        "saved_state:require_told_repeats",
+        "saved_state:_require_told_repeats",
         "epochs.plan(world_size, samples)",
         "epochs.plan(world_size)",
         "loader/test_state.py callbacks/test_resume_refused.py",
     ),
     Mutant(
-        "saved_state:require_told_repeats",
+        "saved_state:_require_told_repeats",
         "and epochs.steps(world_size, samples) == rest.steps",
         "",
         "loader/test_state.py",
