@@ -125,7 +125,12 @@ def results():
             "ours, 200 MB/s, 95 %": [1100.0, 2000.0],
             "webdataset, 200 MB/s, 0 %": [500.0, 500.0],
         },
-        "caches": {"first_bytes": [100, 100], "second_bytes": [50, 60]},
+        "caches": {
+            "first_bytes": [100, 100],
+            "second_bytes": [50, 60],
+            "long_first_bytes": [200, 200],
+            "long_second_bytes": [90, 90],
+        },
     }
 
 
@@ -201,6 +206,7 @@ def test_goals_of_starts_and_caches(modules, results):
         "yes"
     )
     assert cells(modules, results, "TOK, cache of 50 %")[1] == "0.55 (0.50 to 0.60)"
+    assert cells(modules, results, "TOK, long epochs, cache of 50 %")[1] == "0.45 (0.45 to 0.45)"
     assert cells(modules, results, "TOK, warm cache")[1:] == [
         "not measured", "at least 0.97x", "not measured", "",
     ]  # fmt: skip

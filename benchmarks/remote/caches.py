@@ -1,10 +1,12 @@
 """Our loader with caches of different sizes: all, half of the data, two blocks, and warm."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.remote.child import Epoch, Result, scratch
-from benchmarks.remote.job import FAST, LINKS, RemoteJob
+from benchmarks.remote.job import FAST, LINKS, TIMES, RemoteJob
 from benchmarks.remote.loaders import (
     CACHE_GIB,
     close,
@@ -34,7 +36,7 @@ def run(job: RemoteJob) -> Result:
     data_bytes = job.data.samples * job.sample_bytes
     tables = sum(path.stat().st_size for path in tables_folder(job).rglob("*") if path.is_file())
     two_blocks = _ROUNDED_UP * (2 * block * job.sample_bytes + tables) / _GIB
-    half = max((data_bytes / 2 + tables) / _GIB, two_blocks)  # tiny data has few blocks
+    half_gib = (data_bytes / 2 + tables) / _GIB
 
     def made(cache: str, cache_gib: float = CACHE_GIB) -> Any:
         return ours(job, cache, cache_gib=cache_gib, run_and_block=(run, block))
@@ -50,11 +52,14 @@ def run(job: RemoteJob) -> Result:
         loader = made(cache, two_blocks)
         result["two_blocks_per_s"] = _cold(job, loader)
         close(loader)
-    with scratch() as cache:
-        loader = made(cache, half)
-        result["first_bytes"] = _bytes(job, lambda: Epoch(job, loader))
-        result["second_bytes"] = _bytes(job, lambda: Epoch(job, loader))
-        close(loader)
+    for prefix, part in (("", job), ("long_", replace(job.long, seconds=TIMES * job.seconds))):
+        times = part.data.samples // job.data.samples
+        limit = max(times * half_gib, two_blocks)  # tiny data has few blocks
+        with scratch() as cache:
+            loader = ours(part, cache, cache_gib=limit, run_and_block=(run, block))
+            result[f"{prefix}first_bytes"] = _bytes(job, partial(Epoch, part, loader))
+            result[f"{prefix}second_bytes"] = _bytes(job, partial(Epoch, part, loader))
+            close(loader)
     return result
 
 

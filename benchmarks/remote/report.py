@@ -16,9 +16,11 @@ the same transform. Each cache is empty; an epoch is counted from the first requ
 to the last batch, so that nothing that was fetched before a first batch comes for free; an epoch
 that takes longer than {seconds:g} s is counted so far. A long epoch has each shard {times} times,
 as other objects, and is counted for {times} times as long; ours reads it with blocks of an eighth
-of the shards, {blocks} an epoch, because users have dozens. Loaders of one environment and data
-set are measured one after the other in one fresh process, in an order that turns round with each
-round; values are median (minimum to maximum), and a ratio is the median of the rounds' ratios.
+of the shards, {blocks} an epoch, because users have dozens. A first batch is counted from the
+construction of the loader on, when all imports are done, those of the fork server as well, which
+`setup` of a fit starts. Loaders of one environment and data set are measured one after the other in
+one fresh process, in an order that turns round with each round; values are median (minimum to
+maximum), and a ratio is the median of the rounds' ratios.
 
 The local rate is that of the same settings over the files, counted from the first batch to the
 last one, while as many bytes as each batch has go through proxy and server to nowhere, so that both
